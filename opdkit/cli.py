@@ -1,0 +1,165 @@
+"""The command line: parse, build the configuration, call the stage. Options derive from opdkit/stages.py."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from opdkit import __version__
+from opdkit.config import Field, StageConfig, build, fields_of
+from opdkit.console import is_main_process, say, stderr
+from opdkit.errors import OpdkitError
+from opdkit.stages import STAGES
+
+# One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
+EXAMPLES = {
+    "extract": "opdkit extract runs/try sample_data/logs",
+    "judge": "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
+    "teacher": "opdkit teacher runs/try --model sample_data/model",
+    "train": "opdkit train runs/try --model sample_data/model --learning-rate 3e-4",
+    "eval": "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
+    "run": "opdkit run runs/all sample_data/logs --model sample_data/model --limit 40",
+    "status": "opdkit status runs/try",
+    "demo": "opdkit demo",
+}
+HELP = {
+    "extract": "Read conversation logs into sessions and turns.",
+    "judge": "Have a judge vote on every turn: a reward, and a hint where the reaction shows what was wanted.",
+    "teacher": "Score every judged reply with the student and with the teacher that has read the hint.",
+    "train": "Train the student on the teacher's and the judge's signal.",
+    "eval": "Compare the model before and after, on prompts that were held out.",
+    "run": "Extract, judge, teacher and train in one go, with one configuration.",
+    "status": "Show which parts of which stage are done.",
+    "demo": "The whole loop on sample_data on a CPU: a model improved by its own logs.",
+}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Turn the conversation logs of an assistant into a better assistant, offline.",
+    epilog="Start with: opdkit demo",
+)
+
+
+def main() -> None:
+    """Entry point of `opdkit` and `python -m opdkit`."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"opdkit {__version__}")
+        raise typer.Exit
+
+
+def guarded(action: Callable[[], Any], debug: bool) -> None:
+    """Run a command's body; every failure becomes one clear message and an exit code, a traceback only on --debug."""
+    try:
+        action()
+    except KeyboardInterrupt:
+        stderr.print("interrupted; the finished parts are kept, the same command goes on from there")
+        raise typer.Exit(130) from None
+    except OpdkitError as error:
+        if debug:
+            raise
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        if debug:
+            raise
+        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+    except Exception as error:
+        if debug:
+            raise
+        _fail(f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
+
+
+def _fail(message: str, code: int) -> None:
+    if is_main_process() or code == 1:
+        stderr.print("error:", style="red", end=" ")
+        stderr.print(message, markup=False, soft_wrap=True)
+    raise typer.Exit(code) from None
+
+
+def stage_runner(target: str) -> Callable[[StageConfig], Any]:
+    """ "opdkit.judge:run" -> the function; the import happens here, not above."""
+    module, _, name = target.partition(":")
+    function: Callable[[StageConfig], Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    """A typer parameter for one field. Flags default to None, so that TOML can tell what was given."""
+    kind = list[str] if field.is_list else field.type
+    text = _help(field)
+    annotation: Any
+    if field.meta.positional:
+        annotation = Annotated[kind, typer.Argument(help=text, metavar=_metavar(field), show_default=False)]
+        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+    names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool else [field.flag]
+    annotation = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+
+
+def _metavar(field: Field) -> str:
+    return field.name.upper() + ("..." if field.is_list else "")
+
+
+def _help(field: Field) -> str:
+    notes = []
+    if field.meta.choices:
+        notes.append(" | ".join(field.meta.choices))
+    if field.meta.unit:
+        notes.append(field.meta.unit)
+    if field.meta.required and not field.meta.positional:
+        notes.append("required")
+    elif field.default not in (None, ()) and not isinstance(field.default, bool):
+        notes.append(f"default {field.default}")
+    return field.meta.help + (f" ({'; '.join(notes)})" if notes else "")
+
+
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None, typer.Option("--config", help="TOML file, one table a stage; flags win", show_default=False)
+    ],
+)
+_DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[
+    bool, typer.Option("--debug", help="show the traceback of a failure")])  # fmt: skip
+
+
+def _register(stage: str) -> None:
+    cls, target = STAGES[stage]
+
+    def command(**flags: Any) -> None:
+        file, debug = flags.pop("config"), flags.pop("debug")
+        flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+
+        def body() -> None:
+            summary = stage_runner(target)(build(cls, stage, flags, file))
+            say(summary.line())
+
+        guarded(body, debug)
+
+    parameters = [*(_parameter(field) for field in fields_of(cls)), _CONFIG, _DEBUG]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    app.command(stage, help=HELP[stage], epilog=f"Example: {EXAMPLES[stage]}")(command)
+
+
+for _stage in STAGES:
+    _register(_stage)
+
+
+@app.command("status", help=HELP["status"], epilog=f"Example: {EXAMPLES['status']}")
+def status(
+    run: Annotated[Path, typer.Argument(help="the run directory")],
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
+) -> None:
+    guarded(lambda: stage_runner("opdkit.status:run")(run), debug)  # type: ignore[arg-type]

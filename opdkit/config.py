@@ -1,0 +1,252 @@
+"""One declaration per option: a field of a frozen dataclass, from which flag, TOML key, docs and manifest derive.
+
+    votes: int = option(5, "votes per question", unit="votes", low=1)
+
+`low`, `high` and `choices` are checked when the object is made, so a configuration that exists is a valid one.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from opdkit.errors import ConfigError
+
+C = TypeVar("C", bound="StageConfig")
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known about one field beside its name, type and default."""
+
+    help: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    positional: bool = False
+    required: bool = False
+    # False: it changes how fast or where a stage runs, never its rows, so it is no part of the plan.
+    plan: bool = True
+
+
+def option(
+    default: Any,
+    help: str,  # noqa: A002 - the word that every command-line library uses
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: Sequence[str] = (),
+    plan: bool = True,
+) -> Any:
+    """A field that is a flag. `default=...` (Ellipsis) makes it required."""
+    meta = Meta(help, unit, low, high, tuple(choices), required=default is ..., plan=plan)
+    return dataclasses.field(default=None if default is ... else default, metadata={"opdkit": meta})
+
+
+def argument(help: str, *, plan: bool = True) -> Any:  # noqa: A002
+    """A required positional field."""
+    return dataclasses.field(metadata={"opdkit": Meta(help, positional=True, required=True, plan=plan)})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One option as the command line, the TOML reader and the docs see it."""
+
+    name: str
+    type: Any  # without the `| None`
+    optional: bool
+    default: Any
+    meta: Meta
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.type) is tuple
+
+
+def fields_of(cls: type["StageConfig"]) -> list[Field]:
+    """The options of a configuration class, positional ones first."""
+    hints = get_type_hints(cls)
+    found = []
+    for field in dataclasses.fields(cls):
+        kind, optional = _strip_optional(hints[field.name])
+        default = None if field.default is dataclasses.MISSING else field.default
+        found.append(Field(field.name, kind, optional, default, field.metadata["opdkit"]))
+    return sorted(found, key=lambda f: not f.meta.positional)
+
+
+def _strip_optional(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (Union, types.UnionType):
+        rest = [a for a in get_args(hint) if a is not type(None)]
+        return rest[0], True
+    return hint, False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig:
+    """The fields that every stage has."""
+
+    run: Path = argument("the run directory", plan=False)
+    limit: int | None = option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1)
+    shard: str = option("auto", "do the parts k with k mod N = I, as I/N; auto takes the Slurm array's or the "
+                        "launcher's rank and size", plan=False)  # fmt: skip
+    overwrite: bool = option(False, "throw away what this stage has written under another plan", plan=False)
+
+    def __post_init__(self) -> None:
+        for field in fields_of(type(self)):
+            check(field, getattr(self, field.name))
+        parse_shard(self.shard)
+
+    def plan(self) -> JSON:
+        """The fields that decide the rows, as JSON values."""
+        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
+
+    def effective(self) -> JSON:
+        """Every field but the run directory itself, as JSON values."""
+        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def check(field: Field, value: Any) -> None:
+    """Raise ConfigError, naming option, value, what is allowed and the remedy, unless `value` fits `field`."""
+    meta = field.meta
+    name = field.name.upper() if meta.positional else field.flag
+    if value is None:
+        if meta.required:
+            raise ConfigError(f"{name} is missing: {meta.help}")
+        return
+    if meta.choices and value not in meta.choices:
+        raise ConfigError(f"{name} is {value!r}; {did_you_mean(str(value), meta.choices)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} is {value}; it must be a finite number")
+    if meta.low is not None and value < meta.low:
+        raise ConfigError(f"{name} is {value}; it must be at least {meta.low:g}")
+    if meta.high is not None and value > meta.high:
+        raise ConfigError(f"{name} is {value}; it must be at most {meta.high:g}")
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """ "did you mean 'opd'? (opd, binary, combine)" for an unknown word."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"it must be one of: {', '.join(known)}"
+
+
+def build(cls: type[C], section: str, flags: Mapping[str, Any], file: Path | None) -> C:
+    """A configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults."""
+    known = {f.name: f for f in fields_of(cls)}
+    values = {name: _from_toml(known, name, value, section, file) for name, value in _table(file, section).items()}
+    values |= {name: value for name, value in flags.items() if value is not None and value != ()}
+    missing = [f for f in known.values() if f.meta.positional and f.name not in values]
+    for field in missing:
+        check(field, None)
+    return cls(**values)
+
+
+def _table(file: Path | None, section: str) -> JSON:
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config {file}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file} is not TOML: {error}") from error
+    from opdkit.stages import STAGES  # the stages declare themselves with this module
+
+    for name in document:
+        if name not in STAGES:
+            raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, list(STAGES))}")
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"--config {file}: {section} must be a table, written [{section}]")
+    return table
+
+
+def _from_toml(known: Mapping[str, Field], key: str, value: Any, section: str, file: Path | None) -> Any:
+    name = key.replace("-", "_")
+    if name not in known or name == "run":
+        options = [n for n in known if n != "run"]
+        raise ConfigError(f"--config {file}: [{section}] has no option {key!r}; {did_you_mean(name, options)}")
+    return convert(known[name], value, f"--config {file}: [{section}] {key}")
+
+
+def convert(field: Field, value: Any, where: str) -> Any:
+    """`value` (from TOML, or text from `--set`) as the field's type; ConfigError with `where` if it is not one."""
+    kind = field.type
+    if field.is_list and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
+        return tuple(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in (Path, str) and isinstance(value, str):
+        return kind(value)
+    if kind in (int, float, bool) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{where} = {value!r}: a value of type {type_name(field)} is needed")
+
+
+def type_name(field: Field) -> str:
+    """The word for the field's type that help and errors show."""
+    if field.is_list:
+        return "list of text"
+    return {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}[field.type]
+
+
+def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
+    """["a=1", "b=text"] -> {"a": 1, "b": "text"}: values are JSON where they parse as JSON, text otherwise."""
+    parsed: JSON = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{flag} {pair!r}: write it as NAME=VALUE")
+        try:
+            parsed[key] = json.loads(text)
+        except json.JSONDecodeError:
+            parsed[key] = text
+    return parsed
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """ "I/N" -> (I, N); "auto" reads the Slurm array's task, else the launcher's rank, else (0, 1)."""
+    if text == "auto":
+        return _ambient_shard()
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(f"--shard is {text!r}; write it as I/N with 0 <= I < N, for example 0/4")
+    return int(index), int(count)
+
+
+def _ambient_shard() -> tuple[int, int]:
+    env = os.environ
+    pairs: tuple[tuple[Literal["slurm", "launcher"], str, str], ...] = (
+        ("slurm", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+        ("launcher", "RANK", "WORLD_SIZE"),
+    )
+    for kind, index_name, count_name in pairs:
+        if index_name in env and count_name in env:
+            index, count = int(env[index_name]), int(env[count_name])
+            if kind == "slurm":  # an array may start anywhere and have gaps: --array=10-40:10
+                low, high = int(env.get("SLURM_ARRAY_TASK_MIN", "0")), int(env.get("SLURM_ARRAY_TASK_MAX", index))
+                step = max(1, (high - low) // max(1, count - 1))
+                index = (index - low) // step
+            if 0 <= index < count:
+                return index, count
+            raise ConfigError(f"{index_name}={env[index_name]} does not fit {count_name}={count}; pass --shard I/N")
+    return 0, 1

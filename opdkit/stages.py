@@ -1,0 +1,150 @@
+"""Every option of every stage, declared once. Imports nothing heavy, so that `opdkit --help` answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config import StageConfig, argument, option, parse_pairs
+from opdkit.errors import ConfigError
+
+FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
+JUDGES = ("rules", "local", "endpoint")
+OBJECTIVES = ("opd", "binary", "combine")
+PLACEMENTS = ("last-user", "tail", "system")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_TEMPLATE_ARG_HELP = "argument for the chat template, as NAME=VALUE (enable_thinking=false); may be given repeatedly"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig(StageConfig):
+    """`opdkit extract`: logs -> sessions, turns, rejected."""
+
+    logs: tuple[str, ...] = argument("JSONL files (.jsonl, .gz, .zst), folders of them, - for standard input, "
+                                     "or hf:NAME[:SPLIT]", plan=False)  # fmt: skip
+    format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
+    sessions_per_part: int = option(256, "log sessions in one part", unit="sessions", low=1)
+    max_line_mb: int = option(64, "longer lines are rejected unread", unit="MB", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(StageConfig):
+    """What every stage that runs a model lets the user choose."""
+
+    device: str = option(
+        "auto", "torch device; auto takes the launcher's GPU if there is one, else the CPU", plan=False
+    )
+    dtype: str = option("auto", "weights and activations; auto is bfloat16 on a GPU and float32 on a CPU",
+                        choices=DTYPES)  # fmt: skip
+    template_arg: tuple[str, ...] = option((), _TEMPLATE_ARG_HELP)
+    seed: int = option(0, "seed of every random draw", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_pairs(self.template_arg, "--template-arg")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig(ModelOptions):
+    """`opdkit judge`: turns -> verdicts."""
+
+    judge: str = option("rules", "who judges: rules (patterns, offline), local (a model in this process), "
+                        "endpoint (an OpenAI-compatible server)", choices=JUDGES)  # fmt: skip
+    model: str | None = option(None, "local: path of the judge; endpoint: the model's name on the server")
+    base_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1")
+    api_key_env: str = option("OPENAI_API_KEY", "endpoint: environment variable that holds the API key", plan=False)
+    votes: int = option(5, "votes per question and turn", unit="votes", low=1, high=255)
+    temperature: float = option(0.6, "sampling temperature of a vote", low=0.0, high=5.0)
+    max_new_tokens: int = option(512, "a vote longer than this is cut off and counts as none", unit="tokens", low=1)
+    hint_select: str = option("longest", "which accepted hint is chosen", choices=("longest", "shortest", "score"))
+    max_hint_chars: int = option(600, "a longer hint is not accepted", unit="characters", low=11)
+    max_section_chars: int = option(6000, "request, reply and next state are each cut to this in the judge's prompt",
+                                    unit="characters", low=100)  # fmt: skip
+    batch_tokens: int = option(16384, "local: prompt tokens read at once", unit="tokens", low=1)
+    concurrency: int = option(16, "endpoint: requests under way at once", unit="requests", low=1, plan=False)
+    timeout: float = option(120.0, "endpoint: give up on a request after this", unit="seconds", low=0.1, plan=False)
+    retries: int = option(6, "endpoint: attempts after the first, with growing pauses", low=0, plan=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.judge in ("local", "endpoint") and not self.model:
+            raise ConfigError(f"--judge {self.judge} needs --model")
+        if self.judge == "endpoint" and not self.base_url:
+            raise ConfigError("--judge endpoint needs --base-url, for example http://localhost:8000/v1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig(ModelOptions):
+    """`opdkit teacher`: verdicts -> targets."""
+
+    model: str = option(..., "the student: a folder in Hugging Face format, or a name on the hub")
+    teacher: str | None = option(None, "the model that reads the hint (default: the student itself)")
+    hint_placement: str = option("last-user", "where the hint goes in the teacher's prompt", choices=PLACEMENTS)
+    max_tokens: int | None = option(None, "longest prompt + reply (default: what the model was built for)",
+                                    unit="tokens", low=2)  # fmt: skip
+    too_long: str = option("drop", "a turn that does not fit: drop it, or cut whole messages off its beginning",
+                           choices=("drop", "cut"))  # fmt: skip
+    batch_tokens: int = option(16384, "tokens scored at once", unit="tokens", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(ModelOptions):
+    """`opdkit train`: targets -> a better model."""
+
+    model: str = option(..., "the student: the model that the teacher stage scored")
+    objective: str = option("opd", "opd: teacher - student advantages; binary: the reward; combine: both",
+                            choices=OBJECTIVES)  # fmt: skip
+    reward_weight: float = option(1.0, "combine: weight of the reward term", low=0.0)
+    teacher_weight: float = option(1.0, "combine: weight of the teacher term", low=0.0)
+    advantage_clip: float = option(1.0, "teacher advantages are clipped to +-C; 0 is off", unit="nats", low=0.0)
+    clip_low: float = option(0.2, "lower clip of the probability ratio: 1 - this", low=0.0, high=1.0)
+    clip_high: float = option(0.28, "upper clip of the probability ratio: 1 + this", low=0.0)
+    epochs: int = option(1, "passes over the targets", unit="epochs", low=1)
+    batch_turns: int = option(16, "turns in one optimizer step, over all processes", unit="turns", low=1)
+    micro_batch_tokens: int = option(8192, "tokens in one forward pass", unit="tokens", low=1)
+    learning_rate: float | None = option(None, "peak learning rate (default: 1e-5, with LoRA 1e-4)", low=0.0)
+    schedule: str = option("constant", "learning rate after the warm-up", choices=("constant", "cosine"))
+    warmup_steps: int = option(0, "steps over which the learning rate rises from 0", unit="steps", low=0)
+    weight_decay: float = option(0.1, "AdamW weight decay", low=0.0)
+    beta1: float = option(0.9, "AdamW beta 1", low=0.0, high=1.0)
+    beta2: float = option(0.98, "AdamW beta 2", low=0.0, high=1.0)
+    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm; 0 is off", low=0.0)
+    lora_rank: int = option(0, "train LoRA adapters of this rank instead of all weights; 0 is off", low=0)
+    lora_alpha: float = option(32.0, "LoRA scale", low=0.0)
+    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: slower, less memory")
+    holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
+    checkpoint_every: int = option(100, "steps between checkpoints; 0 is none", unit="steps", low=0, plan=False)
+    tracker: str | None = option(None, "also log to tensorboard, wandb or trackio",
+                                 choices=("tensorboard", "wandb", "trackio"), plan=False)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(ModelOptions):
+    """`opdkit eval`: before and after, on prompts that were held out."""
+
+    prompts: str = option(..., "JSONL of held-out prompts with checks", plan=False)
+    model: str | None = option(None, "the model before (default: the one that was trained)")
+    trained: str | None = option(None, "the model after (default: RUN/train/model)")
+    samples: int = option(4, "sampled replies per prompt, besides the greedy one", unit="replies", low=0)
+    temperature: float = option(1.0, "sampling temperature of the replies", low=0.01, high=5.0)
+    max_new_tokens: int = option(256, "longest reply", unit="tokens", low=1)
+    neutral: str | None = option(None, "text file for the forgetting check, one passage a line "
+                                 "(default: what the users of the logs wrote)")  # fmt: skip
+    judge_model: str | None = option(None, "model for checks written as {\"judge\": criterion}: a path, or with "
+                                     "--judge-url its name on the server")  # fmt: skip
+    judge_url: str | None = option(None, "OpenAI-compatible server of the judge model")
+    api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
+    batch_tokens: int = option(16384, "tokens read at once", unit="tokens", low=1)
+
+
+# stage -> its configuration, and "module:function" imported only when the stage runs.
+STAGES: dict[str, tuple[type[StageConfig], str]] = {
+    "extract": (ExtractConfig, "opdkit.extract:run"),
+    "judge": (JudgeConfig, "opdkit.judge:run"),
+    "teacher": (TeacherConfig, "opdkit.teacher:run"),
+    "train": (TrainConfig, "opdkit.train:run"),
+    "eval": (EvalConfig, "opdkit.evaluate:run"),
+}
+
+
+def home(run: Path, stage: str) -> Path:
+    """The folder of one stage in a run."""
+    return run / stage

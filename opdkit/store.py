@@ -1,0 +1,358 @@
+"""The run directory: a plan pinned in a manifest, parts committed by rename, resume, shards, counters in the footers.
+
+    stage = Stage.open(config, "judge", [VERDICTS], parts=12, upstream=["extract"])
+    for part in stage.todo():
+        with stage.writing(part) as out:
+            out.rows("verdicts", rows)
+            out.counters.drop("no_quorum")
+    return stage.summary()
+
+A part that exists is complete: it was written beside its folder, fsynced and renamed into place. Its footer says which
+plan wrote it and what was counted, so that a summary is a fold over footers and nothing is kept twice.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opdkit import __version__
+from opdkit.config import JSON, StageConfig, parse_shard
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.stages import home
+from opdkit.tables import TABLES, Table, to_arrow
+
+_VERSION_KEY, _PLAN_KEY, _COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
+
+
+@dataclass
+class Counters:
+    """What one part, or a whole stage, did. Mergeable."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    extra: Counter[str] = field(default_factory=Counter)  # what a stage counts beside rows: tokens, sessions, votes
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        self.dropped[reason] += count
+
+    def merge(self, other: "Counters") -> None:
+        self.rows_in += other.rows_in
+        self.rows_out += other.rows_out
+        self.dropped.update(other.dropped)
+        self.seconds += other.seconds
+        self.extra.update(other.extra)
+
+    def to_json(self) -> str:
+        return json.dumps({
+            "rows_in": self.rows_in, "rows_out": self.rows_out, "dropped": dict(sorted(self.dropped.items())),
+            "seconds": round(self.seconds, 3), "extra": dict(sorted(self.extra.items())),
+        })  # fmt: skip
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Counters":
+        raw = json.loads(text)
+        return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], Counter(raw["extra"]))
+
+
+@dataclass
+class Summary:
+    """The closing line of a stage, and what tests and callers read from it."""
+
+    stage: str
+    counters: Counters
+    parts_done: int
+    parts: int
+    where: Path
+
+    def line(self) -> str:
+        c = self.counters
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in c.dropped.most_common())
+        text = f"{self.stage}: {c.rows_in:,} in, {c.rows_out:,} out, {sum(c.dropped.values()):,} dropped"
+        text += f" ({reasons})" if reasons else ""
+        if c.extra:
+            text += "".join(f", {n:,} {name}" for name, n in sorted(c.extra.items()))
+        if self.parts_done < self.parts:
+            text += f", {self.parts_done} of {self.parts} parts"
+        return f"{text}, {c.seconds:.1f} s, {self.where}"
+
+
+class PartWriter:
+    """Collects the rows of one part; `Stage.writing` commits them."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.counters = Counters()
+        self._rows: dict[str, list[JSON]] = {table.name: [] for table in tables}
+
+    def rows(self, table: str, rows: Sequence[JSON]) -> None:
+        self._rows[table].extend(rows)
+
+    def arrow(self, table: Table) -> pa.Table:
+        return to_arrow(table, self._rows[table.name])
+
+
+class Stage:
+    """One stage of one run. `tables[0]` is the primary table: a part is done when its file there exists."""
+
+    def __init__(self, config: StageConfig, name: str, tables: Sequence[Table], parts: int, plan: str) -> None:
+        self.config, self.name, self.tables, self.parts, self.plan = config, name, list(tables), parts, plan
+        self.home = home(config.run, name)
+        self.shard, self.shards = parse_shard(config.shard)
+
+    @classmethod
+    def open(
+        cls,
+        config: StageConfig,
+        name: str,
+        tables: Sequence[Table],
+        *,
+        parts: int,
+        inputs: JSON | None = None,
+        upstream: Sequence[str] = (),
+    ) -> "Stage":
+        """Pin the plan in the manifest, or check that the one there is the same.
+
+        Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs.
+        """
+        plan: JSON = {
+            "stage": name,
+            "opdkit": __version__,
+            "schemas": {t.name: t.version for t in tables},
+            "parts": parts,
+            "config": config.plan(),
+            "inputs": inputs or {},
+            "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
+        }
+        stage = cls(config, name, tables, parts, fingerprint(plan))
+        _pin(stage, plan)
+        stage._sweep_temporary_files()
+        return stage
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def path(self, table: str, part: int) -> Path:
+        return self.home / table / f"part-{part:05d}.parquet"
+
+    def done(self, part: int) -> bool:
+        return self.path(self.tables[0].name, part).exists()
+
+    def todo(self) -> list[int]:
+        """The parts of this shard that are not done yet."""
+        return [k for k in range(self.parts) if k % self.shards == self.shard and not self.done(k)]
+
+    @contextlib.contextmanager
+    def writing(self, part: int) -> Iterator[PartWriter]:
+        """Commit the part's tables when the block ends well; leave nothing behind when it does not."""
+        start = time.monotonic()
+        writer = PartWriter(self.tables)
+        yield writer
+        arrows = {t.name: writer.arrow(t) for t in self.tables}
+        writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
+        writer.counters.seconds = time.monotonic() - start
+        for table in reversed(self.tables):  # the primary table last: its file says that the part is done
+            counters = writer.counters if table is self.tables[0] else Counters(rows_out=arrows[table.name].num_rows)
+            self._commit(table, part, arrows[table.name], counters)
+
+    def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
+        arrow = arrow.replace_schema_metadata({
+            _VERSION_KEY: str(table.version), _PLAN_KEY: self.plan, _COUNTERS_KEY: counters.to_json(),
+        })  # fmt: skip
+        final = self.path(table.name, part)
+        temporary = self.home / ".tmp" / f"{table.name}-{part:05d}-{socket.gethostname()}-{os.getpid()}.parquet"
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            temporary.parent.mkdir(exist_ok=True)
+            pq.write_table(arrow, temporary, compression="zstd")
+            _sync(temporary)
+            temporary.replace(final)
+            _sync(final.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _sweep_temporary_files(self) -> None:
+        """Remove what killed processes of this host left half-written."""
+        for path in (self.home / ".tmp").glob("*.parquet"):
+            _table, _part, host, pid = path.stem.split("-", 2)[:2] + path.stem.split("-", 2)[2].rsplit("-", 1)
+            if host == socket.gethostname() and not _alive(int(pid)):
+                path.unlink(missing_ok=True)
+
+    def summary(self) -> Summary:
+        """A fold over the footers of all finished parts, whoever wrote them."""
+        total = Counters()
+        done = [k for k in range(self.parts) if self.done(k)]
+        for part in done:
+            total.merge(read_counters(self.path(self.tables[0].name, part)))
+        return Summary(self.name, total, len(done), self.parts, self.home / self.tables[0].name)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- plans ----------------------------------------------------------------------------------------------------------
+
+
+def fingerprint(plan: JSON) -> str:
+    """A short digest of a plan's canonical JSON."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
+
+
+def manifest(run: Path, stage: str) -> JSON:
+    """The manifest of a stage. Raises OpdkitError when the stage has not been started."""
+    path = home(run, stage) / "manifest.json"
+    try:
+        found: JSON = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {run} ...` first") from None
+    except json.JSONDecodeError as error:
+        raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
+    return found
+
+
+def _pin(stage: Stage, plan: JSON) -> None:
+    path = stage.home / "manifest.json"
+    if path.exists() and stage.config.overwrite and stage.shards == 1:
+        shutil.rmtree(stage.home)
+    if path.exists():
+        old = manifest(stage.config.run, stage.name)
+        if old["fingerprint"] == stage.plan:
+            return
+        changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
+        raise ConfigError(
+            f"{stage.home} was begun under another plan:\n{changes}\n"
+            f"Choose another run directory, or pass --overwrite to throw away what {stage.name} has written."
+            + (" (Not together with --shard: overwrite once, then start the shards.)" if stage.shards > 1 else "")
+        )
+    stage.home.mkdir(parents=True, exist_ok=True)
+    document = {"fingerprint": stage.plan, "plan": plan, "configuration": stage.config.effective()}
+    write_atomically(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file so that no reader ever sees half of it."""
+    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    temporary.replace(path)
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs between two plans, one line a field: "config.votes: 5 -> 7"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{where}.{k}" if where else k)]
+    return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a whole file, as hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def model_identity(name: str) -> JSON:
+    """What pins a model in a plan: its name and, for a folder, sizes and digests of what decides its outputs.
+
+    Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
+    training run changes every block.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        return {"name": name}
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
+    return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}
+
+
+def _sampled_digest(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
+    size = path.stat().st_size
+    if size <= blocks * block:
+        return file_digest(path)[:16]
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        for i in range(blocks):
+            handle.seek(i * (size - block) // (blocks - 1))
+            digest.update(handle.read(block))
+    return digest.hexdigest()[:16]
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def part_count(run: Path, stage: str) -> int:
+    """Number of parts that a stage has, done or not."""
+    return int(manifest(run, stage)["plan"]["parts"])
+
+
+def part_path(run: Path, table: str, part: int) -> Path:
+    return home(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
+
+
+def read_part(run: Path, table: str, part: int) -> list[JSON]:
+    """The rows of one part. Raises OpdkitError when it is missing, damaged, or of another schema version or plan."""
+    spec, path = TABLES[table], part_path(run, table, part)
+    again = f"run `opdkit {spec.stage} {run} ...` again"
+    try:
+        arrow = pq.read_table(path, partitioning=None)
+    except FileNotFoundError:
+        raise OpdkitError(f"{path} is not there: the {spec.stage} stage has not finished; {again}") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise OpdkitError(f"{path} cannot be read ({error}): delete it and {again}") from error
+    metadata = arrow.schema.metadata or {}
+    if metadata.get(_VERSION_KEY) != str(spec.version).encode():
+        raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
+    if metadata.get(_PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
+        raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
+    rows: list[JSON] = arrow.to_pylist()
+    return rows
+
+
+def read_all(run: Path, table: str) -> Iterator[JSON]:
+    """The rows of all parts, in order."""
+    for part in range(part_count(run, TABLES[table].stage)):
+        yield from read_part(run, table, part)
+
+
+def read_counters(path: Path) -> Counters:
+    """The counters in a part's footer."""
+    return Counters.from_json(pq.read_schema(path).metadata[_COUNTERS_KEY])
+
+
+def limited(run: Path, part: int, limit: int | None) -> int | None:
+    """How many of the sessions of this part are within the first `limit` of the run; None is all of them."""
+    if limit is None:
+        return None
+    before = sum(pq.read_metadata(part_path(run, "sessions", k)).num_rows for k in range(part))
+    return max(0, limit - before)

@@ -1,0 +1,189 @@
+"""The schemas of every table: the contract between the stages. Missing is null, never 0.0 and never ""."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from opdkit.errors import OpdkitError
+
+I8, I32, I64, F32, F64, STR, BOOL = (
+    pa.int8(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.bool_(),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: where it lives, its version, its columns."""
+
+    stage: str
+    name: str
+    version: int
+    schema: pa.Schema
+
+
+def _col(name: str, kind: pa.DataType, meaning: str, *, null: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=null, metadata={"meaning": meaning})
+
+
+def _list(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", kind, nullable=False))
+
+
+TOOL_CALL = pa.struct([
+    _col("id", STR, "call id, \"\" where the log has none"),
+    _col("name", STR, "function name"),
+    _col("arguments", STR, "arguments, verbatim as logged"),
+])  # fmt: skip
+MESSAGE = pa.struct([
+    _col("role", STR, "system, user, assistant or tool"),
+    _col("content", STR, "text; null where the log has none", null=True),
+    _col("reasoning", STR, "the model's thinking, apart from its text", null=True),
+    _col("name", STR, "who speaks: a tool's or a user's name", null=True),
+    _col("tool_call_id", STR, "tool results: the call that this answers", null=True),
+    _col("tool_calls", _list(TOOL_CALL), "assistant messages: calls, [] where there are none"),
+])  # fmt: skip
+HINT_VOTE = pa.struct([
+    _col("decision", I8, "1: the next state shows what the reply should have done, -1: it does not", null=True),
+    _col("hint", STR, "the hint of this vote", null=True),
+    _col("raw", STR, "the judge's answer, verbatim"),
+    _col("error", STR, "why there is no decision", null=True),
+])  # fmt: skip
+REWARD_VOTE = pa.struct([
+    _col("score", I8, "-1, 0 or 1", null=True),
+    _col("raw", STR, "the judge's answer, verbatim"),
+    _col("error", STR, "why there is no score", null=True),
+])  # fmt: skip
+
+SESSIONS = Table("extract", "sessions", 1, pa.schema([
+    _col("session_id", STR, "unique in the run"),
+    _col("source", STR, "input it came from"),
+    _col("line", I64, "line of that input where it starts, from 1"),
+    _col("format", STR, "log format it was read as"),
+    _col("model", STR, "behaviour policy, if the log says", null=True),
+    _col("messages", _list(MESSAGE), "the conversation, stored once"),
+    _col("tools", STR, "tool definitions, JSON as logged", null=True),
+    _col("metadata", STR, "the log's other fields, JSON", null=True),
+]))  # fmt: skip
+TURNS = Table("extract", "turns", 1, pa.schema([
+    _col("turn_id", STR, "session_id:message_index"),
+    _col("session_id", STR, "session of the turn"),
+    _col("message_index", I32, "index of the assistant message in the session's messages, from 0"),
+    _col("next_count", I32, "messages in the next state"),
+    _col("next_role", STR, "user or tool: role of the next state's first message", null=True),
+    _col("kind", STR, "main, or side (not part of the conversation with the user)"),
+    _col("trainable", BOOL, "may be judged and trained on"),
+    _col("skip_reason", STR, "why it is not trainable", null=True),
+    _col("finish_reason", STR, "why the policy stopped, as logged", null=True),
+    _col("response_token_ids", _list(I32), "sampled tokens, when logged", null=True),
+    _col("behavior_logprobs", _list(F32), "their log-probs under the behaviour policy (nats), when logged", null=True),
+]))  # fmt: skip
+REJECTED = Table("extract", "rejected", 1, pa.schema([
+    _col("source", STR, "input"),
+    _col("line", I64, "line, from 1; 0 is the whole input"),
+    _col("reason", STR, "why it could not be read: a few words, the same for all of its kind"),
+    _col("detail", STR, "what exactly was wrong"),
+    _col("raw", STR, "the text, cut to 2,000 characters"),
+]))  # fmt: skip
+VERDICTS = Table("judge", "verdicts", 1, pa.schema([
+    _col("turn_id", STR, "turn that was judged"),
+    _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
+    _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
+    _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
+    _col("reward_status", STR, "ok, tie, no_quorum or failed"),
+    _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
+    _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
+    _col("hint", STR, "the chosen one", null=True),
+    _col("hint_status", STR, "ok, or why there is no hint: none, no_quorum, too_short, too_long, empty_judgement, leak"),
+]))  # fmt: skip
+TARGETS = Table("teacher", "targets", 1, pa.schema([
+    _col("turn_id", STR, "turn that can be trained on"),
+    _col("prompt_tokens", I32, "tokens in the student's prompt (no hint)"),
+    _col("cut_messages", I32, "messages cut off the prompt's beginning to make it fit, system messages apart"),
+    _col("response_ids", _list(I32), "the reply, the same tokens for student and teacher"),
+    _col("response_mask", _list(BOOL), "which of them the policy really sampled"),
+    _col("old_logprobs", _list(F32), "log-probs under the student, no hint, temperature 1 (nats)"),
+    _col("teacher_logprobs", _list(F32), "log-probs under the teacher, with the hint (nats)", null=True),
+    _col("hint", STR, "the hint that was scored", null=True),
+    _col("reward", I8, "-1, 0 or 1", null=True),
+]))  # fmt: skip
+METRICS = Table("train", "metrics", 1, pa.schema([
+    _col("step", I32, "optimizer step, from 1"),
+    _col("epoch", F64, "passes over the targets so far"),
+    _col("loss", F64, "the loss that was minimised (nats a token)"),
+    _col("reward_loss", F64, "its reward term", null=True),
+    _col("teacher_loss", F64, "its teacher term", null=True),
+    _col("reward_advantage", F64, "mean reward advantage over the tokens that have one", null=True),
+    _col("teacher_advantage", F64, "mean teacher advantage over the tokens that have one (nats)", null=True),
+    _col("reward_tokens", I64, "tokens with a reward advantage"),
+    _col("teacher_tokens", I64, "tokens with a teacher advantage"),
+    _col("clip_fraction", F64, "share of the terms where the ratio was clipped"),
+    _col("approx_kl", F64, "KL(old policy || student), estimated on the trained tokens by k3 (nats)"),
+    _col("entropy", F64, "mean entropy of the student (nats)"),
+    _col("grad_norm", F64, "before clipping"),
+    _col("learning_rate", F64, "of this step"),
+    _col("turns", I32, "turns in the step"),
+    _col("tokens", I64, "tokens read, prompts included"),
+    _col("tokens_per_second", F64, "tokens read / seconds"),
+    _col("seconds", F64, "wall time of the step"),
+]))  # fmt: skip
+REPLIES = Table("eval", "replies", 1, pa.schema([
+    _col("prompt_id", STR, "held-out prompt"),
+    _col("domain", STR, "its group in the tables"),
+    _col("model", STR, "before or after"),
+    _col("sample", I32, "0 is the greedy reply"),
+    _col("reply", STR, "what the model wrote"),
+    _col("finish_reason", STR, "stop or length"),
+    _col("passed", BOOL, "it satisfies the prompt's check; null: the judge gave no verdict", null=True),
+]))  # fmt: skip
+SCORES = Table("eval", "scores", 1, pa.schema([
+    _col("metric", STR, "what was measured"),
+    _col("domain", STR, "group of prompts or turns; all is everything"),
+    _col("before", F64, "value before training", null=True),
+    _col("after", F64, "value after training", null=True),
+    _col("difference", F64, "after - before", null=True),
+    _col("low", F64, "2.5% quantile of the difference over bootstrap resamples of the prompts", null=True),
+    _col("high", F64, "97.5% quantile", null=True),
+    _col("count", I64, "prompts, turns or tokens behind the value"),
+]))  # fmt: skip
+
+TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
+
+
+def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows as Arrow under the table's schema.
+
+    Raises OpdkitError for an unknown or a missing column (pyarrow drops the one and nulls the other without a word),
+    a null where none may be, and a value that does not fit its type.
+    """
+    expected = set(table.schema.names)
+    for row in rows:
+        if row.keys() != expected:
+            missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
+            raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
+    try:
+        arrow = pa.Table.from_pylist(rows, schema=table.schema)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        raise OpdkitError(f"table {table.name}: {error}") from error
+    for field, column in zip(table.schema, arrow.columns, strict=True):
+        for chunk in column.chunks:
+            _refuse_nulls(field, chunk, f"{table.name}.{field.name}")
+    return arrow
+
+
+def _refuse_nulls(field: pa.Field, array: pa.Array, path: str) -> None:
+    """pyarrow writes nulls into a column declared non-nullable, and readers then disagree about what they see."""
+    if array.null_count and not field.nullable:
+        raise OpdkitError(f"table {path}: null in a column that has none")
+    if pa.types.is_list(field.type):
+        _refuse_nulls(field.type.value_field, array.flatten(), f"{path}[]")
+    elif pa.types.is_struct(field.type):
+        valid = array.drop_null()  # the children of a null struct are null, and that is right
+        for i, child in enumerate(field.type):
+            _refuse_nulls(child, valid.field(i), f"{path}.{child.name}")
