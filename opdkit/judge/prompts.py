@@ -18,7 +18,7 @@ HINT_QUESTION = (
     "Does what came next reveal what the reply should have done?\n"
     "If it does, answer \\boxed{1} and say it in 1 to 3 concrete, actionable sentences between [HINT_START] and "
     "[HINT_END]. Say what to do, do not give the answer itself away.\n"
-    "If it does not, answer \\boxed{-1} and write no hint. A tool that succeeded shows that the call was right: no hint."
+    "If it does not, answer \\boxed{-1} and write no hint. A tool that succeeded shows a right call: no hint."
 )
 REWARD_QUESTION = (
     "Did the reply do its job?\n"
