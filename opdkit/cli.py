@@ -12,7 +12,7 @@ from opdkit import __version__
 from opdkit.config import Field, StageConfig, build, fields_of
 from opdkit.console import is_main_process, say, stderr
 from opdkit.errors import OpdkitError
-from opdkit.stages import STAGES
+from opdkit.stages import STAGES, RunConfig
 
 # One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
 EXAMPLES = {
@@ -38,6 +38,7 @@ HELP = {
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Turn the conversation logs of an assistant into a better assistant, offline.",
@@ -85,10 +86,10 @@ def _fail(message: str, code: int) -> None:
     raise typer.Exit(code) from None
 
 
-def stage_runner(target: str) -> Callable[[StageConfig], Any]:
+def stage_runner(target: str) -> Callable[[Any], Any]:
     """ "opdkit.judge:run" -> the function; the import happens here, not above."""
     module, _, name = target.partition(":")
-    function: Callable[[StageConfig], Any] = getattr(importlib.import_module(module), name)
+    function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     return function
 
 
@@ -98,15 +99,11 @@ def _parameter(field: Field) -> inspect.Parameter:
     text = _help(field)
     annotation: Any
     if field.meta.positional:
-        annotation = Annotated[kind, typer.Argument(help=text, metavar=_metavar(field), show_default=False)]
+        annotation = Annotated[kind, typer.Argument(help=text, metavar=field.name.upper(), show_default=False)]
         return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
     names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool else [field.flag]
     annotation = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
-
-
-def _metavar(field: Field) -> str:
-    return field.name.upper() + ("..." if field.is_list else "")
 
 
 def _help(field: Field) -> str:
@@ -134,11 +131,12 @@ _DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=Fals
     bool, typer.Option("--debug", help="show the traceback of a failure")])  # fmt: skip
 
 
-def _register(stage: str) -> None:
-    cls, target = STAGES[stage]
+def _register(stage: str, cls: type[StageConfig], target: str) -> None:
+    names = {field.name for field in fields_of(cls)}
 
     def command(**flags: Any) -> None:
-        file, debug = flags.pop("config"), flags.pop("debug")
+        debug = flags.pop("debug")
+        file = None if "config" in names else flags.pop("config")
         flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
 
         def body() -> None:
@@ -147,19 +145,29 @@ def _register(stage: str) -> None:
 
         guarded(body, debug)
 
-    parameters = [*(_parameter(field) for field in fields_of(cls)), _CONFIG, _DEBUG]
+    own = [_parameter(field) for field in fields_of(cls)]
+    parameters = [*own, *([] if "config" in names else [_CONFIG]), _DEBUG]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     app.command(stage, help=HELP[stage], epilog=f"Example: {EXAMPLES[stage]}")(command)
 
 
-for _stage in STAGES:
-    _register(_stage)
+for _name, (_cls, _target) in STAGES.items():
+    _register(_name, _cls, _target)
+_register("run", RunConfig, "opdkit.pipeline:run")
 
 
 @app.command("status", help=HELP["status"], epilog=f"Example: {EXAMPLES['status']}")
 def status(
-    run: Annotated[Path, typer.Argument(help="the run directory")],
+    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
 ) -> None:
-    guarded(lambda: stage_runner("opdkit.status:run")(run), debug)  # type: ignore[arg-type]
+    guarded(lambda: stage_runner("opdkit.status:run")(run), debug)
+
+
+@app.command("demo", help=HELP["demo"], epilog=f"Example: {EXAMPLES['demo']}")
+def demo(
+    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")] = Path("opdkit-demo"),
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
+) -> None:
+    guarded(lambda: stage_runner("opdkit.demo:run")(run), debug)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config import StageConfig, argument, option, parse_pairs
+from opdkit.config import StageConfig, argument, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
@@ -133,6 +133,28 @@ class EvalConfig(ModelOptions):
     judge_url: str | None = option(None, "OpenAI-compatible server of the judge model")
     api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
     batch_tokens: int = option(16384, "tokens read at once", unit="tokens", low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(StageConfig):
+    """`opdkit run`: extract, judge, teacher and train with one configuration."""
+
+    logs: tuple[str, ...] = argument("logs, as for extract")
+    model: str | None = option(None, "the student: a folder in Hugging Face format, or a name on the hub")
+    judge: str | None = option(None, "who judges", choices=JUDGES)
+    judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
+    base_url: str | None = option(None, "address of the judge's server")
+    objective: str | None = option(None, "what to train on", choices=OBJECTIVES)
+    learning_rate: float | None = option(None, "peak learning rate of the training", low=0.0)
+    seed: int | None = option(None, "seed of every random draw", low=0)
+    config: Path | None = option(None, "TOML file, one table a stage; flags win")
+    set: tuple[str, ...] = option((), "any option of any stage, as STAGE.OPTION=VALUE; may be given repeatedly")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if parse_shard(self.shard)[1] > 1:
+            raise ConfigError("run does all parts in one process; for several, start the stages one by one")
+        parse_pairs(self.set, "--set")
 
 
 # stage -> its configuration, and "module:function" imported only when the stage runs.

@@ -1,0 +1,66 @@
+"""`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
+
+import importlib
+from typing import Any
+
+from opdkit.config import JSON, build, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.console import say
+from opdkit.errors import ConfigError
+from opdkit.stages import STAGES, RunConfig, StageConfig
+from opdkit.store import Summary
+
+ORDER = ("extract", "judge", "teacher", "train")
+
+
+def run(config: RunConfig) -> Summary:
+    """Run the stages in order; each says its closing line. Returns the last one's summary."""
+    stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    for name in ORDER[:-1]:
+        say(run_stage(name, stages[name]).line())
+    return run_stage(ORDER[-1], stages[ORDER[-1]])
+
+
+def run_stage(name: str, config: StageConfig) -> Summary:
+    """Run one stage by its name."""
+    module, _, function = STAGES[name][1].partition(":")
+    summary: Summary = getattr(importlib.import_module(module), function)(config)
+    return summary
+
+
+def configurations(config: RunConfig) -> dict[str, StageConfig]:
+    """The stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
+    overrides = _overrides(config)
+    flags = _flags(config)
+    common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
+    return {
+        name: build(STAGES[name][0], name, common | flags.get(name, {}) | overrides.get(name, {}), config.config)
+        for name in ORDER
+    }
+
+
+def _flags(config: RunConfig) -> dict[str, JSON]:
+    shared: JSON = {"model": config.model, "seed": config.seed}
+    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    return {
+        "extract": {"logs": config.logs},
+        "judge": {"judge": config.judge, "model": judge_model, "base_url": config.base_url, "seed": config.seed},
+        "teacher": shared,
+        "train": shared | {"objective": config.objective, "learning_rate": config.learning_rate},
+    }
+
+
+def _overrides(config: RunConfig) -> dict[str, JSON]:
+    """["judge.votes=7"] -> {"judge": {"votes": 7}}, checked against the stages' options."""
+    found: dict[str, dict[str, Any]] = {}
+    for path, value in parse_pairs(config.set, "--set").items():
+        stage, _, name = path.replace("-", "_").partition(".")
+        if stage not in ORDER:
+            raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
+        fields = {field.name: field for field in fields_of(STAGES[stage][0]) if not field.meta.positional}
+        if name not in fields:
+            raise ConfigError(f"--set {path}: {stage} has no option {name!r}; {did_you_mean(name, list(fields))}")
+        field = fields[name]
+        value = [value] if field.is_list and isinstance(value, str) else value
+        value = str(value) if field.type is str and not isinstance(value, str) else value
+        found.setdefault(stage, {})[name] = convert(field, value, f"--set {path}")
+    return found
