@@ -142,7 +142,7 @@ def step_loss(
 
 
 def entropy(logits_NV: Tensor, rows: int = 256) -> Tensor:
-    """Entropy of each softmax (nats, [N]), `rows` positions at a time: a second copy of the logits would be too much."""
+    """Entropy of each softmax (nats, [N]), `rows` at a time: a second copy of the logits would be too much."""
     parts = []
     for chunk_nV in logits_NV.split(rows):
         logprobs_nV = chunk_nV.log_softmax(-1)

@@ -1,5 +1,6 @@
 """Advantages and losses against numbers worked by hand, other implementations, and what must hold for any input."""
 
+import itertools
 import math
 
 import pytest
@@ -196,7 +197,7 @@ def test_splitting_a_step_changes_nothing_but_rounding(seed: int, cut: list[int]
     pieces = moved(tokens, seed)
     total, sums = 0.0, dict.fromkeys(metrics, 0.0)
     bounds = [0, *sorted(cut), 60]
-    for low, high in zip(bounds, bounds[1:], strict=False):
+    for low, high in itertools.pairwise(bounds):
         part = slice(low, high)
         some = Tokens(tokens.sampled_N[part], tokens.old_logprobs_N[part], tokens.teacher_logprobs_N[part],
                       tokens.reward_N[part])  # fmt: skip
