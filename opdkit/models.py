@@ -1,0 +1,124 @@
+"""Models and tokenizers from disk or hub, and the generators that every random draw is seeded from."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from opdkit.errors import ConfigError, OpdkitError
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or a hub name.
+
+    Raises OpdkitError when the folder lacks it, and ConfigError when it has no fast backend (`tokenizer.json`), without
+    which text from logs cannot be kept apart from control tokens.
+    """
+    _refuse_what_is_no_model(name, ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # the library lets anything through, from OSError to what the Rust parser raises
+        raise OpdkitError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ConfigError(f"the tokenizer of {name} is no fast one; save it once with a tokenizer.json beside it")
+    return tokenizer
+
+
+def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
+    """A causal language model in evaluation mode, from safetensors, running none of the folder's own code.
+
+    `device` "auto" is the launcher's GPU (LOCAL_RANK) where there is one, else the CPU; `dtype` "auto" is bfloat16 on
+    a GPU and float32 on a CPU. Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError
+    for a device that is not there.
+    """
+    _refuse_what_is_no_model(name, ("config.json",))
+    if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
+        raise OpdkitError(f"{name} holds no weights: no *.safetensors there (other weight formats can run code)")
+    place = resolve_device(device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=resolve_dtype(dtype, place), use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as error:
+        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}") from error
+    return model.to(place).eval()
+
+
+def _refuse_what_is_no_model(name: str, any_of: tuple[str, ...]) -> None:
+    """A folder must hold one of the files; what is no folder must at least look like a name on the hub."""
+    path = Path(name)
+    if path.is_dir():
+        if not any((path / file).is_file() for file in any_of):
+            raise OpdkitError(f"{name} is no model folder: it has no {' or '.join(any_of)}")
+    elif path.exists():
+        raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise OpdkitError(f"{name} is not there; a model is a folder in Hugging Face format or a name on the hub")
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device of a `--device`. Raises ConfigError when it does not exist here."""
+    if device == "auto":
+        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {device} cannot be used here: {_first_line(error)}") from error
+    return place
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The torch dtype of a `--dtype`."""
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return kinds[dtype]
+
+
+def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
+    """Raise ConfigError, showing the first tokens that differ, unless both give every token the same id.
+
+    The size says nothing: two vocabularies of one size can number their tokens differently, and log-probs gathered by
+    the other one's ids are numbers about other tokens.
+    """
+    ids_a, ids_b = a.get_vocab(), b.get_vocab()
+    if ids_a == ids_b:
+        return
+    differing = [t for t in ids_a.keys() | ids_b.keys() if ids_a.get(t) != ids_b.get(t)]
+    differing.sort(key=lambda t: (min(ids_a.get(t, 1 << 62), ids_b.get(t, 1 << 62)), t))
+    first = ", ".join(f"{t!r} {ids_a.get(t, 'none')} and {ids_b.get(t, 'none')}" for t in differing[:3])
+    raise ConfigError(
+        f"student and teacher must share one tokenizer, but {len(differing):,} tokens have other ids "
+        f"in {a.name_or_path} and {b.name_or_path}: {first}"
+    )
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Tokens that the model was built to read at once. Raises ConfigError when its configuration does not say."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if length is None:
+        raise ConfigError(f"the configuration of {model.name_or_path} names no context length; pass --max-tokens")
+    return int(length)
+
+
+def token_generator(seed: int, *parts: str | int) -> torch.Generator:
+    """A CPU generator that depends on (seed, parts) alone, such as (seed, turn_id, vote): never on a global stream.
+
+    So a draw is the same in whatever order, process or shard it happens.
+    """
+    digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

@@ -1,0 +1,95 @@
+"""A tiny chat model, built on the spot: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+TRAINING_TEXT = [
+    "Please write the answer in short sentences, without bullet points.",
+    "The tool returned an error: file not found. No, I said the other file.",
+    "def main():\n    return {'name': 'value', 'count': 10}\n",
+    "system user assistant tool hello world thanks that is right",
+]
+
+
+def build_tokenizer(template: str, special: Sequence[str], words: Sequence[str] = (), *, bos: str | None = None):
+    """A byte-level BPE tokenizer of about 330 tokens. `special[0]` ends a reply, `words` are added but not special."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+    )
+    backend.train_from_iterator(TRAINING_TEXT, trainer)
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
+    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in words])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=special[0], pad_token=special[0], bos_token=bos
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+CHATML_TOKENS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")
+CHATML_WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer():
+    """ChatML tokens with a Qwen3-style template (thinking, tools)."""
+    from chat_templates import QWEN
+
+    return build_tokenizer(QWEN, CHATML_TOKENS, CHATML_WORDS)
+
+
+@pytest.fixture(scope="session")
+def plain_tokenizer():
+    """The same vocabulary with a plain ChatML template: no thinking, no tools."""
+    from chat_templates import CHATML
+
+    return build_tokenizer(CHATML, CHATML_TOKENS, CHATML_WORDS)
+
+
+def save_tiny_model(folder: Path, tokenizer, seed: int = 0) -> Path:
+    """A random-weight Qwen3 of two layers with the tokenizer beside it. Other seeds are other models."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        initializer_range=0.3,  # far from uniform, so that a shifted or swapped log-prob is seen
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory, tiny_tokenizer) -> Path:
+    """A model folder for AutoModelForCausalLM and AutoTokenizer, with the Qwen3-style template."""
+    return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tiny_tokenizer)
+
+
+@pytest.fixture(scope="session")
+def plain_model_dir(tmp_path_factory, plain_tokenizer) -> Path:
+    """The same weights with the plain ChatML template."""
+    return save_tiny_model(tmp_path_factory.mktemp("plain") / "model", plain_tokenizer)
