@@ -140,8 +140,8 @@ def _register(stage: str, cls: type[StageConfig], target: str) -> None:
         flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
 
         def body() -> None:
-            summary = stage_runner(target)(build(cls, stage, flags, file))
-            say(summary.line())
+            config = build(cls, stage, flags, file)  # before the import: a wrong option should not wait for torch
+            say(stage_runner(target)(config).line())
 
         guarded(body, debug)
 
@@ -149,7 +149,7 @@ def _register(stage: str, cls: type[StageConfig], target: str) -> None:
     parameters = [*own, *([] if "config" in names else [_CONFIG]), _DEBUG]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(stage, help=HELP[stage], epilog=f"Example: {EXAMPLES[stage]}")(command)
+    app.command(stage, help=HELP[stage], epilog=f"\b\nExample:\n  {EXAMPLES[stage]}")(command)
 
 
 for _name, (_cls, _target) in STAGES.items():
@@ -157,7 +157,7 @@ for _name, (_cls, _target) in STAGES.items():
 _register("run", RunConfig, "opdkit.pipeline:run")
 
 
-@app.command("status", help=HELP["status"], epilog=f"Example: {EXAMPLES['status']}")
+@app.command("status", help=HELP["status"], epilog=f"\b\nExample:\n  {EXAMPLES['status']}")
 def status(
     run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
@@ -165,7 +165,7 @@ def status(
     guarded(lambda: stage_runner("opdkit.status:run")(run), debug)
 
 
-@app.command("demo", help=HELP["demo"], epilog=f"Example: {EXAMPLES['demo']}")
+@app.command("demo", help=HELP["demo"], epilog=f"\b\nExample:\n  {EXAMPLES['demo']}")
 def demo(
     run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")] = Path("opdkit-demo"),
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,

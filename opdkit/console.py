@@ -6,7 +6,6 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
 
@@ -38,6 +37,9 @@ def warn(message: str) -> None:
 
 def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
     """Yield `items` behind a progress bar, which a pipe or a batch job does not see."""
+    # imported here: --help shows no bar
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

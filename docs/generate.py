@@ -1,0 +1,61 @@
+"""Writes docs/commands.md and docs/tables.md from the code: `python docs/generate.py`. A test checks both."""
+
+from pathlib import Path
+
+from opdkit.cli import EXAMPLES, HELP
+from opdkit.config import Field, fields_of, type_name
+from opdkit.stages import STAGES, RunConfig
+from opdkit.tables import TABLES
+
+HERE = Path(__file__).parent
+NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
+
+
+def commands() -> str:
+    """Every option of every command, from its one declaration."""
+    classes = {name: cls for name, (cls, _) in STAGES.items()} | {"run": RunConfig}
+    parts = [
+        NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table a stage, flags win). "
+        "Every command has `--debug`, which shows the traceback of a failure.\n"
+    ]
+    for name, text in HELP.items():
+        parts.append(f"## opdkit {name}\n\n{text}\n\n```bash\n{EXAMPLES[name]}\n```\n")
+        if name in classes:
+            rows = [_option(field) for field in fields_of(classes[name])]
+            parts.append("| option | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _option(field: Field) -> str:
+    name = f"`{field.name.upper()}`" if field.meta.positional else f"`{field.flag}`"
+    default = "required" if field.meta.required else "" if field.default in (None, ()) else f"`{field.default}`"
+    kind = " \\| ".join(field.meta.choices) or type_name(field) + (f", {field.meta.unit}" if field.meta.unit else "")
+    return f"| {name} | {kind} | {default} | {field.meta.help} |"
+
+
+def tables() -> str:
+    """Every column of every table, from its schema."""
+    parts = [
+        NOTE
+        + "# Tables\n\nEach folder `RUN/STAGE/TABLE` holds Parquet parts and nothing else. A missing value is null, "
+        "never 0 and never an empty string.\n"
+    ]
+    for table in TABLES.values():
+        parts.append(f"## {table.stage}/{table.name} (version {table.version})\n")
+        rows = [
+            f"| `{f.name}` | {_arrow(f.type)}{' or null' if f.nullable else ''} | {f.metadata[b'meaning'].decode()} |"
+            for f in table.schema
+        ]
+        parts.append("| column | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def _arrow(kind: object) -> str:
+    return str(kind).replace(" not null", "").replace("item: ", "").replace("|", "\\|")
+
+
+PAGES = {"commands.md": commands, "tables.md": tables}
+
+if __name__ == "__main__":
+    for page, write in PAGES.items():
+        (HERE / page).write_text(write(), encoding="utf-8")

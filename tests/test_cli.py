@@ -1,0 +1,83 @@
+"""The command line as a user meets it: help, exit codes, errors, and every example in the help."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opdkit.cli import EXAMPLES, HELP, app
+
+ROOT = Path(__file__).parent.parent
+
+
+def opdkit(*args: str, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "opdkit", *args]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
+
+
+def test_help_answers_without_the_heavy_libraries() -> None:
+    """pitfall 30: `--help` imports neither torch nor pyarrow nor transformers."""
+    code = (
+        "import sys, contextlib, io\n"
+        "from opdkit.cli import app\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): app(['judge', '--help'])\n"
+        "heavy = 'torch', 'transformers', 'pyarrow', 'datasets', 'accelerate', 'numpy'\n"
+        "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_command_has_help_and_an_example() -> None:
+    commands = {c.name for c in app.registered_commands}
+    assert commands == set(HELP) == set(EXAMPLES)
+    for name in commands:
+        shown = opdkit(name, "-h").stdout
+        assert f"  {EXAMPLES[name]}\n" in shown, "one line, to be pasted"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["judge", "nowhere"], 1, "opdkit extract"),
+        (["judge", "nowhere", "--judge", "lokal"], 2, "did you mean 'local'"),
+        (["judge", "nowhere", "--judge", "local"], 2, "--model"),
+        (["judge", "nowhere", "--votes", "0"], 2, "--votes is 0; it must be at least 1"),
+        (["judge", "nowhere", "--votes", "many"], 2, "--votes"),
+        (["judge", "nowhere", "--shard", "3/3"], 2, "--shard"),
+        (["teacher", "nowhere"], 2, "--model is missing"),
+        (["train", "nowhere", "--model", "x", "--objective", "odp"], 2, "did you mean 'opd'"),
+        (["extract", "nowhere"], 2, "LOGS"),
+        (["status", "nowhere"], 1, "holds no run"),
+        (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
+        (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
+        (["nothing"], 2, "nothing"),
+    ],
+)
+def test_wrong_commands_say_what_to_do(args: list[str], code: int, words: str, tmp_path: Path) -> None:
+    done = opdkit(*args, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not any(tmp_path.iterdir()), "a wrong command leaves nothing behind"
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    done = opdkit("status", "nowhere", "--debug", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
+    """One after the other they are a whole run; `demo` has a test of its own."""
+    (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
+    for name in ("extract", "judge", "teacher", "train", "eval", "status", "run"):
+        command = shlex.split(EXAMPLES[name])
+        done = opdkit(*command[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{EXAMPLES[name]}\n{done.stderr}"
+    assert "train" in done.stderr
