@@ -20,7 +20,7 @@ QWEN = """
 {%- endif %}
 {%- set ns = namespace(query=-1) %}
 {%- for m in messages %}
-    {%- if m.role == 'user' and not (m.content.startswith('<tool_response>') and m.content.endswith('</tool_response>')) %}
+    {%- if m.role == 'user' and not m.content.startswith('<tool_response>') %}
         {%- set ns.query = loop.index0 %}
     {%- endif %}
 {%- endfor %}
