@@ -1,0 +1,124 @@
+"""The student in training: its weights, its optimizer, its learning rate, and how it is saved."""
+
+import importlib.util
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from opdkit.errors import ConfigError
+from opdkit.models import load_model, resolve_device, resolve_dtype
+from opdkit.stages import TrainConfig
+
+FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
+
+
+def load_student(config: TrainConfig) -> nn.Module:
+    """The model to train: all weights in float32, or LoRA adapters in float32 over frozen weights in `--dtype`.
+
+    bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to nothing, so what is trained is float32 and
+    bfloat16 is left to the arithmetic of the forward. Dropout is off, as it was when the old policy was scored.
+    """
+    if not config.lora_rank:
+        model: Any = load_model(config.model, device=config.device, dtype="float32")
+    else:
+        model = _with_lora(load_model(config.model, device=config.device, dtype=config.dtype), config)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()  # gradient checkpointing is off in evaluation mode
+    _switch_off_dropout(model)
+    return model
+
+
+def _with_lora(base: PreTrainedModel, config: TrainConfig) -> nn.Module:
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError('--lora-rank needs the package peft: pip install "opdkit[lora]"')
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(config.seed)  # the adapters' first matrices are random, and the same in every process
+    lora = LoraConfig(
+        r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    return get_peft_model(base, lora)
+
+
+def _switch_off_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def autocast(config: TrainConfig) -> torch.autocast:
+    """The precision of the forward: bfloat16 where `--dtype` says so (auto: on a GPU), else float32."""
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+
+
+# -- optimizer ------------------------------------------------------------------------------------------------------
+
+
+def trainable(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that get a gradient."""
+    return (p for p in model.parameters() if p.requires_grad)
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW; weight decay pulls on matrices only, not on norms and biases."""
+    groups = [
+        {"params": [p for p in trainable(model) if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable(model) if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=(config.beta1, config.beta2))
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """The learning rate of a step (from 1) of `steps`: a linear rise from 0, then constant or half a cosine to 0."""
+    default = LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE
+    peak = default if config.learning_rate is None else config.learning_rate
+    if step <= config.warmup_steps:
+        return peak * step / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    return peak * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+# -- saving ---------------------------------------------------------------------------------------------------------
+
+
+def save_student(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, home: Path) -> None:
+    """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
+
+    With LoRA the adapters are merged into the weights, and kept apart in `home`/adapter. `model` is spent afterwards.
+    """
+    saved: Any = model
+    if config.lora_rank:
+        _replace_folder(home / "adapter", lambda folder: saved.save_pretrained(folder))
+        saved = saved.merge_and_unload()
+    saved.to(AutoConfig.from_pretrained(config.model).dtype or torch.float32)
+
+    def write(folder: Path) -> None:
+        saved.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    _replace_folder(home / "model", write)
+
+
+def _replace_folder(final: Path, write: Any) -> None:
+    """Fill a folder beside its place, then move it there: whoever finds it finds all of it."""
+    temporary = final.with_name(f".{final.name}-{os.getpid()}")
+    for left_over in final.parent.glob(f".{final.name}-*"):
+        shutil.rmtree(left_over)
+    write(temporary)
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.replace(final)

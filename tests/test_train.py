@@ -1,0 +1,351 @@
+"""Training on toy targets: it learns, it divides right, it resumes, and it refuses what it cannot do."""
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import save_tiny_model
+from scored_runs import Said, Toy, toy_sessions, write_run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from opdkit import checkpoints, train
+from opdkit.chat import Chat
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.models import load_model, load_tokenizer
+from opdkit.scoring import Sequence, score
+from opdkit.stages import TrainConfig
+from opdkit.store import read_all
+from opdkit.targets import load_prompts, load_turns
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory, plain_model_dir) -> Path:
+    """A run that is ready to train; every test trains in a copy of it."""
+    return write_run(tmp_path_factory.mktemp("scored") / "run", plain_model_dir, toy_sessions(8))
+
+
+@pytest.fixture
+def run(scored, tmp_path) -> Path:
+    return Path(shutil.copytree(scored, tmp_path / "run"))
+
+
+def config(run: Path, model: Path, **options) -> TrainConfig:
+    defaults = {"batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
+    return TrainConfig(run=run, model=str(model), **(defaults | options))
+
+
+def losses(run: Path) -> list[float]:
+    return [row["loss"] for row in read_all(run, "metrics")]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
+
+
+def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
+    """Per turn, the change of each token's log-prob, with what the objectives know about the turn."""
+    turns = load_turns(run)
+    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(before)), {}))
+    sequences = [Sequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
+    values = [
+        score(load_model(str(folder), device="cpu", dtype="float32"), sequences, batch_tokens=4096)
+        for folder in (before, after)
+    ]
+    return {t.turn_id: (t, (b - a).numpy()) for t, a, b in zip(turns, *values, strict=True)}
+
+
+# -- learning -------------------------------------------------------------------------------------------------------
+
+
+def test_opd_moves_the_student_towards_the_teacher(run, plain_model_dir) -> None:
+    summary = train.run(config(run, plain_model_dir, epochs=4))
+    assert summary.parts_done == 1
+    assert losses(run)[-1] < losses(run)[0]
+    hinted = [
+        (t, d) for t, d in shifts(run, plain_model_dir, run / "train/model").values() if t.teacher_logprobs is not None
+    ]
+    advantage = np.concatenate([(t.teacher_logprobs - t.old_logprobs)[t.sampled] for t, _ in hinted])
+    moved = np.concatenate([d[t.sampled] for t, d in hinted])
+    assert moved[advantage > 0.2].mean() > 0.05
+    assert moved[advantage < -0.2].mean() < -0.05
+
+
+def test_binary_raises_good_replies_and_lowers_bad_ones(run, plain_model_dir) -> None:
+    train.run(config(run, plain_model_dir, objective="binary", epochs=4))
+    changes = shifts(run, plain_model_dir, run / "train/model").values()
+    moved = {r: [d[t.sampled].mean() for t, d in changes if t.reward == r] for r in (1, -1)}
+    assert np.mean(moved[1]) > 0.05
+    assert np.mean(moved[-1]) < -0.05
+    row = next(iter(read_all(run, "metrics")))
+    assert row["teacher_loss"] is None
+    assert row["teacher_advantage"] is None
+    assert row["teacher_tokens"] == 0
+
+
+def test_combine_trains_on_both(run, plain_model_dir) -> None:
+    train.run(config(run, plain_model_dir, objective="combine", reward_weight=0.5, epochs=2))
+    rows = list(read_all(run, "metrics"))
+    assert all(r["loss"] == pytest.approx(r["reward_loss"] + r["teacher_loss"], abs=1e-6) for r in rows)
+    assert all(r["reward_tokens"] and r["teacher_tokens"] for r in rows)
+
+
+def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
+    """The log-probs of the first step are the teacher stage's: ratio 1, KL 0, nothing clipped."""
+    train.run(config(run, plain_model_dir))
+    row = next(iter(read_all(run, "metrics")))
+    assert row["approx_kl"] == pytest.approx(0, abs=1e-8)
+    assert row["clip_fraction"] == 0
+    assert row["loss"] == pytest.approx(-row["teacher_advantage"], abs=1e-6)
+
+
+def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> None:
+    """pitfall 9: the same weights whether un-hinted turns are in the targets or not."""
+    hinted = [Toy(f"h{n}", [Said("green old", None, "Say more.")]) for n in range(4)]
+    plain = [Toy(f"p{n}", [Said("blue", 1)]) for n in range(4)]
+    for name, toys in (("with", hinted + plain), ("without", hinted)):
+        write_run(tmp_path / name, plain_model_dir, toys, parts=1)
+        summary = train.run(config(tmp_path / name, plain_model_dir))
+        assert summary.counters.rows_out == 4
+    assert summary.counters.dropped == {}
+    a, b = weights(tmp_path / "with/train/model"), weights(tmp_path / "without/train/model")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> None:
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4), parts=1)
+    path = run / "teacher/targets/part-00000.parquet"
+    table = pq.read_table(path)
+    old = table["old_logprobs"].to_pylist()
+    rows = [o if t is not None else None for o, t in zip(old, table["teacher_logprobs"].to_pylist(), strict=True)]
+    index = table.schema.get_field_index("teacher_logprobs")
+    pq.write_table(
+        table.set_column(index, table.schema.field(index), pa.array(rows, table.schema.field(index).type)), path
+    )
+    train.run(config(run, plain_model_dir, weight_decay=0.0))
+    assert losses(run) == [0.0, 0.0]
+    before, after = weights(plain_model_dir), weights(run / "train/model")
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+# -- splitting a step -----------------------------------------------------------------------------------------------
+
+
+def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_dir) -> None:
+    """pitfall 8: one turn a forward or the whole step in one."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    train.run(config(run, plain_model_dir, objective="combine", micro_batch_tokens=1))
+    train.run(config(other, plain_model_dir, objective="combine", micro_batch_tokens=100_000))
+    columns = ("loss", "reward_loss", "teacher_loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
+    for a, b in zip(read_all(run, "metrics"), read_all(other, "metrics"), strict=True):
+        assert {c: a[c] for c in columns} == pytest.approx({c: b[c] for c in columns}, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(run, tmp_path, plain_model_dir) -> None:
+    """pitfall 8: `torchrun` on two CPUs gives the losses of one process; pitfall 26: and writes its rows once."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    options = {"objective": "combine", "batch_turns": 3, "micro_batch_tokens": 64, "epochs": 2}
+    train.run(config(run, plain_model_dir, **options))
+    flags = [x for k, v in (options | {"learning_rate": 1e-2, "device": "cpu"}).items()
+             for x in (f"--{k.replace('_', '-')}", str(v))]  # fmt: skip
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613",
+         "-m", "opdkit", "train", str(other), "--model", str(plain_model_dir), *flags],
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert losses(other) == pytest.approx(losses(run), abs=1e-5)
+    a, b = weights(run / "train/model"), weights(other / "train/model")
+    assert all(torch.allclose(a[k], b[k], atol=1e-4) for k in a)
+    assert result.stderr.count("train: ") == 1
+
+
+# -- resume ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    """pitfall 11, pitfall 26: the old policy stays the targets', and the metrics have no gap and no double."""
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    options = {"objective": "combine", "checkpoint_every": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2}
+    train.run(config(run, plain_model_dir, **options))
+    step, seen = train._optimizer_step, []
+
+    def killed(*args):
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return step(*args)
+
+    monkeypatch.setattr(train, "_optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config(other, plain_model_dir, **options))
+    assert not (other / "train/metrics").exists()
+    assert not (other / "train/model").exists()
+    assert [p.name for p in (other / "train/checkpoints").iterdir()] == ["step-00000004.pt"]
+    (other / "train/checkpoints/step-00000006.pt").write_bytes(b"half a file")  # of another kind of death
+    monkeypatch.setattr(train, "_optimizer_step", step)
+    train.run(config(other, plain_model_dir, **options))
+    timed = ("seconds", "tokens_per_second")
+    a, b = ([{k: v for k, v in r.items() if k not in timed} for r in read_all(x, "metrics")] for x in (run, other))
+    assert a == b
+    assert [r["step"] for r in b] == list(range(1, len(b) + 1))
+    a, b = weights(run / "train/model"), weights(other / "train/model")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not (other / "train/checkpoints").exists()
+
+
+def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
+    train.run(config(run, plain_model_dir))
+    written = (run / "train/model/model.safetensors").stat().st_mtime_ns
+    summary = train.run(config(run, plain_model_dir))
+    assert (run / "train/model/model.safetensors").stat().st_mtime_ns == written
+    assert summary.counters.extra["steps"] == len(losses(run))
+    with pytest.raises(ConfigError, match="another plan"):
+        train.run(config(run, plain_model_dir, epochs=2))
+    train.run(config(run, plain_model_dir, epochs=2, overwrite=True))
+    assert len(losses(run)) > summary.counters.extra["steps"]
+
+
+def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
+    """pitfall 25: a death while writing leaves the file before it."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}])
+
+    def dying(_state, handle):
+        handle.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", dying)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}])
+    assert checkpoints.restore(tmp_path, model, optimizer) == [{"step": 1}]
+
+
+# -- what comes out -------------------------------------------------------------------------------------------------
+
+
+def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
+    train.run(config(run, plain_model_dir))
+    model = AutoModelForCausalLM.from_pretrained(run / "train/model")
+    before = AutoModelForCausalLM.from_pretrained(plain_model_dir)
+    assert model.dtype == before.dtype
+    assert model.generation_config.eos_token_id == before.generation_config.eos_token_id
+    tokenizer = AutoTokenizer.from_pretrained(run / "train/model")
+    original = AutoTokenizer.from_pretrained(plain_model_dir)
+    assert tokenizer.chat_template == original.chat_template
+    assert tokenizer.get_vocab() == original.get_vocab()
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_dir) -> None:
+    peft = pytest.importorskip("peft")
+    train.run(config(run, plain_model_dir, lora_rank=4, lora_alpha=8.0))
+    merged = weights(run / "train/model")
+    base = AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(base, run / "train/adapter").merge_and_unload().state_dict()
+    assert merged.keys() == adapted.keys()
+    assert all(torch.allclose(merged[k], adapted[k], atol=1e-6) for k in merged)
+    plain = weights(plain_model_dir)
+    assert {k for k in plain if not torch.equal(plain[k], merged[k])}
+    assert torch.equal(plain["model.norm.weight"], merged["model.norm.weight"])
+
+
+def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="peft"):
+        train.run(config(run, plain_model_dir, lora_rank=4))
+
+
+def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_model_dir) -> None:
+    runs = [run, *(Path(shutil.copytree(run, tmp_path / name)) for name in ("recomputed", "bfloat16"))]
+    for where, options in zip(runs, ({}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}), strict=True):
+        train.run(config(where, plain_model_dir, **options))
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-6)
+    assert losses(runs[2]) == pytest.approx(losses(runs[0]), abs=0.1)
+    assert losses(runs[2]) != losses(runs[0])
+    assert {w.dtype for w in weights(runs[2] / "train/model").values()} == {torch.float32}
+
+
+def test_held_out_sessions_and_the_limit_are_counted(run, plain_model_dir) -> None:
+    summary = train.run(config(run, plain_model_dir, objective="combine", holdout=0.5, limit=7))
+    c = summary.counters
+    assert c.rows_in == 14
+    assert c.dropped["held out"] > 0
+    assert c.rows_in == c.rows_out + c.dropped.total()
+    assert sum(r["turns"] for r in read_all(run, "metrics")) == c.rows_out
+
+
+def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
+    pytest.importorskip("tensorboard")
+    train.run(config(run, plain_model_dir, tracker="tensorboard"))
+    assert list((run / "train").rglob("events.out.tfevents*"))
+
+
+# -- what it refuses ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"objective": "odp"}, "did you mean 'opd'"), ({"shard": "0/2"}, "torchrun"), ({"dtype": "float16"}, "bfloat16"),
+    ({"template_arg": ("enable_thinking=false",)}, "teacher stage"), ({"epochs": 0}, "--epochs"),
+])  # fmt: skip
+def test_wrong_options_are_refused(run, plain_model_dir, options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        train.run(config(run, plain_model_dir, **options))
+    assert not (run / "train").exists()
+
+
+def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install wandb"):
+        train.run(config(run, plain_model_dir, tracker="wandb"))
+
+
+def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
+    """pitfall 11: the old policy is the model that was scored, by its files and not by its path."""
+    with pytest.raises(ConfigError, match="not the student"):
+        train.run(config(run, save_tiny_model(tmp_path / "another", plain_tokenizer, seed=1)))
+    train.run(config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
+
+
+def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -> None:
+    run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)], parts=1)
+    with pytest.raises(OpdkitError, match=r"no hint 3.*--objective binary"):
+        train.run(config(run, plain_model_dir))
+    with pytest.raises(OpdkitError, match="all 3 rewards are 0"):
+        train.run(config(run, plain_model_dir, objective="binary"))
+    assert not (run / "train").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, monkeypatch) -> None:
+    load, seen = train.load_student, []
+
+    def broken(config):
+        model = load(config)
+        with torch.no_grad():
+            model.model.norm.weight[0] = float("nan")
+        seen.append((model, {k: v.clone() for k, v in model.state_dict().items()}))
+        return model
+
+    monkeypatch.setattr(train, "load_student", broken)
+    with pytest.raises(OpdkitError, match=r"stopped before the step.*toy-\d+:\d"):
+        train.run(config(run, plain_model_dir))
+    model, before = seen[0]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items() if v.isfinite().all())
+    assert not (run / "train/metrics").exists()
+
+
+def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
+    """pitfall 3: what is trained on is what was scored, token by token, or nothing."""
+    monkeypatch.setattr(train, "load_turns", lambda *a: [
+        dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a)])  # fmt: skip
+    with pytest.raises(OpdkitError, match="the prompt of turn toy-"):
+        train.run(config(run, plain_model_dir))
