@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from opdkit.config import StageConfig, argument, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
@@ -12,6 +13,21 @@ OBJECTIVES = ("opd", "binary", "combine")
 PLACEMENTS = ("last-user", "tail", "system")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _TEMPLATE_ARG_HELP = "argument for the chat template, as NAME=VALUE (enable_thinking=false); may be given repeatedly"
+
+
+def check_server(flag: str, url: str | None) -> None:
+    """Raise ConfigError unless `url` is null or a plain http(s) address; what is wrong with it is not shown."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        raise ConfigError(f"{flag} is no address; write it like http://localhost:8000/v1") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(f"{flag} holds more than an address; put the key into the variable that --api-key-env names")
+    if not plain:
+        raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +65,10 @@ class JudgeConfig(ModelOptions):
     judge: str = option("rules", "who judges: rules (patterns, offline), local (a model in this process), "
                         "endpoint (an OpenAI-compatible server)", choices=JUDGES)  # fmt: skip
     model: str | None = option(None, "local: path of the judge; endpoint: the model's name on the server")
-    base_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1")
+    base_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1",
+                                  plan=False)  # fmt: skip
     api_key_env: str = option("OPENAI_API_KEY", "endpoint: environment variable that holds the API key", plan=False)
-    votes: int = option(5, "votes per question and turn", unit="votes", low=1, high=255)
+    votes: int = option(5, "votes per question and turn; rules always give one", unit="votes", low=1, high=255)
     temperature: float = option(0.6, "sampling temperature of a vote", low=0.0, high=5.0)
     max_new_tokens: int = option(512, "a vote longer than this is cut off and counts as none", unit="tokens", low=1)
     hint_select: str = option("longest", "which accepted hint is chosen", choices=("longest", "shortest", "score"))
@@ -69,6 +86,7 @@ class JudgeConfig(ModelOptions):
             raise ConfigError(f"--judge {self.judge} needs --model")
         if self.judge == "endpoint" and not self.base_url:
             raise ConfigError("--judge endpoint needs --base-url, for example http://localhost:8000/v1")
+        check_server("--base-url", self.base_url)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,7 +100,8 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
     _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
     _col("hint", STR, "the chosen one", null=True),
-    _col("hint_status", STR, "ok, or why none: none, no_quorum, too_short, too_long, empty_judgement, leak"),
+    _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
+         "empty_judgement, leak"),
 ]))  # fmt: skip
 TARGETS = Table("teacher", "targets", 1, pa.schema([
     _col("turn_id", STR, "turn that can be trained on"),
