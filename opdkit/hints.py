@@ -1,0 +1,126 @@
+"""Hints: which votes give a candidate, which candidates are good enough, and which one is chosen. Pure.
+
+A candidate must give the teacher something to act on, and must not do the teacher's work for it: a hint says what the
+reply should have done, and a hint that quotes the next state gives the answer away.
+"""
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from opdkit.errors import ConfigError
+from opdkit.judge.votes import quorum
+
+MIN_CHARS = 11  # a hint has more than 10 characters
+LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
+_SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
+
+# A word; in scripts that put no spaces between words every character stands for one.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W_]+(?:['’][^\W_]+)*")
+_JUDGEMENT = frozenset(
+    "wrong incorrect bad poor terrible awful horrible useless unhelpful inaccurate mistaken false off error mistake "
+    "errors mistakes good right correct great fine ok okay better worse best worst well badly poorly failed fail "
+    "perfect helpful unsatisfactory insufficient inadequate disappointing no not".split()
+)
+# Words that carry nothing to act on, alone or around a judgement.
+_EMPTY = frozenset(
+    "a an the this that these those it its is was were are be been being am has have had do does did done and or but "
+    "so as of in on at to for from by with than then there here i you he she we they me my your his her our their "
+    "very too quite really just simply totally completely all any some more most much should would could can must "
+    "will might may need needs needed reply replies response responses answer answers assistant user model output "
+    "message turn result what which who how why when if because s t isn't wasn't didn't doesn't don't aren't weren't "
+    "that's it's give gave made make makes be seems seem looks look".split()
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The hint of one turn. `rejected` counts the candidates that failed the filter, by reason."""
+
+    hints: list[str]
+    hint: str | None
+    status: str
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+def choose(
+    decisions: Sequence[int | None], texts: Sequence[str | None], next_state: str, *, select: str, max_chars: int
+) -> Choice:
+    """Candidates, filter and selection over the votes of one turn.
+
+    `decisions` are 1, -1 or null (no vote) and `texts` the hints beside them. Every vote with decision 1 is a
+    candidate. A hint is chosen only when at least half of the votes are valid (else no_quorum) and more of them say 1
+    than -1 (else outvoted): one lucky vote of five gives no hint, and the candidates stay in `hints` all the same.
+    """
+    written = [t for d, t in zip(decisions, texts, strict=True) if d == 1 and t is not None]
+    reasons = [rejection(t, next_state, max_chars=max_chars) for t in written]
+    rejected = Counter(r for r in reasons if r is not None)
+    hints = distinct([t for t, r in zip(written, reasons, strict=True) if r is None])
+    yes, no = (sum(d == side for d in decisions) for side in (1, -1))
+    if not quorum(yes + no, len(decisions)):
+        return Choice(hints, None, "no_quorum", rejected)
+    if yes <= no:
+        return Choice(hints, None, "outvoted" if hints else "none", rejected)
+    if not hints:
+        return Choice([], None, rejected.most_common(1)[0][0] if rejected else "none", rejected)
+    return Choice(hints, selected(hints, select), "ok", rejected)
+
+
+def rejection(hint: str, next_state: str, *, max_chars: int) -> str | None:
+    """Why a candidate is not good enough, or null: empty_judgement, too_short, too_long or leak."""
+    if all(word in _JUDGEMENT or word in _EMPTY for word in words(hint)):
+        return "empty_judgement"
+    if len(hint.strip()) < MIN_CHARS:
+        return "too_short"
+    if len(hint.strip()) > max_chars:
+        return "too_long"
+    return "leak" if leaks(hint, next_state) else None
+
+
+def leaks(hint: str, next_state: str) -> bool:
+    """Whether a run of 8 or more words of `hint` stands in `next_state`; case and punctuation do not hide it."""
+    ours, theirs = words(hint), _joined(words(next_state))
+    return any(_joined(ours[i : i + LEAK_WORDS]) in theirs for i in range(len(ours) - LEAK_WORDS + 1))
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, case folded, compatibility forms unified, without punctuation."""
+    return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
+
+
+def _joined(run: Sequence[str]) -> str:
+    return " " + " ".join(run) + " "
+
+
+def distinct(hints: Sequence[str]) -> list[str]:
+    """Shortest first, no two with the same words."""
+    kept: dict[tuple[str, ...], str] = {}
+    for hint in sorted((h.strip() for h in hints), key=lambda h: (len(h), h)):
+        kept.setdefault(tuple(words(hint)), hint)
+    return list(kept.values())
+
+
+def selected(hints: Sequence[str], how: str) -> str:
+    """One of `hints`: the longest, the shortest, or the one with the best `score`; ties go to the shorter."""
+    by_length = sorted(hints, key=lambda h: (len(h), h))
+    if how == "shortest":
+        return by_length[0]
+    if how == "longest":
+        return max(by_length, key=len)
+    if how == "score":
+        return max(by_length, key=score)
+    raise ConfigError(f"--hint-select is {how!r}; it must be one of: longest, shortest, score")
+
+
+def score(hint: str) -> float:
+    """Specificity against length: d * exp(-n / 25), with d distinct words that say something, n words in all.
+
+    Words that any hint could hold (articles, auxiliaries, "the reply should", "wrong", "better") say nothing. While d
+    grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
+    """
+    all_words = words(hint)
+    telling = {w for w in all_words if w not in _EMPTY and w not in _JUDGEMENT}
+    return len(telling) * math.exp(-len(all_words) / _SCORE_WORDS)

@@ -1,0 +1,276 @@
+"""A judge behind an OpenAI-compatible server: one request a vote, since servers differ in whether they heed `n`.
+
+A request is tried again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
+answer that is no chat completion. What will not pass (another 4xx) ends the stage at once, and so does a request that
+has used up its attempts. No vote is ever made up for an answer that did not come.
+"""
+
+import asyncio
+import difflib
+import email.utils
+import hashlib
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from opdkit.config import JSON, parse_pairs
+from opdkit.console import printable, progress
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.stages import JudgeConfig
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
+LONGEST_WAIT = 600.0  # a server that asks for more (Retry-After) is left alone
+
+# Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
+_CONTROL = re.compile(
+    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|(?:start|end)_of_turn|"
+    r"(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|"
+    r"gMASK|sop|eop)[>\]|])",
+    re.IGNORECASE,
+)
+_TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One request."""
+
+    messages: list[Message]
+    seed: int
+    temperature: float
+    max_tokens: int
+
+
+class Endpoint:
+    """A server's chat completions. The key stays in this process: no error and no log shows it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str,
+        timeout: float,
+        retries: int,
+        concurrency: int,
+        template_args: JSON | None = None,
+    ) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/chat/completions")
+        self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
+        self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
+        self.key = os.environ.get(api_key_env, "").strip()
+        if not (self.key.isascii() and (self.key.isprintable())):
+            raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
+
+    def complete(self, requests: Sequence[Completion]) -> list[Answer]:
+        """An answer to each request, in order. Raises OpdkitError when one of them gets none."""
+        return _run(self._complete(requests))
+
+    async def _complete(self, requests: Sequence[Completion]) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        waiting = iter(enumerate(requests))
+        arrived: asyncio.Queue[None] = asyncio.Queue()
+
+        async def worker(client: httpx.AsyncClient) -> None:
+            for i, request in waiting:
+                answers[i] = await self._answer(client, request)
+                arrived.put_nowait(None)
+
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
+        try:
+            async with (
+                httpx.AsyncClient(headers=headers, timeout=self.timeout, limits=limits) as client,
+                asyncio.TaskGroup() as workers,
+            ):
+                for _ in range(min(self.concurrency, len(requests))):
+                    workers.create_task(worker(client))
+                for _ in progress(range(len(requests)), "judging", len(requests), "votes"):
+                    await arrived.get()
+        except ExceptionGroup as group:  # several workers may fail at once; one message is enough
+            ours = group.subgroup(OpdkitError)
+            raise (ours.exceptions[0] if ours else group) from None
+        return [answers[i] for i in range(len(requests))]
+
+    async def _answer(self, client: httpx.AsyncClient, request: Completion) -> Answer:
+        """One answer, after as many attempts as it takes and --retries allows."""
+        jitter = random.Random(request.seed)
+        for attempt in range(self.retries + 1):
+            try:
+                async with asyncio.timeout(self.timeout):
+                    response = await client.post(f"{self.base_url}/chat/completions", json=self._body(request))
+                return await self._read(client, response)
+            except _TryAgainError as error:
+                reason, asked = str(error), error.pause
+            except TimeoutError:
+                reason, asked = f"no answer within {self.timeout:g} seconds", 0.0
+            except httpx.RequestError as error:
+                reason, asked = self._safe(f"{type(error).__name__} {error}"), 0.0
+            if attempt < self.retries:
+                growing = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
+                await asyncio.sleep(max(asked, growing * jitter.uniform(0.5, 1.0)))
+        raise OpdkitError(
+            f"the judge at {self.base_url} gave no answer in {self.retries + 1} attempts (the last: {reason}). "
+            "Check that it runs and takes requests at that address, then start the same command again: "
+            "finished parts are kept, and nothing was written for the others."
+        )
+
+    def _body(self, request: Completion) -> JSON:
+        body = {
+            "model": self.model,
+            "messages": [m | {"content": broken_control_tokens(m["content"])} for m in request.messages],
+            "temperature": request.temperature,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+        }
+        return body | ({"chat_template_kwargs": self.template_args} if self.template_args else {})
+
+    # -- reading a response -----------------------------------------------------------------------------------------
+
+    async def _read(self, client: httpx.AsyncClient, response: httpx.Response) -> Answer:
+        status = response.status_code
+        if status in (408, 425, 429) or status >= 500:
+            raise _TryAgainError(f"HTTP {status} {self._excerpt(response)}", _retry_after(response))
+        if status in (400, 413, 422) and _TOO_LONG.search(response.text):
+            return Answer("", error=f"{TOO_LONG}: {self._excerpt(response)}")
+        if status != 200:
+            raise OpdkitError(await self._refusal(client, response))
+        try:
+            choice = response.json()["choices"][0]
+            content, reason = choice["message"].get("content"), choice.get("finish_reason")
+            text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise _TryAgainError(f"an answer that is no chat completion: {self._excerpt(response)}") from None
+        # JSON can hold half of a surrogate pair, which no file can.
+        return Answer(text.encode("utf-8", "replace").decode(), reason)
+
+    async def _refusal(self, client: httpx.AsyncClient, response: httpx.Response) -> str:
+        """What to say when the server has answered, and will answer the same again."""
+        status, where = response.status_code, f"the judge at {self.base_url}"
+        if status == 401:
+            given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
+            return f"{where} {given} the environment variable {self.api_key_env} (HTTP 401)"
+        if status == 404:
+            return f"{where} knows no such address or model (HTTP 404). {await self._on_offer(client)}"
+        if response.is_redirect:
+            location = self._safe(response.headers.get("location", "elsewhere"))
+            return f"{where} sends on to {location} (HTTP {status}): give that address to --base-url"
+        return f"{where} refuses the request (HTTP {status}): {self._excerpt(response)}"
+
+    async def _on_offer(self, client: httpx.AsyncClient) -> str:
+        """The models that the server names, beside the one that was asked for."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                listed = (await client.get(f"{self.base_url}/models")).json()["data"]
+            names = [self._safe(str(model["id"])) for model in listed]
+        except (httpx.RequestError, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
+            return "It lists no models there either: does the address end in /v1, as most servers want it?"
+        near = difflib.get_close_matches(self.model, names, n=1)
+        offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
+        return f"--model is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
+
+    def _excerpt(self, response: httpx.Response) -> str:
+        """The beginning of an answer, for a message: the server's own words where it is a JSON error."""
+        try:
+            said = response.json()
+            said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
+            said = said.get("message", said) if isinstance(said, dict) else said
+        except (ValueError, RecursionError):
+            said = response.text
+        return self._safe(said if isinstance(said, str) else json.dumps(said))
+
+    def _safe(self, text: str) -> str:
+        """`text` on one line, short, and without the key."""
+        text = text.replace(self.key, "[the API key]") if self.key else text
+        return printable(" ".join(text.split()))[:200]
+
+
+class _TryAgainError(Exception):
+    """The attempt failed in a way that may pass; `pause` is what the server asked for, in seconds."""
+
+    def __init__(self, reason: str, pause: float = 0.0) -> None:
+        super().__init__(reason)
+        self.pause = pause
+
+
+def _retry_after(response: httpx.Response) -> float:
+    """Seconds from a Retry-After header (a number or a date). Raises OpdkitError when that is too long to sit out."""
+    value = response.headers.get("retry-after", "")
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return 0.0
+    if not seconds <= LONGEST_WAIT:  # also not a number
+        raise OpdkitError(
+            f"the judge at {response.url.host} asks to be left alone for {value[:40]} (HTTP {response.status_code}): "
+            "start the same command again then; finished parts are kept"
+        )
+    return max(0.0, seconds)
+
+
+def broken_control_tokens(text: str) -> str:
+    """`text` with a space inside whatever a server's tokenizer may read as a control token.
+
+    The server turns our text into tokens, and most do so after rendering: `<|im_end|>` out of a log would end our
+    message there. (A local judge needs no such thing: opdkit.chat keeps text and control tokens apart.)
+    """
+    return _CONTROL.sub(lambda m: m["open"] + " ", text)
+
+
+def request_seed(seed: int, turn_id: str, question: str, vote: int) -> int:
+    """31 bits, which every server takes, that depend on nothing but these."""
+    digest = hashlib.sha256(json.dumps([seed, turn_id, question, vote]).encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+def _run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+    """Run `work` to its end, also where a loop runs already (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
+
+
+def open_judge(config: JudgeConfig) -> Ask:
+    """m requests a question, `seed` derived from (seed, turn_id, question, vote)."""
+    assert config.base_url is not None  # JudgeConfig sees to both
+    assert config.model is not None
+    endpoint = Endpoint(
+        config.base_url,
+        config.model,
+        api_key_env=config.api_key_env,
+        timeout=config.timeout,
+        retries=config.retries,
+        concurrency=config.concurrency,
+        template_args=parse_pairs(config.template_arg, "--template-arg"),
+    )
+
+    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+        requests = [
+            Completion(
+                q.messages,
+                request_seed(config.seed, q.turn_id, q.name, vote),
+                config.temperature,
+                config.max_new_tokens,
+            )
+            for q in questions
+            for vote in range(config.votes)
+        ]
+        answers = endpoint.complete(requests)
+        return [answers[i : i + config.votes] for i in range(0, len(answers), config.votes)]
+
+    return ask

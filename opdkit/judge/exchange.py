@@ -1,0 +1,57 @@
+"""What passes between the stage and a judge: questions one way, answers the other, and the votes read from them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Message = dict[str, Any]
+
+TOO_LONG = "the prompt does not fit the judge"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about one turn. Its m votes are m answers to the same messages."""
+
+    turn_id: str
+    name: str  # hint or reward
+    messages: list[Message]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample of a judge."""
+
+    text: str
+    finish_reason: str | None = None
+    thinking: bool = False  # the prompt itself opened a thinking block
+    error: str | None = None  # why this judge cannot answer this question at all
+
+
+# m answers to each question, in order. Raises rather than make up an answer that was never given.
+Ask = Callable[[Sequence[Question]], list[list[Answer]]]
+
+
+@dataclass(frozen=True)
+class HintVote:
+    """A row of `hint_votes`. `decision` is 1 or -1; `hint` only ever goes with 1."""
+
+    decision: int | None
+    hint: str | None
+    raw: str
+    error: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RewardVote:
+    """A row of `reward_votes`. `score` is 1, 0 or -1."""
+
+    score: int | None
+    raw: str
+    error: str | None = None
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,135 @@
+"""Signs that a turn went wrong, read off the log itself and independent of any judge. Pure.
+
+A judge that says +1 to failing calls, truncated or looping replies teaches exactly those. The flags do not change a
+vote: a failed call need not be the reply's fault, and the reward is what the votes say. They are counted beside the
+rewards, so that a judge which rewards what visibly failed is noticed before anything is trained on it.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+Message = dict[str, Any]
+
+TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+_TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
+_LOOP_CHARS, _LOOP_TIMES = 120, 4
+
+_FAILED_HEAD = re.compile(
+    r"""(?ix) ^\W*(?:
+        (?:\w+\.)*\w*(?:error|exception)\b (?:\s+(?:code\s*)?\d+|\s\w+){0,3} (?:\s*:|\s+[(\[])
+      | (?:error|failure)\s+(?:executing|running|calling|invoking|while|during|in|from|reading|writing)\b
+      | (?:error|failed|failure|fatal|aborted)\W*$
+      | (?:fatal|failed|failure)\s*:
+      | traceback\ \(most\ recent\ call\ last\)
+      | (?:could\ not|couldn't|cannot|can't|unable\ to|failed\ to)\s+\w+
+      | (?:no\ such\ (?:file|tool|function|command)|(?:permission|access)\ denied|command\ not\ found)
+      | (?:unknown|invalid|unrecognized)\ (?:tool|function|command|argument|parameter|option|input)
+      | missing\ (?:required|argument|parameter)
+      | (?:\w+\ ){0,3}(?:aborted|timed\ out)\W*$
+      | (?:http\s*)?(?:status\s*(?:code)?\s*)?:?\s*[45]\d\d\s+(?:bad\ request|unauthorized|forbidden|not\ found|
+            internal|too\ many|bad\ gateway|service\ unavailable|gateway\ timeout)
+      | no\ changes\ made\b
+      | <tool_use_error>
+    )"""
+)
+_FAILED_TAIL = re.compile(
+    r"""(?imx) ^\W*(?:
+        (?:\w+\ ){0,2}(?:exited\ with|exit|returned|returncode|failed\ with)(?:\ exit)?(?:\ (?:status|code))*
+            \s*[:=]?\s*-?[1-9]\d*\W*$
+      | (?:\w+\ )?aborted\W*$
+      | (?:\w+\.)*\w*(?:Error|Exception)(?::.*)?$
+      | .*:\ (?:command\ not\ found|no\ such\ file\ or\ directory|permission\ denied)\W*$
+    )"""
+)
+
+
+def flags(messages: Sequence[Message], index: int, next_count: int, finish_reason: str | None) -> list[str]:
+    """Of tool_error, truncation, duplicate_call and loop, those that the turn at `index` shows."""
+    following = messages[index + 1 : index + 1 + next_count]
+    found = {
+        "tool_error": any(m["role"] == "tool" and tool_failed(m["content"] or "") for m in following),
+        "truncation": finish_reason in TRUNCATED,
+        "duplicate_call": repeats_call(messages, index),
+        "loop": loops(messages[index]["content"] or ""),
+    }
+    return [name for name, shown in found.items() if shown]
+
+
+def tool_failed(result: str) -> bool:
+    """Whether a tool's result reports a failure: by its JSON fields, else by how it begins or ends.
+
+    A result that merely speaks of errors (a file, a search result, "0 errors") is none.
+    """
+    text = result.strip()
+    if text.startswith("{"):
+        try:
+            return _json_failed(json.loads(text))
+        except (ValueError, RecursionError):
+            pass
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
+        return False
+    # A tool's last word is its last line, but a test runner's or a shell's may come a line or two before.
+    return bool(_FAILED_HEAD.match(lines[0][:300]) or _FAILED_TAIL.search("\n".join(s[:300] for s in lines[-2:])))
+
+
+def _json_failed(result: Any) -> bool:
+    if not isinstance(result, dict):
+        return False
+    folded = {str(k).lower().replace("_", ""): v for k, v in result.items()}
+    if any(folded.get(k) for k in ("error", "errors", "exception", "iserror")):
+        return True
+    if any(folded.get(k) is False for k in ("success", "ok", "succeeded")):
+        return True
+    if any(_nonzero(folded.get(k)) for k in ("exitcode", "returncode", "exitstatus")):
+        return True
+    status = folded.get("status", folded.get("statuscode"))
+    if isinstance(status, str):
+        return status.lower() in ("error", "failed", "failure")
+    return isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
+
+
+def _nonzero(value: Any) -> bool:
+    return isinstance(value, int) and value != 0
+
+
+def repeats_call(messages: Sequence[Message], index: int) -> bool:
+    """Whether the reply makes a call twice, or one that was made already since the user last spoke."""
+    seen: set[tuple[str, str]] = set()
+    start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
+    for message in messages[start:index]:
+        seen.update(_call(call) for call in message["tool_calls"])
+    for call in messages[index]["tool_calls"]:
+        if _call(call) in seen:
+            return True
+        seen.add(_call(call))
+    return False
+
+
+def _call(call: Message) -> tuple[str, str]:
+    """Name and arguments, the latter without regard to the order and spacing of their JSON."""
+    try:
+        return call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True)
+    except (ValueError, RecursionError):
+        return call["name"], call["arguments"]
+
+
+def loops(text: str) -> bool:
+    """Whether `text` ends in one piece, with a word in it, over and over: 4 times or more, 120 characters or more.
+
+    The prefix function of the reversed text gives the shortest period of every tail, in linear time (Knuth, Morris and
+    Pratt, 1977).
+    """
+    tail = text.rstrip()[-_TAIL_CHARS:][::-1]
+    border = [0] * len(tail)
+    for i in range(1, len(tail)):
+        k = border[i - 1]
+        while k and tail[i] != tail[k]:
+            k = border[k - 1]
+        border[i] = k + (tail[i] == tail[k])
+        period = i + 1 - border[i]
+        if i + 1 >= max(_LOOP_CHARS, _LOOP_TIMES * period) and any(c.isalpha() for c in tail[:period]):
+            return True
+    return False

@@ -1,0 +1,112 @@
+"""A judge in this process: a chat model in Hugging Face format, all votes on a question over one prefill."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from opdkit.chat import Chat, ChatError
+from opdkit.config import parse_pairs
+from opdkit.console import progress
+from opdkit.errors import ConfigError
+from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.models import context_length, load_model, load_tokenizer, token_generator
+from opdkit.sampling import Request, Sample, sample
+from opdkit.stages import JudgeConfig
+
+_QUESTIONS_AT_ONCE = 64  # sorted by length and read in batches together; a bar moves after each lot
+
+
+def open_judge(config: JudgeConfig) -> Ask:
+    """Load the model. The votes depend on (seed, turn_id, question, vote) and on the model alone."""
+    assert config.model is not None  # JudgeConfig sees to it
+    tokenizer = load_tokenizer(config.model)
+    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    template_args = parse_pairs(config.template_arg, "--template-arg")
+    chat = Chat(tokenizer, template_args, model.generation_config.eos_token_id)
+    judge = _Judge(config, model, chat)
+
+    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+        lots = range(0, len(questions), _QUESTIONS_AT_ONCE)
+        answers: list[list[Answer]] = []
+        for start in progress(lots, "judging", len(lots), f"x {_QUESTIONS_AT_ONCE} questions"):
+            answers += judge.answers(questions[start : start + _QUESTIONS_AT_ONCE])
+        return answers
+
+    return ask
+
+
+class _Judge:
+    def __init__(self, config: JudgeConfig, model: Any, chat: Chat) -> None:
+        self.config, self.model, self.chat = config, model, chat
+        self.context = _context(model)
+        self.has_system_role = _takes_system(chat)
+
+    def answers(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        """m answers to each question. A question that cannot be put gets m answers that say why."""
+        prompts = [self._prompt(q.messages) for q in questions]
+        drawn = self._draw(questions, prompts)
+        return [
+            [Answer("", error=prompt)] * self.config.votes if isinstance(prompt, str) else self._read(prompt, drawn[i])
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def _prompt(self, messages: list[Message]) -> list[int] | str:
+        """Token ids, or why there are none."""
+        if not self.has_system_role:
+            messages = [{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}]
+        try:
+            ids = self.chat.prompt_ids(messages)
+        except ChatError as error:
+            return f"the prompt cannot be built: {error}"
+        if len(ids) >= self.context:
+            return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
+        return ids
+
+    def _draw(self, questions: Sequence[Question], prompts: Sequence[list[int] | str]) -> dict[int, list[Sample]]:
+        """Samples by question. Prompts that leave less than --max-new-tokens of the context are drawn one by one."""
+        longest = self.config.max_new_tokens
+        fits = {i: p for i, p in enumerate(prompts) if not isinstance(p, str)}
+        roomy = [i for i, p in fits.items() if len(p) + longest <= self.context]
+        lots = [(roomy, longest)] if roomy else []
+        lots += [([i], int(self.context) - len(p)) for i, p in fits.items() if len(p) + longest > self.context]
+        drawn: dict[int, list[Sample]] = {}
+        for indices, new_tokens in lots:
+            requests = [Request(fits[i], self._generators(questions[i])) for i in indices]
+            samples = sample(
+                self.model,
+                requests,
+                temperature=self.config.temperature,
+                max_new_tokens=new_tokens,
+                stop_ids=self.chat.stop_ids,
+                batch_tokens=self.config.batch_tokens,
+            )
+            drawn.update(zip(indices, samples, strict=True))
+        return drawn
+
+    def _generators(self, question: Question) -> list[Any]:
+        seed = self.config.seed
+        return [token_generator(seed, question.turn_id, question.name, vote) for vote in range(self.config.votes)]
+
+    def _read(self, prompt_ids: list[int], samples: Sequence[Sample]) -> list[Answer]:
+        # Templates of reasoning models end the prompt with an open think block.
+        thinking = self.chat.text(prompt_ids[-8:]).rstrip().endswith("<think>")
+        return [Answer(self._text(s), s.finish_reason, thinking) for s in samples]
+
+    def _text(self, drawn: Sample) -> str:
+        ids = drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids
+        return self.chat.text(ids)
+
+
+def _context(model: Any) -> float:
+    try:
+        return context_length(model)
+    except ConfigError:  # the configuration names none, so none is known to be exceeded
+        return float("inf")
+
+
+def _takes_system(chat: Chat) -> bool:
+    """Some templates refuse a system message; then its text goes before the user's."""
+    try:
+        chat.prompt_ids([{"role": "system", "content": "?"}, {"role": "user", "content": "?"}])
+    except ChatError:
+        return False
+    return True

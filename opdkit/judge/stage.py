@@ -1,0 +1,210 @@
+"""The loop of `opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
+
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opdkit import hints
+from opdkit.config import JSON
+from opdkit.console import warn
+from opdkit.judge import rules
+from opdkit.judge.exchange import Ask, HintVote, Question, RewardVote
+from opdkit.judge.flags import flags
+from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.votes import reward_of
+from opdkit.stages import JudgeConfig
+from opdkit.store import Counters, Stage, Summary, limited, model_identity, part_count, read_part
+from opdkit.tables import VERDICTS
+
+# Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
+JUDGES = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
+
+_FEW_REWARDS = 10  # that fewer rewards than this are all alike means nothing
+
+
+@dataclass(frozen=True)
+class Case:
+    """A turn to be judged, in its conversation."""
+
+    turn: JSON
+    messages: list[JSON]
+
+    @property
+    def index(self) -> int:
+        return int(self.turn["message_index"])
+
+    @property
+    def next_count(self) -> int:
+        return int(self.turn["next_count"])
+
+    @property
+    def next_text(self) -> str:
+        following = self.messages[self.index + 1 : self.index + 1 + self.next_count]
+        return "\n".join(m["content"] or "" for m in following)
+
+
+Votes = tuple[list[HintVote], list[RewardVote]]
+
+
+def run(config: JudgeConfig) -> Summary:
+    """Judge every trainable turn of the run; parts that are done are skipped.
+
+    Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
+    is not written, and the same command goes on with it.
+    """
+    parts = part_count(config.run, "extract")
+    inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
+    stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"])
+    todo = stage.todo()
+    ask = _open_judge(config) if todo and config.judge != "rules" else None
+    for part in todo:
+        with stage.writing(part) as out:
+            cases = _cases(config, part, out.counters)
+            votes = _ask(config, ask, cases) if ask else [_by_rules(case) for case in cases]
+            for case, (hint_votes, reward_votes) in zip(cases, votes, strict=True):
+                row = _verdict(config, case, hint_votes, reward_votes, out.counters)
+                out.rows("verdicts", [row])
+    summary = stage.summary()
+    for message in warnings(summary.counters):
+        warn(message)
+    return summary
+
+
+def _open_judge(config: JudgeConfig) -> Ask:
+    module, _, name = JUDGES[config.judge].partition(":")
+    ask: Ask = getattr(importlib.import_module(module), name)(config)
+    return ask
+
+
+def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
+    """The trainable turns of a part, within `--limit`. The others are counted as dropped, by their reason."""
+    sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
+    messages = {session["session_id"]: session["messages"] for session in sessions}
+    cases = []
+    for turn in read_part(config.run, "turns", part):
+        if turn["session_id"] not in messages:
+            continue
+        counters.rows_in += 1
+        if turn["trainable"]:
+            cases.append(Case(turn, messages[turn["session_id"]]))
+        else:
+            counters.drop(turn["skip_reason"] or "not trainable")
+    return cases
+
+
+# -- votes ----------------------------------------------------------------------------------------------------------
+
+
+def _by_rules(case: Case) -> Votes:
+    hint_vote, reward_vote = rules.votes(case.messages, case.index, case.next_count)
+    return [hint_vote], [reward_vote]
+
+
+def _ask(config: JudgeConfig, ask: Ask, cases: Sequence[Case]) -> list[Votes]:
+    questions = []
+    for case in cases:
+        common = turn_text(case.messages, case.index, case.next_count, config.max_section_chars)
+        for name in ("hint", "reward"):
+            questions.append(Question(case.turn["turn_id"], name, judge_messages(common, name)))
+    answers = ask(questions)
+    return [
+        ([parse_hint(a) for a in on_hint], [parse_reward(a) for a in on_reward])
+        for on_hint, on_reward in zip(answers[::2], answers[1::2], strict=True)
+    ]
+
+
+def _verdict(
+    config: JudgeConfig, case: Case, hint_votes: list[HintVote], reward_votes: list[RewardVote], counters: Counters
+) -> JSON:
+    """One row of `verdicts`."""
+    reward = reward_of([v.score for v in reward_votes])
+    choice = hints.choose(
+        [v.decision for v in hint_votes],
+        [v.hint for v in hint_votes],
+        case.next_text,
+        select=config.hint_select,
+        max_chars=config.max_hint_chars,
+    )
+    shown = flags(case.messages, case.index, case.next_count, case.turn["finish_reason"])
+    _count(counters.extra, [*hint_votes, *reward_votes], reward.reward, choice, shown)
+    return {
+        "turn_id": case.turn["turn_id"],
+        "hint_votes": [v.row() for v in hint_votes],
+        "reward_votes": [v.row() for v in reward_votes],
+        "reward": reward.reward,
+        "reward_status": reward.status,
+        "reward_agreement": reward.agreement,
+        "hints": choice.hints,
+        "hint": choice.hint,
+        "hint_status": choice.status,
+    }
+
+
+# -- counting, and what it shows ------------------------------------------------------------------------------------
+
+
+def _count(
+    extra: Counter[str],
+    votes: Sequence[HintVote | RewardVote],
+    reward: int | None,
+    choice: hints.Choice,
+    shown: Sequence[str],
+) -> None:
+    extra["votes"] += len(votes)
+    for vote in votes:
+        if vote.error:
+            extra["failed votes"] += 1
+            extra[f"failed votes ({_kind(vote.error)})"] += 1
+    extra["no reward" if reward is None else f"rewards {reward:+d}" if reward else "rewards 0"] += 1
+    if choice.hint is not None:
+        extra["hints"] += 1
+    for reason, count in choice.rejected.items():
+        extra[f"rejected hints ({reason})"] += count
+    for flag in shown:
+        extra[f"flagged {flag}"] += 1
+        if reward == 1:
+            extra[f"flagged {flag}, rewarded"] += 1
+
+
+def _kind(error: str) -> str:
+    """An error without what is particular to one vote."""
+    return error.partition(":")[0]
+
+
+def warnings(counters: Counters) -> list[str]:
+    """In words, what looks wrong with a stage's verdicts as a whole."""
+    extra, found = counters.extra, []
+    if not counters.rows_out:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common(3))
+        return [f"no turn was judged: none of {counters.rows_in:,} is trainable" + (f" ({reasons})" if reasons else "")]
+    votes, failed = extra["votes"], extra["failed votes"]
+    if 2 * failed > votes:
+        kinds = Counter({k[14:-1]: n for k, n in extra.items() if k.startswith("failed votes (")})
+        found.append(
+            f"{'all' if failed == votes else f'{failed:,} of'} {votes:,} votes failed, most often: "
+            f"{kinds.most_common(1)[0][0]}. Is it the right model, and is --max-new-tokens enough for its answers?"
+        )
+    if not extra["hints"]:
+        found.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
+    rewards = {name: extra[name] for name in ("rewards +1", "rewards 0", "rewards -1") if extra[name]}
+    if len(rewards) == 1 and sum(rewards.values()) >= _FEW_REWARDS:
+        name, count = next(iter(rewards.items()))
+        found.append(f"all {count:,} rewards are {name.split()[1]}: they tell no reply from another")
+    for flag, words in _FLAGGED.items():
+        rewarded, shown = extra[f"flagged {flag}, rewarded"], extra[f"flagged {flag}"]
+        if 2 * rewarded > shown:
+            found.append(
+                f"{rewarded:,} of {shown:,} turns {words} were rewarded +1: look at some before training on them"
+            )
+    return found
+
+
+_FLAGGED: dict[str, Any] = {
+    "tool_error": "after which a tool failed",
+    "truncation": "that were cut off",
+    "duplicate_call": "that repeat a tool call",
+    "loop": "that end in a loop",
+}

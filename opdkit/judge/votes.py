@@ -1,0 +1,38 @@
+"""What the votes on the reward add up to. Pure."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reward:
+    """The reward of one turn. `agreement` is the share of the valid votes that equal it; null where it is null."""
+
+    reward: int | None
+    status: str  # ok, tie, no_quorum or failed
+    agreement: float | None
+
+
+def reward_of(scores: Sequence[int | None]) -> Reward:
+    """The value with the most valid votes; a tie is 0; null scores are votes that failed, never neutral ones.
+
+    Fewer than half of the votes asked for valid: no_quorum, null. None valid: failed, null.
+
+    >>> reward_of([1, 1, -1, 1, 0])
+    Reward(reward=1, status='ok', agreement=0.6)
+    """
+    valid = [score for score in scores if score is not None]
+    if not valid:
+        return Reward(None, "failed", None)
+    if not quorum(len(valid), len(scores)):
+        return Reward(None, "no_quorum", None)
+    (best, most), *others = Counter(valid).most_common()
+    if others and others[0][1] == most:
+        return Reward(0, "tie", valid.count(0) / len(valid))
+    return Reward(best, "ok", most / len(valid))
+
+
+def quorum(valid: int, asked: int) -> bool:
+    """At least half of the votes asked for are valid."""
+    return 2 * valid >= asked

@@ -1,0 +1,279 @@
+"""The offline judge, sentence by sentence."""
+
+import subprocess
+import sys
+
+import pytest
+
+from opdkit.judge.rules import asks, judge, own_words, votes
+
+TOLD = "The trip takes three hours by train and costs 40 euros."
+ASKED = "I can book that for you. Would you like a window seat?"
+
+
+def message(role: str, content: str | None, name: str | None = None) -> dict:
+    return {
+        "role": role,
+        "content": content,
+        "reasoning": None,
+        "name": name,
+        "tool_call_id": None,
+        "tool_calls": [],
+    }
+
+
+def heard(said: str, reply: str = TOLD, asked: str = "How do I get to Lyon?"):
+    turn = [message("user", asked), message("assistant", reply), message("user", said)]
+    return judge(turn, 1, 1)
+
+
+CORRECTIONS = [
+    # "no, I said / asked / wanted / meant X"
+    ("No, I said by bus", "Go by what was said: by bus."),
+    ("no I asked for the price per person.", "Do what the request says: the price per person."),
+    ("I asked you to list the stations", "Do what the request says: list the stations."),
+    ("No, I wanted the night train!", "Aim for this: the night train."),
+    ("I meant the airport, sorry", "Take the request to mean: the airport"),
+    ("Actually, I wanted it in a table", "Aim for this: it in a table."),
+    ("I already told you: no flights", "Go by what was said: no flights."),
+    ("I specifically asked about refunds", "Do what the request says: refunds."),
+    # "use / try / switch to X (instead)"
+    ("Use Celsius instead.", "Use Celsius."),
+    ("please use bullet points", "Use bullet points."),
+    ("Can you use metric units instead?", "Use metric units."),
+    ("Try the slow train instead", "Try the slow train."),
+    ("No, switch to French", "Switch to French."),
+    ("just stick to the facts, please", "Stick to the facts."),
+    ("No, go with pandas instead of numpy", "Go with pandas instead of numpy."),
+    # "too / very verbose | long | short | brief | formal | casual"
+    ("That's too long", "fewer words"),
+    ("too verbose!", "fewer words"),
+    ("This is way too wordy for a text message", "fewer words"),
+    ("Your answer is very brief.", "more length"),
+    ("Hmm, a bit too short", "more length"),
+    ("it sounds too formal", "more casual tone"),
+    ("That is very casual for a letter to a judge.", "more formal tone"),
+    ("Thanks, but that's too technical for me.", "simpler words"),
+    ("Your explanation is so vague", "Be specific"),
+    ("Shorter, please.", "Make the reply shorter."),
+    ("more formal please", "Make the reply more formal."),
+    ("Can you make it a bit more friendly?", "The reply had better be a bit more friendly."),
+    # "should / must / need to X"
+    ("You should have checked the date first.", "The reply should have checked the date first."),
+    ("It must be in one paragraph.", "The reply should be in one paragraph."),
+    ("you need to include the return trip", "The reply should include the return trip."),
+    ("You shouldn't guess prices.", "The reply must not guess prices."),
+    ("The answer should not mention trains", "The reply must not mention trains."),
+    ("Don't use tables", "Do not do this: use tables."),
+    ("Stop apologizing!", "Do not do this: apologizing."),
+    ("No, the bus instead", "Rather: the bus."),
+    # a negative word without a pattern
+    ("That's wrong.", "User correction: That's wrong."),
+    ("Wrong city.", "User correction: Wrong city."),
+    ("That is not what I need", "User correction: That is not what I need"),
+    ("You forgot the return trip", "User correction: You forgot the return trip"),
+    ("you misunderstood me", "User correction: you misunderstood me"),
+    ("It doesn't compile", "User correction: It doesn't compile"),
+    ("still not working", "User correction: still not working"),
+    ("This makes no sense.", "User correction: This makes no sense."),
+    ("Thanks, but this is incorrect.", "User correction: Thanks, but this is incorrect."),
+    ("Thanks for nothing.", "User correction: Thanks for nothing."),
+    ("No, Paris.", "User correction: No, Paris."),
+    ("Why did you delete the file?", "User correction: Why did you delete the file?"),
+    ("I don’t like it.", "User correction: I don't like it."),
+    ("That isn't right at all", "User correction: That isn't right at all"),
+    ("Not that. The other one.", "User correction: Not that. The other one."),
+    ("Great, now it doesn't start.", "User correction: Great, now it doesn't start."),
+    ("Rewrite it please", "User correction: Rewrite it please"),
+    ("Neither of those works for me", "User correction: Neither of those works for me"),
+    ("Well, I think that is wrong", "User correction: Well, I think that is wrong"),
+    ("actually, can you revert that?", "User correction: actually, can you revert that?"),
+    ("undo that", "User correction: undo that"),
+    ("your code throws an exception", "User correction: your code throws an exception"),
+]
+NO_CORRECTIONS = [
+    # what looks like a correction and is none
+    ("no problem, thanks!", 1),
+    ("No worries, thank you", 1),
+    ("not bad", 1),
+    ("Not bad at all!", 1),
+    ("can't go wrong with that, thanks", 1),
+    ("Yes, I know. Where is the station?", 1),
+    ("I know", 0),
+    ("nothing else, thank you", 1),
+    ("Nothing else.", 0),
+    ("No, that's all. Thanks!", 1),
+    ("No, that's perfect.", 1),
+    ("no, thanks", 0),
+    ("no doubt, great", 1),
+    ("Nothing wrong with that. Next: how far is Nice?", 1),
+    ("What's wrong with my bike if it squeaks?", 1),
+    ("Should I bring an umbrella?", 1),
+    ("What should I pack?", 1),
+    ("How long is the very long tunnel?", 1),
+    ("I need to cancel a booking.", 1),
+    ("I want to change my flight, it is on Monday.", 1),
+    ('My teacher wrote "this is wrong and too long" below it. How do I say that in German?', 1),
+    ("> You should use the bus instead.\nThat works, thanks.", 1),
+    ("```\nraise ValueError('wrong')\n```\nHow do I catch this one?", 1),
+    ("How do I fix a flat tyre?", 1),
+    ("I need to change it to the next day.", 1),
+    ("Make that change for me.", 1),
+    ("Keep it in economy.", 1),
+    ("That should be all for now.", 1),
+    ("It should still be within the 24 hours.", 1),
+    ("I wanted to confirm that there were 3 passengers.", 1),
+    ("I gave them the wrong number. What now?", 1),
+    ("I am looking for a train that isn't full", 1),
+    ("I was told that I didn't need insurance", 1),
+    ("I think it is KHIK97. Can you confirm if that's correct?", 1),
+    # praise and thanks
+    ("Thanks!", 1),
+    ("thank you so much", 1),
+    ("Perfect, that works now", 1),
+    ("wow", 1),
+    ("Great job.", 1),
+    ("Exactly what I needed", 1),
+    ("It works!", 1),
+    ("Looks good to me", 1),
+    ("lgtm", 1),
+    ("That's very helpful.", 1),
+    ("you're a lifesaver", 1),
+    ("jesus, everything works, you are a monster", 1),
+    # a new request: the user moves on
+    ("And what is the weather there?", 1),
+    ("Now book a hotel.", 1),
+    # alone it says nothing
+    ("ok", 0),
+    ("Fine.", 0),
+    ("sure", 0),
+    ("yes", 0),
+    ("no", 0),
+    ("No.", 0),
+    ("ok, go ahead", 0),
+    ("hmm", 0),
+    ("Are you sure?", 0),
+    ("Why is it so expensive?", 0),
+    ("> quoted only", 0),
+]
+ANSWERS = [
+    # the reply asked a question; this is its answer, not a verdict on it
+    ("No, an aisle seat", 0),
+    ("No, I don't need one.", 0),
+    ("use my gift card", 0),
+    ("Yes, please cancel the reservation S61CZX. Thank you!", 0),
+    ("My user ID is mia_li_3668", 0),
+    ("I wanted economy, if possible", 0),
+    ("Thanks! Yes, by the window.", 1),
+    ("No, I said I travel by bus", -1),
+    ("No, that's wrong, I never asked about seats", -1),
+    ("Use my gift card instead", -1),
+    ("You should stop asking questions", -1),
+]
+
+
+@pytest.mark.parametrize(("said", "hint"), CORRECTIONS)
+def test_a_correction_is_minus_one_and_says_what_was_wanted(said: str, hint: str) -> None:
+    found = heard(said)
+    assert found.reward == -1, found
+    assert found.hint is not None
+    assert hint in found.hint
+
+
+@pytest.mark.parametrize(("said", "reward"), NO_CORRECTIONS)
+def test_harmless_words_are_no_correction(said: str, reward: int) -> None:
+    found = heard(said)
+    assert (found.reward, found.hint) == (reward, None), found
+
+
+@pytest.mark.parametrize(("said", "reward"), ANSWERS)
+def test_an_answer_to_the_replys_question_is_no_verdict(said: str, reward: int) -> None:
+    """pitfall 17: a reply that only asks is not rewarded because the user answers."""
+    assert heard(said, reply=ASKED).reward == reward, heard(said, reply=ASKED)
+
+
+def test_the_table_is_generous() -> None:
+    assert len(CORRECTIONS) + len(NO_CORRECTIONS) + len(ANSWERS) >= 80
+
+
+def test_the_same_request_again_is_a_redo() -> None:
+    again = heard("How do I get to Lyon today?", asked="How do I get to Lyon?")
+    assert (again.reward, again.hint, again.why) == (-1, None, "the same request again")
+    assert heard("How do I get to Paris by bus tomorrow?", asked="How do I get to Lyon?").reward == 1
+
+
+def test_a_long_correction_is_cut_at_a_word() -> None:
+    said = "That's wrong. " + "word " * 60
+    hint = heard(said).hint
+    assert hint is not None
+    assert hint.startswith("User correction: That's wrong. word")
+    assert hint.endswith("word ...")
+    assert len(hint) <= len("User correction: ") + 104
+
+
+@pytest.mark.parametrize(
+    ("reply", "asking"),
+    [
+        (ASKED, True),
+        ("Which one? Please let me know.", True),
+        ("Please provide your user ID.", True),
+        ("Here are the options. Let me know which flight you would like.", True),
+        ("If so, I will book it, please say yes.", True),
+        (TOLD, False),
+        ("Done. If you have any other questions, please let me know!", False),
+        ("It is booked. Is there anything else I can do for you?", False),
+        ("You asked: which one? The blue one. It is cheaper. And it is faster.", False),
+        ("", False),
+    ],
+)
+def test_asks(reply: str, asking: bool) -> None:
+    assert asks(reply) is asking
+
+
+def tools(*results: str, then: str | None = None):
+    turn = [message("user", "Book it"), message("assistant", None)]
+    turn += [message("tool", r, "book") for r in results] + ([message("user", then)] if then else [])
+    return judge(turn, 1, len(turn) - 2)
+
+
+def test_tool_results() -> None:
+    """pitfall 17 and pitfall 21: a failed call is -1, and all parallel results are looked at."""
+    assert (tools('{"id": 7}').reward, tools('{"id": 7}').hint) == (1, None)
+    assert (tools("Error: no seats left").reward, tools("Error: no seats left").hint) == (-1, None)
+    assert tools("Error: no seats left", '{"id": 7}').reward == -1
+    assert tools('{"id": 7}', "Error: no seats left").reward == -1
+    assert tools("").reward == 1
+
+
+def test_what_the_user_adds_to_a_tool_result() -> None:
+    assert tools('{"id": 7}', then="No, I said Tuesday").hint == "Go by what was said: Tuesday."
+    assert tools('{"id": 7}', then="ok").reward == 0
+    assert tools("Error: no seats left", then="ok").reward == -1
+
+
+def test_no_next_state_says_nothing() -> None:
+    turn = [message("user", "hi"), message("assistant", "hello")]
+    assert judge(turn, 1, 0).reward == 0
+    assert judge([*turn, message("user", None)], 1, 1).reward == 0
+
+
+def test_own_words() -> None:
+    assert own_words('> old\nnew `code` and "quote" ‘q’ it’s') == "new and it's"
+    assert own_words("```py\nx") == ""
+
+
+def test_votes_say_which_rule_spoke() -> None:
+    turn = [message("user", "hi"), message("assistant", TOLD), message("user", "Use Celsius instead")]
+    hint, reward = votes(turn, 1, 1)
+    assert (hint.decision, hint.hint, hint.error) == (1, "Use Celsius.", None)
+    assert (reward.score, reward.error) == (-1, None)
+    assert "correction" in hint.raw
+    assert hint.raw == reward.raw
+    turn[2] = message("user", "thanks")
+    hint, reward = votes(turn, 1, 1)
+    assert (hint.decision, hint.hint, reward.score) == (-1, None, 1)
+
+
+def test_the_rules_need_no_torch() -> None:
+    code = "import sys, opdkit.judge.rules; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
