@@ -1,0 +1,163 @@
+"""`opdkit extract`: conversation logs -> sessions, turns, and what could not be read.
+
+Two passes. The first one pins the inputs and finds their units, so that the number of parts is known before one is
+written; the second computes each part from its own units and from nothing else.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from opdkit.console import progress, say
+from opdkit.errors import OpdkitError
+from opdkit.logs import READERS
+from opdkit.logs.conversation import JSON, Conversation, Rejected, Unreadable
+from opdkit.logs.inputs import expand
+from opdkit.logs.parse import dump
+from opdkit.logs.survey import Survey, Surveyed, survey
+from opdkit.logs.turns import SIDE, turns
+from opdkit.logs.units import Unit, Units
+from opdkit.stages import ExtractConfig
+from opdkit.store import Counters, PartWriter, Stage, Summary
+from opdkit.tables import REJECTED, SESSIONS, TURNS
+
+TABLES = [SESSIONS, TURNS, REJECTED]
+_MB = 1_000_000
+_NAMED = 20  # inputs whose format is said one by one
+_TURNS, _TRAINABLE, _LOST, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped: "
+
+
+def run(config: ExtractConfig) -> Summary:
+    """Extract the parts of this shard that are not done yet.
+
+    Raises ConfigError for inputs that are missing or of no known format, and OpdkitError, after the parts are written,
+    when most of the log could not be read or nothing in it can be trained on.
+    """
+    with tempfile.TemporaryDirectory(prefix="opdkit-extract-") as folder:
+        scratch = Path(folder)
+        found = survey(
+            expand(config.logs, scratch),
+            config.format,
+            config.sessions_per_part,
+            config.max_line_mb * _MB,
+            scratch,
+        )
+        say_formats(found.inputs)
+        total = min(found.units, config.limit or found.units)
+        if total == 0 and not any(f.set_aside for f in found.inputs):
+            raise OpdkitError(f"nothing to read: {', '.join(config.logs)} hold no line but blank ones")
+        stage = Stage.open(
+            config,
+            "extract",
+            TABLES,
+            parts=max(1, -(-total // config.sessions_per_part)),
+            inputs={f.input.name: f.pinned() for f in found.inputs},
+        )
+        write_parts(stage, found, total, config.sessions_per_part)
+    summary = stage.summary()
+    if summary.parts_done == summary.parts:
+        check(summary.counters)
+    return summary
+
+
+def write_parts(stage: Stage, found: Survey, total: int, size: int) -> None:
+    """Compute and commit every part of this shard that is missing."""
+    units = Units(found)
+    try:
+        todo = stage.todo()
+        for part in progress(todo, "extract", len(todo), "parts"):
+            with stage.writing(part) as out:
+                if part == 0:
+                    write_set_aside(found.inputs, out)
+                for unit in units.read(part * size, min(total, (part + 1) * size)):
+                    write_unit(unit, out)
+    finally:
+        units.close()
+        found.index.close()
+
+
+def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter) -> None:
+    """One rejected row for every input that no reader knows."""
+    for found in inputs:
+        if found.problem is not None and found.set_aside:
+            out.counters.rows_in += 1
+            set_aside(Rejected(found.input.source, 0, found.problem.reason, found.problem.detail), out)
+
+
+def write_unit(unit: Unit, out: PartWriter) -> None:
+    """The rows of one unit."""
+    counters = out.counters
+    counters.rows_in += 1
+    if unit.problem is not None:
+        set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out)
+        return
+    sessions = 0
+    for item in READERS[unit.found.format or ""].read(unit.lines):
+        if isinstance(item, Conversation):
+            try:
+                row = session_row(item, unit, sessions + 1)
+            except Unreadable as why:
+                item = Rejected(item.source, item.line, why.reason, why.detail)
+        if isinstance(item, Rejected):
+            set_aside(item, out)
+            continue
+        sessions += 1
+        rows = turns(row["session_id"], item)
+        out.rows("sessions", [row])
+        out.rows("turns", rows)
+        counters.extra[_TURNS] += len(rows)
+        for turn in rows:
+            counters.extra[_TRAINABLE if turn["trainable"] else _SKIPPED + turn["skip_reason"]] += 1
+    if not sessions:
+        counters.extra[_LOST] += 1
+
+
+def set_aside(item: Rejected, out: PartWriter) -> None:
+    """One row of the rejected table, counted as dropped."""
+    out.rows("rejected", [item.row()])
+    out.counters.drop(item.reason)
+
+
+def session_row(told: Conversation, unit: Unit, ordinal: int) -> JSON:
+    """The row of tables.SESSIONS for the `ordinal`-th conversation, from 1, of a unit."""
+    name = str(told.line) if unit.name is None else unit.name
+    return {
+        "session_id": f"{unit.found.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else ""),
+        "source": told.source,
+        "line": told.line,
+        "format": unit.found.format,
+        "model": told.model,
+        "messages": told.messages,
+        "tools": told.tools,
+        "metadata": dump(told.metadata) if told.metadata else None,
+    }
+
+
+def say_formats(inputs: Sequence[Surveyed]) -> None:
+    """On stderr: what each input was taken for."""
+    for found in inputs[:_NAMED]:
+        what = found.format or (f"set aside: {found.problem.reason}" if found.problem else "empty")
+        say(f"{found.input.source}: {what}")
+    rest = [found.format or "set aside" for found in inputs[_NAMED:]]
+    if rest:
+        say("and " + ", ".join(f"{rest.count(name):,} more as {name}" for name in sorted(set(rest))))
+
+
+def check(counters: Counters) -> None:
+    """Raise OpdkitError when most of the log was lost, or none of it can be trained on: say so in words."""
+    reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
+    lost = counters.extra[_LOST]
+    if 2 * lost > counters.rows_in:
+        raise OpdkitError(
+            f"{lost:,} of {counters.rows_in:,} log sessions could not be read: {reasons}. "
+            "The rejected table shows line and text of each; is --format right?"
+        )
+    if counters.extra[_TRAINABLE]:
+        return
+    skipped = Counters()
+    for name, n in counters.extra.items():
+        if name.startswith(_SKIPPED):
+            skipped.drop(name.removeprefix(_SKIPPED), n)
+    why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.dropped.most_common(3)) or reasons or "no turns at all"
+    side = " Every turn is marked as side." if set(skipped.dropped) == {SIDE} else ""
+    raise OpdkitError(f"nothing can be trained on: none of {counters.extra[_TURNS]:,} turns.{side} Reasons: {why}.")

@@ -1,0 +1,87 @@
+"""What every reader of a log format makes of it: conversations, and what could not be read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+JSON = dict[str, Any]
+RAW_LIMIT = 2_000  # characters of a rejected line that are kept
+
+
+class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
+    """A line, or a whole input, that cannot be read. `reason` is a few words, the same for all of its kind."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+class Line(NamedTuple):
+    """One line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
+
+    source: str
+    number: int  # from 1
+    data: bytes
+    problem: Unreadable | None = None
+
+
+@dataclass(slots=True)
+class Note:
+    """What a log says about one assistant message beside its text. A skip reason here outranks the general rules."""
+
+    finish_reason: str | None = None
+    skip_reason: str | None = None
+    kind: str = "main"
+    token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One session as a reader hands it over."""
+
+    source: str
+    line: int  # where it starts, from 1
+    messages: list[JSON]  # the struct of tables.MESSAGE
+    model: str | None = None
+    tools: str | None = None
+    metadata: JSON = field(default_factory=dict)
+    notes: dict[int, Note] = field(default_factory=dict)  # message index -> what the log says about that turn
+
+
+@dataclass(slots=True)
+class Rejected:
+    """One line, or with line 0 one input, that was set aside."""
+
+    source: str
+    line: int
+    reason: str
+    detail: str
+    raw: bytes = b""
+
+    def row(self) -> JSON:
+        """The row of tables.REJECTED."""
+        # A character is at most four bytes: no need to decode a line of 100 MB to show its beginning.
+        text = self.raw[: 4 * RAW_LIMIT].decode("utf-8", "replace").rstrip("\r\n")[:RAW_LIMIT]
+        detail = self.detail.encode("utf-8", "replace").decode()[:RAW_LIMIT]
+        return {"source": self.source, "line": self.line, "reason": self.reason, "detail": detail, "raw": text}
+
+
+def rejected(line: Line, why: Unreadable) -> Rejected:
+    """`line` as a row of the rejected table."""
+    return Rejected(line.source, line.number, why.reason, why.detail, line.data)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One log format.
+
+    `grouping` says what one unit of the log is: a non-blank `line`, a `session` header with all lines up to the next
+    one, or all lines with one logged `id`, wherever they are. `read` turns the lines of one unit into conversations,
+    and sets aside what it cannot read; it never raises on bad input.
+    """
+
+    name: str
+    grouping: str
+    recognises: Callable[[JSON], bool]
+    read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected]]
