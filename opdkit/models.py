@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import sys
 from pathlib import Path
 
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -43,6 +45,8 @@ def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
     if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
         raise OpdkitError(f"{name} holds no weights: no *.safetensors there (other weight formats can run code)")
     place = resolve_device(device)
+    if not sys.stderr.isatty():
+        transformers.utils.logging.disable_progress_bar()  # it would fill the log of a batch job
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=resolve_dtype(dtype, place), use_safetensors=True, trust_remote_code=False
