@@ -51,8 +51,8 @@ def read_messages(items: Iterable[Any]) -> tuple[list[JSON], dict[int, Note]]:
             raise _bad_role(item, position) from None
         content = item.get("content")
         if role == "assistant":
-            if (note := read_note(item)) is not None:
-                notes[len(messages)] = note
+            if not _NOTED.isdisjoint(item):
+                notes[len(messages)] = read_note(item)
             messages.append(_assistant(item, content))
         elif content.__class__ is str or content is None:
             messages.append({"role": role, "content": content, "reasoning": None, "name": _text(item, "name"),
@@ -72,19 +72,25 @@ def _bad_role(item: Any, index: int) -> Unreadable:
 
 
 def _text(item: JSON, key: str) -> str | None:
-    value = item.get(key)
+    if key not in item:
+        return None
+    value = item[key]
     return value if value.__class__ is str and value else None
 
 
 def _call_id(item: JSON) -> str | None:
     """The call that a tool message answers; SWE-agent logs it as a list of one."""
-    several = item.get("tool_call_ids")
-    if isinstance(several, list) and len(several) == 1:
-        return _text({"id": several[0]}, "id")
-    return _text(item, "tool_call_id")
+    found = _text(item, "tool_call_id")
+    several = item.get("tool_call_ids") if found is None else None
+    return _text({"id": several[0]}, "id") if isinstance(several, list) and len(several) == 1 else found
 
 
 def _assistant(item: JSON, content: Any) -> JSON:
+    plain = content.__class__ is str or content is None
+    if plain and len(item) - ("tool_calls" in item) == 2:  # role and content, and mostly there is no more
+        calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
+        return {"role": "assistant", "content": content, "reasoning": None, "name": None, "tool_call_id": None,
+                "tool_calls": calls}  # fmt: skip
     reasoning = _text(item, "reasoning_content") or _text(item, "reasoning")
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
     if item.get("function_call"):
@@ -157,6 +163,12 @@ def read_calls(calls: Any) -> list[JSON]:
 
 def read_call(call: Any) -> JSON:
     """One call: OpenAI's `function` or `custom`, or the flat form. Arguments stay verbatim, JSON or not."""
+    try:
+        function = call["function"]
+        if call["id"].__class__ is str and function["name"].__class__ is str and function["arguments"].__class__ is str:
+            return {"id": call["id"], "name": function["name"], "arguments": function["arguments"]}
+    except (KeyError, TypeError):
+        pass  # not as OpenAI writes it: look closer
     if not isinstance(call, dict):
         raise Unreadable("tool calls of unknown shape", f"a call is a {type(call).__name__}")
     body = call.get("function") or call.get("custom") or call
@@ -174,10 +186,8 @@ def read_call(call: Any) -> JSON:
 _NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type"))
 
 
-def read_note(item: JSON) -> Note | None:
-    """Finish reason, sampled tokens, log-probs and side turns of an assistant message; None where there are none."""
-    if _NOTED.isdisjoint(item):
-        return None
+def read_note(item: JSON) -> Note:
+    """Finish reason, sampled tokens, log-probs and side turns of an assistant message."""
     ids, logprobs = sampled_tokens(item)
     kind = "side" if item.get("turn_type") == "side" else "main"
     return Note(_text(item, "finish_reason"), None, kind, ids, logprobs)

@@ -72,8 +72,8 @@ def _choice(record: JSON) -> JSON | None:
 def _model(record: JSON, items: list[Any]) -> str | None:
     if isinstance(record.get("model"), str):
         return record["model"] or None
-    named = (item["model"] for item in items if isinstance(item, dict) and isinstance(item.get("model"), str))
-    return next(named, None)
+    named = next((item["model"] for item in items if "model" in item), None)
+    return named if isinstance(named, str) and named else None
 
 
 def read_tools(tools: Any) -> str | None:

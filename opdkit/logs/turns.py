@@ -1,5 +1,6 @@
 """One row a logged reply: its next state, and whether it may be judged and trained on."""
 
+import itertools
 from collections.abc import Sequence
 
 from opdkit.logs.conversation import JSON, Conversation, Note
@@ -24,22 +25,21 @@ def turns(session_id: str, conversation: Conversation) -> list[JSON]:
     row the first has none.
     """
     messages, notes = conversation.messages, conversation.notes
+    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     rows: list[JSON] = []
-    after = len(messages)  # where the next state of the turn at hand ends
-    for index in range(len(messages) - 1, -1, -1):
-        if messages[index]["role"] != "assistant":
-            continue
+    request, read_to = None, 0  # the last user message before the turn, and how far we have looked for it
+    for index, end in itertools.pairwise([*replies, len(messages)]):
+        request = _last_user(messages, read_to, index) or request
+        read_to = index
         note = notes.get(index, _NOTHING)
-        next_state = messages[index + 1 : after]
-        after = index
-        next_role = next((m["role"] for m in next_state if m["role"] != "system"), None)
-        skip = note.skip_reason or skip_reason(messages, index, next_state, next_role, note)
+        reaction = _reaction(messages, index, end)
+        skip = note.skip_reason or _skip_reason(messages, index, request, reaction, note)
         rows.append({
             "turn_id": f"{session_id}:{index}",
             "session_id": session_id,
             "message_index": index,
-            "next_count": len(next_state),
-            "next_role": next_role,
+            "next_count": end - index - 1,
+            "next_role": reaction["role"] if reaction is not None else None,
             "kind": note.kind,
             "trainable": skip is None,
             "skip_reason": skip,
@@ -47,40 +47,44 @@ def turns(session_id: str, conversation: Conversation) -> list[JSON]:
             "response_token_ids": note.token_ids,
             "behavior_logprobs": note.logprobs,
         })  # fmt: skip
-    rows.reverse()
     return rows
 
 
-def skip_reason(
-    messages: Sequence[JSON], index: int, next_state: Sequence[JSON], next_role: str | None, note: Note
-) -> str | None:
-    """Why the reply at `index` is not trainable; None if it is."""
-    reply = messages[index]
-    if note.kind == "side":
-        return SIDE
-    if not reply["tool_calls"] and not (reply["content"] and not reply["content"].isspace()):
-        return EMPTY
-    if note.finish_reason in _CUT_OFF:
-        return TRUNCATED
-    request = _request(messages, index)
-    if request is None:
-        return NO_USER
-    if next_role is None:
-        return NO_NEXT
-    if index and _says_the_same(messages[index - 1], reply):
-        return DUPLICATE  # logged twice: the prompt holds the very reply
-    if next_role == "user" and _same_text(request, next(m for m in next_state if m["role"] == "user")):
-        return RETRY  # a client that sends the request again reads as a user who repeats it
+def _last_user(messages: Sequence[JSON], start: int, stop: int) -> JSON | None:
+    for i in range(stop - 1, start - 1, -1):
+        if messages[i]["role"] == "user":
+            return messages[i]
     return None
 
 
-def _request(messages: Sequence[JSON], index: int) -> JSON | None:
-    return next((messages[i] for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), None)
+def _reaction(messages: Sequence[JSON], index: int, end: int) -> JSON | None:
+    """The first message of the next state that somebody said: a system message in between is no reaction."""
+    for i in range(index + 1, end):
+        if messages[i]["role"] != "system":
+            return messages[i]
+    return None
 
 
-def _says_the_same(one: JSON, other: JSON) -> bool:
-    return all(one[key] == other[key] for key in ("role", "content", "tool_calls"))
-
-
-def _same_text(one: JSON, other: JSON) -> bool:
-    return bool(one["content"]) and (one["content"] or "").strip() == (other["content"] or "").strip()
+def _skip_reason(
+    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, note: Note
+) -> str | None:
+    """Why the reply at `index` is not trainable; None if it is."""
+    reply = messages[index]
+    content = reply["content"]
+    if note.kind == "side":
+        return SIDE
+    if not reply["tool_calls"] and (not content or content.isspace()):
+        return EMPTY
+    if note.finish_reason in _CUT_OFF:
+        return TRUNCATED
+    if request is None:
+        return NO_USER
+    if reaction is None:
+        return NO_NEXT
+    before = messages[index - 1]
+    if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
+        return DUPLICATE  # logged twice: the prompt ends with the very reply
+    if reaction["role"] == "user" and request["content"] and reaction["content"]:
+        same = request["content"].strip() == reaction["content"].strip()
+        return RETRY if same else None  # a client that sends the request again reads as a user who repeats it
+    return None
