@@ -139,6 +139,8 @@ class EvalConfig(ModelOptions):
     """`opdkit eval`: before and after, on prompts that were held out."""
 
     prompts: str = option(..., "JSONL of held-out prompts with checks", plan=False)
+    limit: int | None = option(None, "only the first N prompts, and the judged turns of the first N sessions, for a "
+                               "cheap trial", unit="prompts", low=1)  # fmt: skip
     model: str | None = option(None, "the model before (default: the one that was trained)")
     trained: str | None = option(None, "the model after (default: RUN/train/model)")
     samples: int = option(4, "sampled replies per prompt, besides the greedy one", unit="replies", low=0)

@@ -137,7 +137,7 @@ def refuse_another_student(run: Path, model: str) -> JSON:
     """
     identity = model_identity(model)
     plan = manifest(run, "teacher")["plan"]
-    scored = plan["inputs"]["student"]
+    scored = plan["inputs"]["model"]
     if identity.get("files", identity["name"]) != scored.get("files", scored["name"]):
         raise ConfigError(
             f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}): "

@@ -69,7 +69,7 @@ def write_run(run: Path, model_dir: Path, toys: list[Toy], parts: int = 2) -> Pa
             out.rows("sessions", [_session_row(toy) for toy in toys[part::parts]])
     config = TeacherConfig(run=run, model=str(model_dir), shard="0/1")
     identity = model_identity(str(model_dir))
-    teacher = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs={"student": identity, "teacher": identity},
+    teacher = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs={"model": identity},
                          upstream=["extract"])  # fmt: skip
     for part in range(parts):
         with teacher.writing(part) as out:

@@ -30,7 +30,7 @@ def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
 
 
 def test_the_longest_turns_are_dealt_first() -> None:
-    assert deal([5, 9, 4, 1], 2) == [[1], [0, 2, 3]]
+    assert deal([5, 9, 4, 1], 2) == [[1, 3], [0, 2]]
     assert deal([7], 3) == [[0], [], []]
 
 

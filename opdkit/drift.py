@@ -1,0 +1,116 @@
+"""How far a model has moved: on logged replies, and on text that has nothing to do with what it was taught."""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from opdkit.errors import ConfigError
+from opdkit.scoring import Sequence as ScoredSequence
+from opdkit.scoring import batches, response_logits, score, token_logprobs
+from opdkit.store import read_all
+
+# Enough for an interval of a few hundredths of a nat; more would only take longer.
+MAX_TURNS, MAX_PASSAGES, PASSAGE_TOKENS = 512, 256, 512
+# Logits of two models over the whole vocabulary are held at once: at V = 152k these are 2.5 GB.
+KL_TOKENS, _ROWS = 2048, 256
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Sums over the tokens of one turn or passage (nats)."""
+
+    tokens: int
+    before: float
+    after: float
+    kl: float = math.nan  # sum of KL(before || after); nan where it was not asked for
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.before) and math.isfinite(self.after)
+
+
+def few(items: Iterable[Any], key: Any, most: int) -> list[Any]:
+    """At most `most` of the items: those whose hashed key is smallest, the same ones on every run."""
+    return sorted(items, key=lambda item: hashlib.sha256(key(item).encode()).digest())[:most]
+
+
+def reply_shifts(
+    before: Any, after: Any, sequences: Sequence[ScoredSequence], masks: Sequence[Tensor], batch_tokens: int
+) -> list[Shift]:
+    """For each reply, the log-prob of its sampled tokens under both models."""
+    old, new = (score(model, sequences, batch_tokens=batch_tokens) for model in (before, after))
+    return [
+        Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
+        for b, a, mask in zip(old, new, masks, strict=True)
+    ]
+
+
+# -- text that was not trained on -----------------------------------------------------------------------------------
+
+
+def neutral_passages(run: Path, file: str | None) -> list[str]:
+    """The lines of `file`, or what the users of the logs wrote: text that no objective pushes on.
+
+    Raises ConfigError when the file cannot be read or has no text.
+    """
+    if file is None:
+        written = (m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user")
+        return few({text for text in written if text and text.strip()}, str, MAX_PASSAGES)
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"--neutral {file}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--neutral {file} is not UTF-8 text: {error}") from error
+    passages = {line for line in lines if line.strip()}
+    if not passages:
+        raise ConfigError(f"--neutral {file} holds no text")
+    return few(passages, str, MAX_PASSAGES)
+
+
+def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[ScoredSequence]:
+    """Passages as token ids, cut to 512; the first token has no probability and is the prompt of the others.
+
+    Control tokens in them are read as the text they are.
+    """
+    encoded = (tokenizer(text, split_special_tokens=True)["input_ids"][:PASSAGE_TOKENS] for text in passages)
+    return [ScoredSequence(ids[:1], ids[1:]) for ids in encoded if len(ids) > 1]
+
+
+def passage_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batch_tokens: int) -> list[Shift]:
+    """For each passage, its log-prob under both models and KL(before || after) over the whole vocabulary."""
+    found: dict[int, Shift] = {}
+    for batch in batches([len(s) for s in sequences], min(batch_tokens, KL_TOKENS)):
+        found.update(zip(batch, _batch_shifts(before, after, [sequences[i] for i in batch]), strict=True))
+    return [found[i] for i in range(len(sequences))]
+
+
+@torch.inference_mode()
+def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) -> Iterator[Shift]:
+    old_NV, lengths = response_logits(before, sequences)
+    new_NV, _ = response_logits(after, sequences)
+    new_NV = new_NV.to(old_NV.device)
+    ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=old_NV.device)
+    rows = zip(old_NV.split(_ROWS), new_NV.split(_ROWS), ids_N.split(_ROWS), strict=True)
+    numbers_3N = torch.cat([torch.stack(_row_numbers(*row)) for row in rows], dim=1).double().cpu()
+    return iter(
+        [Shift(n, *part.sum(1).tolist()) for n, part in zip(lengths, numbers_3N.split(lengths, 1), strict=True)]
+    )
+
+
+def _row_numbers(old_nV: Tensor, new_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return token_logprobs(old_nV, ids_n), token_logprobs(new_nV, ids_n), kl_divergence(old_nV, new_nV)
+
+
+def kl_divergence(logits_p_NV: Tensor, logits_q_NV: Tensor) -> Tensor:
+    """KL(p || q) of two softmaxes over the whole vocabulary (nats, [N])."""
+    p_NV, q_NV = logits_p_NV.log_softmax(-1), logits_q_NV.log_softmax(-1)
+    # Where p is 0 the term is 0, also where both logits are -inf and their difference is no number.
+    return torch.where(p_NV.isneginf(), 0.0, p_NV.exp() * (p_NV - q_NV)).sum(-1)

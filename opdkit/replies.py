@@ -1,0 +1,118 @@
+"""Replies of the models under evaluation: sampled with common random streams, and checked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from opdkit.chat import Chat, ChatError
+from opdkit.checks import Criterion, HeldOutPrompt, Patterns, criterion_messages, question_id, verdict, visible
+from opdkit.config import JSON
+from opdkit.console import say, warn
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.exchange import Ask, Question
+from opdkit.judge.parse import parse_reward
+from opdkit.models import context_length, token_generator
+from opdkit.sampling import Request, Sample, sample
+from opdkit.stages import EvalConfig, JudgeConfig
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One reply of one model. Sample 0 is the greedy one."""
+
+    prompt: HeldOutPrompt
+    model: str  # before or after
+    sample: int
+    text: str
+    seen: str  # the text without its thinking: what checks look at
+    tokens: int
+    finish_reason: str
+    passed: bool | None = None
+
+    def row(self) -> JSON:
+        return {"prompt_id": self.prompt.id, "domain": self.prompt.domain, "model": self.model, "sample": self.sample,
+                "reply": self.text, "finish_reason": self.finish_reason, "passed": self.passed}  # fmt: skip
+
+
+def generate(label: str, model: Any, chat: Chat, prompts: Sequence[HeldOutPrompt], config: EvalConfig) -> list[Reply]:
+    """The greedy reply and `--samples` sampled ones to each prompt.
+
+    Draw k of a prompt comes from the stream (seed, prompt id, k), the same for both models: what differs between them
+    is the model.
+    """
+    say(f"{label}: {1 + config.samples} replies to each of {len(prompts)} prompts")
+    prompt_ids = [_prompt_ids(model, chat, prompt, config.max_new_tokens) for prompt in prompts]
+    replies = []
+    for first, last, temperature in ((0, 1, 0.0), (1, config.samples + 1, config.temperature)):
+        numbers = range(first, last)
+        requests = [
+            Request(ids, [token_generator(config.seed, "eval", prompt.id, k) for k in numbers])
+            for prompt, ids in zip(prompts, prompt_ids, strict=True)
+        ]
+        drawn = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
+                       stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens) if numbers else []  # fmt: skip
+        for prompt, ids, draws in zip(prompts, prompt_ids, drawn, strict=False):
+            thinking = chat.text(ids[-8:]).rstrip().endswith("<think>")
+            replies += [_reply(prompt, label, k, draw, chat, thinking) for k, draw in zip(numbers, draws, strict=True)]
+    return replies
+
+
+def _prompt_ids(model: Any, chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int) -> list[int]:
+    try:
+        ids = chat.prompt_ids(prompt.messages, prompt.tools)
+    except ChatError as error:
+        raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
+    longest = context_length(model)
+    if len(ids) + max_new_tokens > longest:
+        raise ConfigError(f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} "
+                          f"that is more than the {longest} the model was built for")  # fmt: skip
+    return ids
+
+
+def _reply(prompt: HeldOutPrompt, label: str, number: int, draw: Sample, chat: Chat, thinking: bool) -> Reply:
+    text = chat.text(draw.ids[:-1] if draw.finish_reason == "stop" else draw.ids)
+    return Reply(prompt, label, number, text, visible(text, thinking), len(draw.ids), draw.finish_reason)
+
+
+# -- checks ----------------------------------------------------------------------------------------------------------
+
+
+def checked(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
+    """The replies with what their checks say."""
+    asked = {question_id(r.prompt.id, r.seen): r for r in replies if isinstance(r.prompt.check, Criterion) and r.seen}
+    verdicts = _judged(asked, config) if asked else {}
+    return [replace(r, passed=_passed(r, verdicts)) for r in replies]
+
+
+def _passed(reply: Reply, verdicts: dict[str, bool | None]) -> bool | None:
+    if isinstance(reply.prompt.check, Patterns):
+        return reply.prompt.check.passes(reply.seen)
+    return verdicts[question_id(reply.prompt.id, reply.seen)] if reply.seen else False
+
+
+def _judged(asked: dict[str, Reply], config: EvalConfig) -> dict[str, bool | None]:
+    questions = [
+        Question(name, "criterion", criterion_messages(r.prompt, r.prompt.check.text, r.seen))
+        for name, r in asked.items()
+        if isinstance(r.prompt.check, Criterion)
+    ]
+    votes = _open_judge(config)(questions)
+    verdicts = {
+        question.turn_id: verdict([parse_reward(answer).score for answer in answers])
+        for question, answers in zip(questions, votes, strict=True)
+    }
+    unknown = sum(v is None for v in verdicts.values())
+    if unknown:
+        warn(f"the judge gave no verdict on {unknown} of {len(verdicts)} replies; they count neither way")
+    return verdicts
+
+
+def _open_judge(config: EvalConfig) -> Ask:
+    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local", model=config.judge_model,
+                        base_url=config.judge_url, api_key_env=config.api_key_env, device=config.device,
+                        dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
+    if config.judge_url:
+        from opdkit.judge.endpoint import open_judge
+    else:
+        from opdkit.judge.local import open_judge
+    return open_judge(judge)

@@ -1,0 +1,52 @@
+"""The percentile bootstrap: by hand, against plain loops, and how often it holds the truth."""
+
+import numpy as np
+import pytest
+
+from opdkit.bootstrap import interval
+
+
+def test_two_values_worked_by_hand() -> None:
+    """Means of resamples of [0, 1] are 0, 0.5 and 1 with probabilities 1/4, 1/2 and 1/4."""
+    assert interval([0.0, 1.0], seed=0) == (0.0, 1.0)
+
+
+def test_equal_values_have_no_spread_and_one_value_says_nothing() -> None:
+    assert interval([0.25] * 7, seed=0) == (0.25, 0.25)
+    assert interval([0.25], seed=0) is None
+    assert interval([], seed=0) is None
+
+
+def test_the_normal_approximation_is_near() -> None:
+    values = np.random.default_rng(1).normal(3.0, 2.0, 400)
+    low, high = interval(values.tolist(), seed=0)
+    half = 1.96 * values.std() / 20
+    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
+
+
+def test_weights_are_repetitions_of_a_mean_over_tokens() -> None:
+    """A value of weight 0 counts for nothing; a resample of the others is a mean weighted by tokens."""
+    low, high = interval([1.0, 4.0], [3.0, 1.0], seed=0)
+    assert (low, high) == (1.0, 4.0)
+    values, weights = np.random.default_rng(2).normal(size=(2, 60))
+    weights = np.abs(weights) + 0.1
+    rng = np.random.default_rng(5)
+    draws = [rng.integers(60, size=60) for _ in range(4000)]
+    means = [(values[d] * weights[d]).sum() / weights[d].sum() for d in draws]
+    expected = np.quantile(means, [0.025, 0.975])
+    assert interval(values.tolist(), weights.tolist(), seed=3) == pytest.approx(tuple(expected), abs=0.02)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    values = np.random.default_rng(3).normal(size=50).tolist()
+    assert interval(values, seed=7) == interval(values, seed=7)
+    assert interval(values, seed=7) != interval(values, seed=8)
+
+
+def test_it_holds_the_true_mean_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(4)
+    held = 0
+    for trial in range(400):
+        low, high = interval(rng.normal(1.0, 1.0, 60).tolist(), seed=trial, resamples=1000)
+        held += low <= 1.0 <= high
+    assert 0.91 <= held / 400 <= 0.98
