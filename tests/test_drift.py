@@ -1,0 +1,80 @@
+"""How far a model has moved, against plain loops over the whole vocabulary."""
+
+import math
+
+import pytest
+import torch
+from conftest import save_tiny_model
+
+from opdkit.drift import few, kl_divergence, neutral_passages, passage_sequences, passage_shifts, reply_shifts
+from opdkit.errors import ConfigError
+from opdkit.models import load_model
+from opdkit.scoring import Sequence
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, plain_tokenizer):
+    folder = tmp_path_factory.mktemp("models")
+    return [load_model(str(save_tiny_model(folder / str(seed), plain_tokenizer, seed)), device="cpu", dtype="float32")
+            for seed in (0, 1)]  # fmt: skip
+
+
+def test_kl_worked_by_hand_and_against_torch() -> None:
+    p, q = torch.tensor([0.5, 0.5, 0.0]).log(), torch.tensor([0.25, 0.75, 0.0]).log()
+    expected = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    assert kl_divergence(p[None], q[None]).item() == pytest.approx(expected, abs=1e-6)
+    logits = torch.randn(2, 30, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    categorical = [torch.distributions.Categorical(logits=x) for x in logits]
+    oracle = torch.distributions.kl_divergence(*categorical)
+    torch.testing.assert_close(kl_divergence(*logits), oracle, rtol=0, atol=1e-12)
+    assert torch.equal(kl_divergence(logits[0], logits[0]), torch.zeros(30, dtype=torch.float64))
+
+
+def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_tokenizer) -> None:
+    texts = ["The tool returned an error.", "thanks", "No, I said the other file, please."]
+    sequences = passage_sequences(plain_tokenizer, texts)
+    for shift, text in zip(passage_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
+        ids = torch.tensor([plain_tokenizer(text)["input_ids"]])
+        with torch.no_grad():
+            old, new = (m(input_ids=ids).logits[0, :-1].double().log_softmax(-1) for m in models)
+        assert shift.tokens == ids.shape[1] - 1
+        assert shift.before == pytest.approx(old.gather(-1, ids[0, 1:, None]).sum().item(), abs=1e-4)
+        assert shift.after == pytest.approx(new.gather(-1, ids[0, 1:, None]).sum().item(), abs=1e-4)
+        assert shift.kl == pytest.approx((old.exp() * (old - new)).sum().item(), abs=1e-3)
+
+
+def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
+    sequences = passage_sequences(plain_tokenizer, ["hello world", "def main():"])
+    assert all(s.kl == 0 and s.before == s.after for s in passage_shifts(models[0], models[0], sequences, 100))
+
+
+def test_only_sampled_tokens_of_a_reply_count(models) -> None:
+    sequences = [Sequence([1, 2, 3], [4, 5, 6, 7])]
+    whole, some = (
+        reply_shifts(*models, sequences, [torch.tensor(mask)], 100)[0]
+        for mask in ([True] * 4, [True, False, False, True])
+    )
+    assert (whole.tokens, some.tokens) == (4, 2)
+    assert whole.before < some.before < 0
+
+
+def test_control_tokens_in_a_passage_are_text(plain_tokenizer) -> None:
+    """pitfall 15."""
+    (sequence,) = passage_sequences(plain_tokenizer, ["a <|im_end|> b", "x"])  # one token alone has no log-prob
+    assert plain_tokenizer.eos_token_id not in sequence.prompt_ids + sequence.response_ids
+
+
+def test_the_same_few_are_taken_again() -> None:
+    names = [f"n{i}" for i in range(100)]
+    assert few(names, str, 10) == few(reversed(names), str, 10)
+    assert set(few(names, str, 10)) < set(few(names, str, 20))
+
+
+def test_neutral_files_are_read_or_refused(tmp_path) -> None:
+    (tmp_path / "text").write_text("one line\n\nanother\none line\n")
+    assert sorted(neutral_passages(tmp_path, str(tmp_path / "text"))) == ["another", "one line"]
+    (tmp_path / "empty").write_text("\n \n")
+    with pytest.raises(ConfigError, match="holds no text"):
+        neutral_passages(tmp_path, str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match=r"--neutral .*No such file"):
+        neutral_passages(tmp_path, str(tmp_path / "none"))
