@@ -15,7 +15,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opdkit.errors import ConfigError
 
@@ -235,18 +235,29 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _ambient_shard() -> tuple[int, int]:
     env = os.environ
-    pairs: tuple[tuple[Literal["slurm", "launcher"], str, str], ...] = (
-        ("slurm", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
-        ("launcher", "RANK", "WORLD_SIZE"),
-    )
-    for kind, index_name, count_name in pairs:
-        if index_name in env and count_name in env:
-            index, count = int(env[index_name]), int(env[count_name])
-            if kind == "slurm":  # an array may start anywhere and have gaps: --array=10-40:10
-                low, high = int(env.get("SLURM_ARRAY_TASK_MIN", "0")), int(env.get("SLURM_ARRAY_TASK_MAX", index))
-                step = max(1, (high - low) // max(1, count - 1))
-                index = (index - low) // step
-            if 0 <= index < count:
-                return index, count
-            raise ConfigError(f"{index_name}={env[index_name]} does not fit {count_name}={count}; pass --shard I/N")
+    if "SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env:
+        index, count = _env_int("SLURM_ARRAY_TASK_ID"), _env_int("SLURM_ARRAY_TASK_COUNT")
+        # An array may start anywhere and have steps: --array=10-40:10. One with odd gaps (1,3,7) cannot be numbered.
+        low, high = _env_int("SLURM_ARRAY_TASK_MIN", 0), _env_int("SLURM_ARRAY_TASK_MAX", index)
+        step = max(1, (high - low) // max(1, count - 1))
+        index, gap = divmod(index - low, step)
+        if gap or not 0 <= index < count:
+            raise ConfigError(
+                f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is no regular step of the array of {count} tasks "
+                f"from {low} to {high}; pass --shard I/N"
+            )
+        return index, count
+    if "RANK" in env and "WORLD_SIZE" in env:
+        index, count = _env_int("RANK"), _env_int("WORLD_SIZE")
+        if not 0 <= index < count:
+            raise ConfigError(f"RANK={index} does not fit WORLD_SIZE={count}; pass --shard I/N")
+        return index, count
     return 0, 1
+
+
+def _env_int(name: str, default: int = 0) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"the environment variable {name} is {text!r}, not a number; pass --shard I/N") from None

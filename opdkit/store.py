@@ -239,21 +239,47 @@ def manifest(run: Path, stage: str) -> JSON:
 
 def _pin(stage: Stage, plan: JSON) -> None:
     path = stage.home / "manifest.json"
-    if path.exists() and stage.config.overwrite and stage.shards == 1:
-        shutil.rmtree(stage.home)
-    if path.exists():
-        old = manifest(stage.config.run, stage.name)
-        if old["fingerprint"] == stage.plan:
-            return
-        changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
-        raise ConfigError(
-            f"{stage.home} was begun under another plan:\n{changes}\n"
-            f"Choose another run directory, or pass --overwrite to throw away what {stage.name} has written."
-            + (" (Not together with --shard: overwrite once, then start the shards.)" if stage.shards > 1 else "")
-        )
+    if stage.config.overwrite and stage.shards == 1 and stage.home.exists():
+        _discard(stage.home)
+    # Whoever writes a part has written the manifest before: so look for parts first.
+    if any(stage.home.glob("*/part-*.parquet")) and not path.exists():
+        raise ConfigError(f"{stage.home} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
     stage.home.mkdir(parents=True, exist_ok=True)
     document = {"fingerprint": stage.plan, "plan": plan, "configuration": stage.config.effective()}
-    write_atomically(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    if not path.exists() and _write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
+        return
+    old = manifest(stage.config.run, stage.name)
+    if old["fingerprint"] == stage.plan:
+        return
+    changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
+    raise ConfigError(
+        f"{stage.home} was begun under another plan:\n{changes}\n"
+        f"Choose another run directory, or pass --overwrite to throw away what {stage.name} has written."
+        + (" (Not together with --shard: overwrite once, then start the shards.)" if stage.shards > 1 else "")
+    )
+
+
+def _discard(folder: Path) -> None:
+    """Remove a stage at one blow: killed half-way, no part may outlive the manifest that says what it is."""
+    trash = folder.with_name(f".{folder.name}-{socket.gethostname()}-{os.getpid()}")
+    folder.replace(trash)
+    shutil.rmtree(trash)
+
+
+def _write_first(path: Path, text: str) -> bool:
+    """Write a text file that is not there yet, whole; False when another process was faster."""
+    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    _sync(temporary)
+    try:
+        os.link(temporary, path)  # fails where a rename would silently replace
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: the rename is whole too, but the last one wins
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
 
 
 def write_atomically(path: Path, text: str) -> None:

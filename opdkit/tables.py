@@ -170,7 +170,7 @@ def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
             raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
     try:
         arrow = pa.Table.from_pylist(rows, schema=table.schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise OpdkitError(f"table {table.name}: {error}") from error
     for field, column in zip(table.schema, arrow.columns, strict=True):
         for chunk in column.chunks:
@@ -185,6 +185,7 @@ def _refuse_nulls(field: pa.Field, array: pa.Array, path: str) -> None:
     if pa.types.is_list(field.type):
         _refuse_nulls(field.type.value_field, array.flatten(), f"{path}[]")
     elif pa.types.is_struct(field.type):
-        valid = array.drop_null()  # the children of a null struct are null, and that is right
+        # The children of a null struct are null, and that is right.
+        valid = array.drop_null() if array.null_count else array
         for i, child in enumerate(field.type):
             _refuse_nulls(child, valid.field(i), f"{path}.{child.name}")
