@@ -67,6 +67,8 @@ class Endpoint:
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions")
         self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
         self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
+        # Reading the certificates takes a while; once is enough, and plain http needs none.
+        self.tls = httpx.create_ssl_context() if base_url.startswith("https:") else False
         self.key = os.environ.get(api_key_env, "").strip()
         if not (self.key.isascii() and (self.key.isprintable())):
             raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
@@ -89,7 +91,7 @@ class Endpoint:
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         try:
             async with (
-                httpx.AsyncClient(headers=headers, timeout=self.timeout, limits=limits) as client,
+                httpx.AsyncClient(headers=headers, timeout=self.timeout, limits=limits, verify=self.tls) as client,
                 asyncio.TaskGroup() as workers,
             ):
                 for _ in range(min(self.concurrency, len(requests))):

@@ -162,7 +162,7 @@ OPENING_COMPLAINT = any_of(
 )
 NO = re.compile(r"^\W*(?:no+|nope|nah)\b[\s,.!:-]*(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
-# -- praise, and what says nothing --------------------------------------------------------------------------------------
+# -- praise, and what says nothing -----------------------------------------------------------------------------------
 
 PRAISE = any_of(
     r"\bthank(?:s| you)\b",

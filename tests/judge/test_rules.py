@@ -2,24 +2,15 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
+from runs import message
 
 from opdkit.judge.rules import asks, judge, own_words, votes
 
 TOLD = "The trip takes three hours by train and costs 40 euros."
 ASKED = "I can book that for you. Would you like a window seat?"
-
-
-def message(role: str, content: str | None, name: str | None = None) -> dict:
-    return {
-        "role": role,
-        "content": content,
-        "reasoning": None,
-        "name": name,
-        "tool_call_id": None,
-        "tool_calls": [],
-    }
 
 
 def heard(said: str, reply: str = TOLD, asked: str = "How do I get to Lyon?"):
@@ -232,7 +223,7 @@ def test_asks(reply: str, asking: bool) -> None:
 
 def tools(*results: str, then: str | None = None):
     turn = [message("user", "Book it"), message("assistant", None)]
-    turn += [message("tool", r, "book") for r in results] + ([message("user", then)] if then else [])
+    turn += [message("tool", r, name="book") for r in results] + ([message("user", then)] if then else [])
     return judge(turn, 1, len(turn) - 2)
 
 
@@ -277,3 +268,19 @@ def test_votes_say_which_rule_spoke() -> None:
 def test_the_rules_need_no_torch() -> None:
     code = "import sys, opdkit.judge.rules; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_text_takes_long() -> None:
+    start = time.monotonic()
+    for text in (
+        "ok " * 5000 + "x",
+        "no " * 5000,
+        "please " * 5000,
+        '"' * 9999,
+        "“" * 9999,
+        "use a, " * 3000,
+        "i said " * 3000,
+    ):
+        heard(text, reply=text, asked=text)
+        heard(text + "!", asked=text)
+    assert time.monotonic() - start < 5

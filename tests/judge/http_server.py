@@ -1,0 +1,139 @@
+"""A small real HTTP server on loopback that answers chat completions as a script tells it to, failures included."""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Reply:
+    """What to send for one request. `fault` reset, hang or half breaks the connection instead."""
+
+    status: int = 200
+    body: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    fault: str | None = None
+
+
+def completion(content: Any, finish_reason: str | None = "stop", **message: Any) -> Reply:
+    """A well-formed chat completion."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}}
+    choice |= {"finish_reason": finish_reason} if finish_reason else {}
+    return Reply(body={"object": "chat.completion", "choices": [choice]})
+
+
+Script = Callable[[dict[str, Any], int], Reply]  # (request body, number of the request from 0) -> what to send
+
+
+class ChatServer:
+    """`requests` holds every body that arrived, `headers` what came with it; `models` is the answer to GET /models."""
+
+    def __init__(self, script: Script, models: list[str] | None) -> None:
+        self.script, self.models = script, models
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.under_way = self.most_at_once = 0
+        self.lock = threading.Lock()
+        self.closing = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                outer.post(self)
+
+            def do_GET(self) -> None:
+                listed = None if outer.models is None else {"data": [{"id": name} for name in outer.models]}
+                outer.send(self, Reply(body=listed) if listed else Reply(404, "<html>no such page</html>"))
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+    def post(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self.lock:
+            number = len(self.requests)
+            self.requests.append(body)
+            self.headers.append(dict(handler.headers))
+            self.under_way += 1
+            self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            self.send(handler, self.script(body, number))
+        finally:
+            with self.lock:
+                self.under_way -= 1
+
+    def send(self, handler: BaseHTTPRequestHandler, reply: Reply) -> None:
+        if reply.fault == "reset":
+            # Linger 0 makes close() send RST instead of FIN; the handler's own shutdown would send a FIN first.
+            handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            os.close(handler.connection.detach())
+            handler.close_connection = True
+            return
+        if reply.fault == "hang":
+            self.closing.wait(30)
+            handler.close_connection = True
+            return
+        raw = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)
+        payload = raw.encode()
+        handler.send_response(reply.status)
+        for name, value in reply.headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(payload)))
+        handler.end_headers()
+        if reply.fault == "half":
+            handler.wfile.write(payload[: len(payload) // 2])
+            handler.close_connection = True
+        elif reply.fault == "drip":
+            for byte in payload:
+                handler.wfile.write(bytes([byte]))
+                handler.wfile.flush()
+                if self.closing.wait(0.1):
+                    break
+        else:
+            handler.wfile.write(payload)
+
+
+@contextmanager
+def serving(script: Script, models: list[str] | None = None):
+    """A running ChatServer."""
+    server = ChatServer(script, models)
+    thread = threading.Thread(target=server.http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.http.shutdown()
+        server.http.server_close()
+        thread.join()
+
+
+def unused_address() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+
+
+def slowly(seconds: float, reply: Reply) -> Script:
+    """Every request is answered with `reply` after a pause."""
+
+    def script(_body: dict[str, Any], _number: int) -> Reply:
+        time.sleep(seconds)
+        return reply
+
+    return script

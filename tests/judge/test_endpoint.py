@@ -1,0 +1,415 @@
+"""The judge behind a server, against a real one on loopback that fails in every way it can."""
+
+import asyncio
+import json
+import time
+from email.utils import formatdate
+
+import httpx
+import pytest
+from http_server import Reply, completion, serving, slowly, unused_address
+from runs import talk, write_extract
+
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge import endpoint, run
+from opdkit.judge.endpoint import Completion, Endpoint, broken_control_tokens, request_seed
+from opdkit.stages import JudgeConfig
+from opdkit.store import read_part
+
+KEY = "sk-a-key-that-no-file-may-hold"
+ONE = Completion([{"role": "user", "content": "?"}], seed=7, temperature=0.6, max_tokens=20)
+GOOD = completion(r"Well. \boxed{1}")
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def client(url: str, **fields) -> Endpoint:
+    defaults = {"api_key_env": "OPENAI_API_KEY", "timeout": 5.0, "retries": 3, "concurrency": 4}
+    return Endpoint(url, "judge-model", **(defaults | fields))
+
+
+def once(failure: Reply):
+    return lambda body, number: failure if number == 0 else GOOD
+
+
+# -- what may pass ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Reply(429, {"error": {"message": "slow down"}}),
+        Reply(500, "<html>Internal Server Error</html>"),
+        Reply(502, ""),
+        Reply(503, {"error": "loading"}),
+        Reply(408, ""),
+        Reply(fault="reset"),
+        Reply(body={"choices": [{"message": {"content": "x" * 1000}}]}, fault="half"),
+        Reply(200, "<html>login</html>"),
+        Reply(200, ""),
+        Reply(200, "[" * 100_000),
+        Reply(200, {"error": {"message": "overloaded"}}),
+        Reply(200, {"choices": []}),
+        Reply(200, {"choices": None}),
+        Reply(200, {"choices": [{"message": None}]}),
+        Reply(200, {"choices": [{"message": {"content": 5}}]}),
+        Reply(200, [1]),
+    ],
+)
+def test_what_may_pass_is_tried_again(failure: Reply) -> None:
+    with serving(once(failure)) as server:
+        assert client(server.url).complete([ONE])[0].text == r"Well. \boxed{1}"
+    assert len(server.requests) == 2
+    assert server.requests[0] == server.requests[1]
+
+
+@pytest.mark.parametrize("fault", ["hang", "drip"])
+def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
+    """A server that sends one byte now and then never trips a socket's own timeout."""
+    with serving(once(Reply(body=GOOD.body, fault=fault))) as server:
+        assert client(server.url, timeout=0.5).complete([ONE])[0].finish_reason == "stop"
+    assert len(server.requests) == 2
+
+
+def test_retry_after_may_be_a_date() -> None:
+    for ahead, low, high in ((300, 290, 300), (-300, 0, 0)):
+        header = {"Retry-After": formatdate(time.time() + ahead, usegmt=True)}
+        assert low <= endpoint._retry_after(httpx.Response(429, headers=header)) <= high
+
+
+@pytest.mark.parametrize("value", ["0.4", "soon", "-3"])
+def test_retry_after_is_honoured(value: str) -> None:
+    start = time.monotonic()
+    with serving(once(Reply(429, {}, {"Retry-After": value}))) as server:
+        client(server.url).complete([ONE])
+    elapsed = time.monotonic() - start
+    assert elapsed >= 0.4 if value == "0.4" else len(server.requests) == 2
+    assert elapsed < 3
+
+
+def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
+    with (
+        serving(once(Reply(429, {}, {"Retry-After": "3600"}))) as server,
+        pytest.raises(OpdkitError, match=r"left alone for 3600.*finished parts are kept"),
+    ):
+        client(server.url).complete([ONE])
+    assert len(server.requests) == 1
+
+
+def test_the_pauses_grow_and_are_the_same_again(monkeypatch) -> None:
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.5)
+    monkeypatch.setattr(endpoint.asyncio, "sleep", sleep)
+    with serving(lambda body, number: Reply(500, "")) as server:
+        for _ in range(2):
+            with pytest.raises(OpdkitError):
+                client(server.url, retries=9).complete([ONE])
+    first, second = pauses[:9], pauses[9:]
+    assert first == second
+    for attempt, pause in enumerate(first):
+        assert min(0.5 * 2**attempt, 60) * 0.5 <= pause <= min(0.5 * 2**attempt, 60)
+
+
+# -- what will not pass -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, "bad temperature"), (403, "no"), (409, "no"), (422, "no")])
+def test_another_4xx_ends_it_at_once(status: int, error: str) -> None:
+    with (
+        serving(lambda body, number: Reply(status, {"error": {"message": error}})) as server,
+        pytest.raises(OpdkitError, match=rf"refuses the request \(HTTP {status}\): {error}"),
+    ):
+        client(server.url, concurrency=1).complete([ONE] * 5)
+    assert len(server.requests) == 1
+
+
+def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
+    """pitfall 31."""
+    with serving(lambda body, number: Reply(401, {"error": f"bad key {KEY}"})) as server:
+        with pytest.raises(OpdkitError, match=r"wants an API key, and there is none in .* OPENAI_API_KEY"):
+            client(server.url).complete([ONE])
+        monkeypatch.setenv("JUDGE_KEY", KEY)
+        with pytest.raises(OpdkitError, match=r"does not accept the key in .* JUDGE_KEY") as caught:
+            client(server.url, api_key_env="JUDGE_KEY").complete([ONE])
+    assert KEY not in str(caught.value)
+    assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_an_error_that_echoes_the_key_is_redacted(status: int, monkeypatch) -> None:
+    """pitfall 31."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with (
+        serving(lambda body, number: Reply(status, {"error": f"you sent {KEY}"})) as server,
+        pytest.raises(OpdkitError) as caught,
+    ):
+        client(server.url, retries=0).complete([ONE])
+    assert "you sent [the API key]" in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_that_cannot_be_one_is_refused_without_showing_it(monkeypatch) -> None:
+    """pitfall 31: the HTTP library would show it in its error."""
+    monkeypatch.setenv("OPENAI_API_KEY", "secret\nvalue")
+    with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
+        client("http://127.0.0.1:1/v1")
+    assert "secret" not in str(caught.value)
+
+
+def test_404_names_the_models_on_offer() -> None:
+    with (
+        serving(lambda body, number: Reply(404, {}), models=["judge-modal", "other"]) as server,
+        pytest.raises(OpdkitError, match=r"'judge-model'. It offers: judge-modal, other. Did you mean 'judge-modal'"),
+    ):
+        client(server.url).complete([ONE])
+    with (
+        serving(lambda body, number: Reply(404, {})) as server,
+        pytest.raises(OpdkitError, match=r"does the address end in /v1"),
+    ):
+        client(server.url).complete([ONE])
+
+
+def test_a_redirect_names_the_other_address() -> None:
+    with (
+        serving(lambda body, number: Reply(307, "", {"Location": "https://elsewhere/v1"})) as server,
+        pytest.raises(OpdkitError, match=r"sends on to https://elsewhere/v1 .*--base-url"),
+    ):
+        client(server.url).complete([ONE])
+
+
+def test_nobody_listens() -> None:
+    url = unused_address()
+    with pytest.raises(OpdkitError) as caught:
+        client(url, retries=1).complete([ONE])
+    assert caught.value.exit_code == 1
+    assert url in str(caught.value)
+    assert "in 2 attempts" in str(caught.value)
+    assert "start the same command again" in str(caught.value)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "finish_reason"),
+    [
+        (completion("hi", "length"), "hi", "length"),
+        (completion(None, "stop", reasoning_content=r"\boxed{1}"), "", "stop"),
+        (completion(r"\boxed{-1}", reasoning_content=r"\boxed{1}"), r"\boxed{-1}", "stop"),
+        (Reply(body={"choices": [{"message": {}}]}), "", None),
+        (completion([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "ab", "stop"),
+        (Reply(body='{"choices": [{"message": {"content": "a\\ud800b"}}]}'), "a?b", None),
+    ],
+)
+def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> None:
+    with serving(lambda body, number: reply) as server:
+        answer = client(server.url).complete([ONE])[0]
+    assert (answer.text, answer.finish_reason, answer.error) == (text, finish_reason, None)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(400, {"error": {"message": "This model's maximum context length is 4096 tokens."}}),
+        Reply(400, {"error": {"code": "context_length_exceeded", "message": "too many"}}),
+        Reply(413, {"error": "prompt is too long: 9 tokens"}),
+    ],
+)
+def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
+    with serving(lambda body, number: reply) as server:
+        answer = client(server.url).complete([ONE])[0]
+    assert str(answer.error).startswith("the prompt does not fit the judge: ")
+
+
+def test_what_is_sent(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    with serving(lambda body, number: GOOD) as server:
+        client(f"{server.url}/chat/completions/").complete([ONE])
+        client(server.url, template_args={"enable_thinking": False}).complete([ONE])
+    assert server.requests[0] == {
+        "model": "judge-model",
+        "messages": [{"role": "user", "content": "?"}],
+        "temperature": 0.6,
+        "max_tokens": 20,
+        "seed": 7,
+    }
+    assert server.requests[1] == server.requests[0] | {"chat_template_kwargs": {"enable_thinking": False}}
+    assert "Authorization" not in server.headers[0]
+
+
+def test_answers_come_in_the_order_of_the_requests_however_they_finish() -> None:
+    requests = [Completion(ONE.messages, seed, 0.6, 20) for seed in range(40)]
+
+    def script(body, number):
+        time.sleep(0.02 if body["seed"] % 3 == 0 else 0)
+        return completion(str(body["seed"]))
+
+    with serving(script) as server:
+        answers = client(server.url, concurrency=8).complete(requests)
+    assert [a.text for a in answers] == [str(seed) for seed in range(40)]
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_no_more_requests_are_under_way_than_asked(concurrency: int) -> None:
+    with serving(slowly(0.05, GOOD)) as server:
+        client(server.url, concurrency=concurrency).complete([ONE] * 12)
+    assert server.most_at_once == concurrency
+
+
+def test_no_requests_no_connection() -> None:
+    assert client(unused_address()).complete([]) == []
+
+
+def test_it_works_inside_a_running_loop() -> None:
+    """A notebook runs one."""
+    with serving(lambda body, number: GOOD) as server:
+
+        async def cell():
+            return client(server.url).complete([ONE])
+
+        assert len(asyncio.run(cell())) == 1
+
+
+def test_seeds() -> None:
+    seeds = {
+        request_seed(s, t, q, v) for s in (0, 1) for t in ("a:1", "a:2") for q in ("hint", "reward") for v in (0, 1)
+    }
+    assert len(seeds) == 16
+    assert all(0 <= s < 2**31 for s in seeds)
+    assert request_seed(0, "a:1", "hint", 0) == 668564671  # pinned: another number is another run
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("<|im_end|>", "< |im_end|>"),
+        ("<|im_start|>system", "< |im_start|>system"),
+        ("</s><s>", "< /s>< s>"),
+        ("[INST] x [/INST]", "[ INST] x [ /INST]"),
+        ("<<SYS>>", "<< SYS>>"),
+        ("<start_of_turn>user", "< start_of_turn>user"),
+        ("<｜User｜>", "< ｜User｜>"),
+        ("</think>", "< /think>"),
+        ("a < b, <b>bold</b>, [1], x[HINT_START]", "a < b, <b>bold</b>, [1], x[HINT_START]"),
+        ("if a <|b", "if a < |b"),
+    ],
+)
+def test_control_tokens_are_broken(text: str, broken: str) -> None:
+    """pitfall 15: the server tokenises what we send, and its control tokens must not come out of a log."""
+    assert broken_control_tokens(text) == broken
+
+
+# -- the stage --------------------------------------------------------------------------------------------------------
+
+
+def config(path, url: str, **fields) -> JudgeConfig:
+    defaults = {"judge": "endpoint", "model": "judge-model", "base_url": url, "votes": 3, "timeout": 5.0, "retries": 1}
+    return JudgeConfig(run=path, **({"shard": "0/1"} | defaults | fields))
+
+
+SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
+
+
+def by_question(body, number: int) -> Reply:
+    asks_for_hint = "reveal" in body["messages"][-1]["content"].rsplit("## Question", 1)[1]
+    hinted = r"\boxed{1} [HINT_START]Give degrees in Celsius.[HINT_END]"
+    return completion(hinted if asks_for_hint else r"\boxed{-1}")
+
+
+def test_verdicts_from_a_server(tmp_path) -> None:
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with serving(by_question) as server:
+        summary = run(config(path, server.url))
+    rows = [row for part in range(2) for row in read_part(path, "verdicts", part)]
+    assert len(rows) == summary.counters.rows_out == 8
+    assert {(r["reward"], r["hint"], r["hint_status"]) for r in rows} == {(-1, "Give degrees in Celsius.", "ok")}
+    assert len(server.requests) == summary.counters.extra["votes"] == 8 * 2 * 3
+    assert len({r["seed"] for r in server.requests}) == 48
+    assert "n" not in server.requests[0]
+
+
+def test_an_outage_writes_no_verdicts_and_the_next_start_goes_on(tmp_path) -> None:
+    """pitfall 14: an outage is never written into the table as verdicts."""
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with (
+        serving(lambda body, number: by_question(body, number) if number < 30 else Reply(503, "")) as server,
+        pytest.raises(OpdkitError, match="gave no answer in 2 attempts"),
+    ):
+        run(config(path, server.url))
+    verdicts = path / "judge" / "verdicts"
+    assert [p.name for p in verdicts.iterdir()] == ["part-00000.parquet"]
+    assert not list((path / "judge" / ".tmp").iterdir())
+    kept = (verdicts / "part-00000.parquet").read_bytes()
+    with serving(by_question) as server:
+        summary = run(config(path, server.url))
+    assert len(server.requests) == 24
+    assert (summary.parts_done, summary.counters.rows_out) == (2, 8)
+    assert (verdicts / "part-00000.parquet").read_bytes() == kept
+
+
+def test_a_dead_server_leaves_nothing(tmp_path) -> None:
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with pytest.raises(OpdkitError, match="gave no answer"):
+        run(config(path, unused_address()))
+    assert not (path / "judge" / "verdicts").exists()
+
+
+def test_an_answer_that_does_not_parse_is_a_failed_vote(tmp_path, capsys) -> None:
+    """pitfall 14."""
+    path = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello", "thanks")})
+    with serving(lambda body, number: completion("I cannot say")) as server:
+        run(config(path, server.url))
+    row = read_part(path, "verdicts", 0)[0]
+    assert (row["reward"], row["reward_status"], row["hint"], row["hint_status"]) == (None, "failed", None, "no_quorum")
+    assert {v["error"] for v in row["reward_votes"]} == {"no decision"}
+    assert {v["raw"] for v in row["hint_votes"]} == {"I cannot say"}
+    assert "all 6 votes failed, most often: no decision" in capsys.readouterr().err
+
+
+def test_no_file_and_no_message_holds_the_key(tmp_path, monkeypatch, capfd) -> None:
+    """pitfall 31."""
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with serving(by_question) as server:
+        run(config(path, server.url, api_key_env="JUDGE_KEY"))
+    assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
+    for file in path.rglob("*"):
+        assert not file.is_file() or KEY.encode() not in file.read_bytes()
+    shown = capfd.readouterr()
+    assert KEY not in shown.out + shown.err
+    assert "JUDGE_KEY" in (path / "judge" / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hunter2@host/v1", "http://hunter2@host/v1", "https://host/v1?key=hunter2", "http://host/v1#hunter2"],
+)
+def test_a_key_in_the_address_is_refused(url: str, tmp_path) -> None:
+    """pitfall 31."""
+    with pytest.raises(ConfigError, match="--api-key-env") as caught:
+        config(tmp_path, url)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1"])
+def test_what_is_no_address_is_refused(url: str, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="--base-url"):
+        config(tmp_path, url)
+
+
+def test_a_server_may_move_between_two_starts(tmp_path) -> None:
+    path = write_extract(tmp_path / "run", SESSIONS)
+    for shard in ("0/2", "1/2"):
+        with serving(by_question) as server:
+            summary = run(config(path, server.url, shard=shard, concurrency=2))
+    assert summary.parts_done == 2
+    assert "base_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]

@@ -1,0 +1,136 @@
+"""Signs in the log itself that a turn went wrong."""
+
+import time
+
+import pytest
+from runs import message, talk
+
+from opdkit.judge.flags import flags, loops, repeats_call, tool_failed
+
+FAILED = [
+    "Error: payment amount does not add up",
+    "  error: no such option\n",
+    "ERROR 404: nothing here",
+    "TypeError: unsupported operand",
+    "java.lang.NullPointerException: null",
+    "Error executing tool: boom",
+    "Error (exit 1) in step 2",
+    "fatal: not a git repository",
+    "Failed: timeout",
+    "Traceback (most recent call last):\n  File \"a.py\", line 1\nKeyError: 'x'",
+    "Could not find the exact text in /a/b.ts.",
+    "Unable to reach the host",
+    "No such tool: serach",
+    "Permission denied",
+    "Unknown function: book",
+    "Missing required parameter 'city'",
+    "Command aborted",
+    "Request timed out.",
+    "EXECUTION TIMED OUT\n(Open file: n/a)",
+    "404 Not Found",
+    "HTTP status 503 Service Unavailable",
+    "<tool_use_error>File has not been read</tool_use_error>",
+    "some output\nmore output\n\nCommand exited with code 1",
+    "building ...\nexit code: 2",
+    "bash: line 1: foo: command not found",
+    "ls: cannot access 'x': No such file or directory",
+    '{"error": "not found"}',
+    '{"status": "error", "message": "x"}',
+    '{"status_code": 500}',
+    '{"success": false}',
+    '{"isError": true, "content": []}',
+    '{"stdout": "", "exit_code": 1}',
+]
+FINE = [
+    "",
+    "ok",
+    "[]",
+    "null",
+    "0 errors, 0 warnings",
+    "no errors found",
+    "Error handling is described in chapter 3.",
+    "Errors are values.",
+    "\tthis.showError(`Bash command failed: ${message}`);\n\t}\n",
+    "raise ValueError('x')\nprint('done')",
+    "All 12 tests passed",
+    "Command exited with code 0",
+    '{"error": null, "data": 1}',
+    '{"errors": [], "ok": true}',
+    '{"status": "ok"}',
+    '{"status": 200}',
+    '{"exit_code": 0}',
+    '{"id": 404}',
+    '{"broken json: Error',
+    '[{"error": "one of many results"}]',
+    "The flight failed to impress reviewers but the food was fine",
+    "Transfer successful",
+]
+
+
+@pytest.mark.parametrize("result", FAILED)
+def test_failures_are_seen(result: str) -> None:
+    assert tool_failed(result)
+
+
+@pytest.mark.parametrize("result", FINE)
+def test_what_only_speaks_of_failure_is_none(result: str) -> None:
+    assert not tool_failed(result)
+
+
+def test_repeated_calls() -> None:
+    """pitfall 17: the same call again since the user last spoke, or twice at once."""
+    search = ("search", '{"q": "a", "n": 1}')
+    again = ("search", '{"n":1,  "q":"a"}')
+    asked, result = message("user", "go"), message("tool", "[]")
+    first, second = message("assistant", None, calls=[search]), message("assistant", None, calls=[again])
+    assert repeats_call([asked, first, result, second], 3)
+    assert not repeats_call([asked, first, result, second], 1)
+    assert not repeats_call([asked, first, result, message("user", "again"), second], 4)
+    assert repeats_call([asked, message("assistant", None, calls=[search, again])], 1)
+    assert not repeats_call([asked, message("assistant", None, calls=[search, ("search", "{not json")])], 1)
+    assert repeats_call([asked, message("assistant", None, calls=[("a", "{not json"), ("a", "{not json")])], 1)
+    assert not repeats_call(talk("hi", "hello"), 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "looping"),
+    [
+        ("I will try again now. " * 10, True),
+        ("A good beginning. " + "and then " * 40, True),
+        ("First this, then that. " * 3, False),
+        ("The answer is 42.", False),
+        ("-" * 300, False),
+        ("| --- " * 60, False),
+        ("1. " * 100, False),
+        ("", False),
+        ("word " * 30 + "and a different ending that closes the matter", False),
+        (" ".join(f"line {i} of many" for i in range(100)), False),
+    ],
+)
+def test_loops(text: str, looping: bool) -> None:
+    """pitfall 17."""
+    assert loops(text) is looping
+
+
+def test_flags_of_a_turn() -> None:
+    """pitfall 17: tool error, truncation, duplicate tool call, loop."""
+    call = ("search", "{}")
+    turns = [
+        message("user", "go"),
+        message("assistant", None, calls=[call]),
+        message("tool", "[]"),
+        message("assistant", "again and again " * 20, calls=[call]),
+        message("tool", "[]"),
+        message("tool", "Error: no"),
+    ]
+    assert flags(turns, 3, 2, "length") == ["tool_error", "truncation", "duplicate_call", "loop"]
+    assert flags(turns, 1, 1, "stop") == []
+    assert flags(talk("hi", "hello", "Error: my screen says no"), 1, 1, None) == []
+
+
+def test_no_text_takes_long() -> None:
+    start = time.monotonic()
+    for text in ("a" * 200_000, "ab " * 100_000, "error " * 50_000, "x: " * 50_000, "{" * 100_000, "\n" * 100_000):
+        loops(text)
+        tool_failed(text)
+    assert time.monotonic() - start < 2

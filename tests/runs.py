@@ -1,0 +1,88 @@
+"""Runs whose extract stage is written directly: what the stages after it start from."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opdkit.stages import ExtractConfig
+from opdkit.store import Stage
+from opdkit.tables import REJECTED, SESSIONS, TURNS
+
+Messages = list[dict[str, Any]]
+
+
+def message(role: str, content: str | None, *, name: str | None = None, calls: Sequence[tuple[str, str]] = ()) -> dict:
+    """One message row. `calls` are (name, arguments)."""
+    tool_calls = [{"id": f"call-{n}", "name": called, "arguments": a} for n, (called, a) in enumerate(calls)]
+    return {
+        "role": role,
+        "content": content,
+        "reasoning": None,
+        "name": name,
+        "tool_call_id": None,
+        "tool_calls": tool_calls,
+    }
+
+
+def talk(*contents: str) -> Messages:
+    """User and assistant in turn, the user first."""
+    return [message("user" if n % 2 == 0 else "assistant", content) for n, content in enumerate(contents)]
+
+
+def write_extract(
+    run: Path,
+    sessions: Mapping[str, Messages],
+    *,
+    per_part: int = 2,
+    turns: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """Write sessions (id -> messages) and a turn for every assistant message; returns `run`.
+
+    A turn is trainable when a next state follows; `turns` (turn_id -> fields) overrides that and any other field.
+    """
+    ids = list(sessions)
+    config = ExtractConfig(run=run, logs=("written by a test",), sessions_per_part=per_part, shard="0/1")
+    parts = max(1, -(-len(ids) // per_part))
+    stage = Stage.open(config, "extract", [SESSIONS, TURNS, REJECTED], parts=parts)
+    for part in stage.todo():
+        with stage.writing(part) as out:
+            for line, session_id in enumerate(ids[part * per_part : (part + 1) * per_part], 1):
+                out.rows("sessions", [_session(session_id, line, sessions[session_id])])
+                rows = _turns(session_id, sessions[session_id])
+                out.rows("turns", [row | dict((turns or {}).get(row["turn_id"], {})) for row in rows])
+    return run
+
+
+def _session(session_id: str, line: int, messages: Messages) -> dict[str, Any]:
+    return {
+        "session_id": session_id,
+        "source": "test",
+        "line": line,
+        "format": "openai",
+        "model": None,
+        "messages": messages,
+        "tools": None,
+        "metadata": json.dumps({"written": "by a test"}),
+    }
+
+
+def _turns(session_id: str, messages: Messages) -> list[dict[str, Any]]:
+    rows = []
+    for index in (i for i, m in enumerate(messages) if m["role"] == "assistant"):
+        end = next((i for i in range(index + 1, len(messages)) if messages[i]["role"] == "assistant"), len(messages))
+        count = end - index - 1
+        rows.append({
+            "turn_id": f"{session_id}:{index}",
+            "session_id": session_id,
+            "message_index": index,
+            "next_count": count,
+            "next_role": messages[index + 1]["role"] if count else None,
+            "kind": "main",
+            "trainable": count > 0,
+            "skip_reason": None if count else "no next state",
+            "finish_reason": None,
+            "response_token_ids": None,
+            "behavior_logprobs": None,
+        })  # fmt: skip
+    return rows

@@ -1,0 +1,158 @@
+"""Hint candidates: filter, duplicates, selection, and what the votes make of them."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.errors import ConfigError
+from opdkit.hints import MIN_CHARS, choose, distinct, leaks, rejection, score, selected, words
+
+NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
+GOOD = "Give the temperature in Celsius."
+
+
+def chosen(decisions, texts, *, select="longest", max_chars=600, next_state=NEXT):
+    return choose(decisions, texts, next_state, select=select, max_chars=max_chars)
+
+
+@pytest.mark.parametrize(
+    ("hint", "reason"),
+    [
+        (GOOD, None),
+        ("wrong", "empty_judgement"),
+        ("that was bad", "empty_judgement"),
+        ("The answer is incorrect.", "empty_judgement"),
+        ("That’s not right!", "empty_judgement"),
+        ("This reply was not very helpful.", "empty_judgement"),
+        ("The response should be better.", "empty_judgement"),
+        ("...", "empty_judgement"),
+        ("Use Kelvin", "too_short"),  # 10 characters
+        ("Use Kelvin!", None),  # 11
+        ("  Use Kelvin  ", "too_short"),
+        ("Answer with yes or no.", None),
+        ("x" * 601, "too_long"),
+        ("x" * 600, None),
+        ("Say: please give me the temperature for tomorrow in degrees", "leak"),
+        ("请用摄氏度回答明天的温度是多少", None),
+    ],
+)
+def test_the_filter_says_why(hint: str, reason: str | None) -> None:
+    assert rejection(hint, NEXT, max_chars=600) == reason
+
+
+def test_a_hint_that_quotes_the_next_state_leaks() -> None:
+    """pitfall 18: a run of 8 words is a quotation, 7 are not; case and punctuation hide nothing."""
+    seven = "please give me the temperature for tomorrow"
+    eight = seven + " in"
+    assert len(words(seven)) == 7
+    assert not leaks(f"Reply to {seven}!", NEXT)
+    assert leaks(f"Reply to {eight}!", NEXT)
+    assert leaks(f"Reply to {eight.upper().replace(' ', ', ')}!", NEXT)
+    assert leaks("in degrees Celsius — NOT in Fahrenheit; for tomorrow in degrees", "for " + NEXT * 2) is False
+    assert not leaks("the temperature", "")
+    assert not leaks("", NEXT)
+
+
+def test_a_word_is_matched_whole() -> None:
+    said = "he can see all of the red cars now"
+    assert leaks("he can see all of the red cars", said)
+    assert not leaks("he can see all of the red car", said)
+    assert not leaks("e can see all of the red cars", said)
+
+
+def test_a_leak_in_a_script_without_spaces() -> None:
+    """pitfall 18: eight characters stand for eight words."""
+    assert leaks("应该说明天北京的气温是多少", "我想知道明天北京的气温是多少度")
+    assert not leaks("应该用摄氏度", "我想知道明天北京的气温是多少度")
+
+
+def test_no_two_alike_and_shortest_first() -> None:
+    found = distinct(["Use metric units.", "use  metric, units", "Be brief, please.", "Use metric units always."])
+    assert found == ["Be brief, please.", "Use metric units.", "Use metric units always."]
+
+
+@given(st.lists(st.text(min_size=1, max_size=30), max_size=8))
+def test_distinct_does_not_depend_on_the_order(hints: list[str]) -> None:
+    assert distinct(hints) == distinct(hints[::-1])
+    assert distinct(distinct(hints)) == distinct(hints)
+
+
+def test_selection() -> None:
+    brief = "Use Celsius."
+    telling = "Give tomorrow's temperature in Celsius and name the city of the forecast."
+    rambling = "The reply should have been so much better than it was, and it could have been and should be " * 2
+    hints = [brief, rambling, telling]
+    assert selected(hints, "longest") == rambling
+    assert selected(hints, "shortest") == brief
+    assert selected(hints, "score") == telling
+    with pytest.raises(ConfigError, match="--hint-select"):
+        selected(hints, "best")
+
+
+def test_score_worked_by_hand() -> None:
+    assert score("Use Celsius.") == pytest.approx(2 * math.exp(-2 / 25))
+    assert score("The answer should be better.") == 0.0
+    assert score("Use Celsius Celsius, not Fahrenheit.") == pytest.approx(3 * math.exp(-5 / 25))
+
+
+def test_score_rises_to_25_words_and_falls() -> None:
+    scores = [score(" ".join(f"word{i}" for i in range(n))) for n in range(1, 80)]
+    assert scores.index(max(scores)) + 1 == 25
+
+
+def test_candidates_are_the_votes_with_decision_1() -> None:
+    found = chosen([1, 1, -1, 1, None], [GOOD, "Be brief and plain.", "not taken", None, "nor this one"])
+    assert found.hints == ["Be brief and plain.", GOOD]
+    assert (found.hint, found.status, found.rejected) == (GOOD, "ok", Counter())
+    assert chosen([1, 1], [GOOD, "Be brief and plain."], select="shortest").hint == "Be brief and plain."
+
+
+def test_one_lucky_vote_gives_no_hint() -> None:
+    """pitfall 18: one vote of five that says 1, with the longest text, does not decide."""
+    found = chosen([1, -1, -1, -1, -1], [GOOD, None, None, None, None])
+    assert (found.hints, found.hint, found.status) == ([GOOD], None, "outvoted")
+    assert chosen([1, -1], [GOOD, None]).status == "outvoted"
+    assert chosen([1, 1, -1, None, None], [GOOD, None, None, None, None]).hint == GOOD
+    assert chosen([1], [GOOD]).hint == GOOD
+
+
+def test_fewer_than_half_valid_is_no_quorum() -> None:
+    """pitfall 14."""
+    found = chosen([1, 1, None, None, None], [GOOD, GOOD, None, None, None])
+    assert (found.hints, found.hint, found.status) == ([GOOD], None, "no_quorum")
+    assert chosen([None, None], [None, None]).status == "no_quorum"
+    assert chosen([1, None], [GOOD, None]).status == "ok"
+
+
+def test_why_there_is_no_hint() -> None:
+    assert chosen([-1, -1, 1], [None] * 3).status == "none"
+    assert chosen([1, 1, 1], [None] * 3).status == "none"
+    found = chosen([1, 1, 1], ["that was bad", "that is wrong", "Use Kelvin"])
+    assert (found.hints, found.hint, found.status) == ([], None, "empty_judgement")
+    assert found.rejected == {"empty_judgement": 2, "too_short": 1}
+    assert chosen([1, 1], ["y" * 50, "Use K"], max_chars=49).status == "too_long"
+    assert chosen([1], [NEXT]).status == "leak"
+    assert chosen([1, -1, -1], ["wrong", None, None]).status == "none"
+
+
+def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
+    """pitfall 18."""
+    found = chosen([1, 1, 1], [NEXT * 3, "z" * 700, GOOD])
+    assert (found.hint, found.status) == (GOOD, "ok")
+    assert found.rejected == {"leak": 1, "too_long": 1}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([1, -1, None]), st.none() | st.text(max_size=40)), min_size=1, max_size=7),
+    st.text(max_size=60),
+    st.sampled_from(["longest", "shortest", "score"]),
+)
+def test_whatever_the_votes(votes, next_state: str, select: str) -> None:
+    found = chosen(*zip(*votes, strict=True), select=select, next_state=next_state)
+    assert (found.hint is not None) == (found.status == "ok")
+    assert found.hint is None or found.hint in found.hints
+    assert all(rejection(h, next_state, max_chars=600) is None and len(h) >= MIN_CHARS for h in found.hints)
+    assert len(found.hints) == len({tuple(words(h)) for h in found.hints})
