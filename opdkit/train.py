@@ -195,13 +195,15 @@ def _row(
     number: int, epoch: float, metrics: Mapping[str, float], rate: float, batch: Sequence[Turn], seconds: float
 ) -> JSON:
     tokens = sum(len(turn) for turn in batch)
-    term_columns = [f"{source}_{what}" for source in ("reward", "teacher") for what in ("loss", "advantage")]
+    counts = {source: int(metrics.get(f"{source}_tokens", 0)) for source in ("reward", "teacher")}
+    terms = {f"{source}_{what}": metrics[f"{source}_{what}"] if count else None  # a mean over no tokens is no 0
+             for source, count in counts.items() for what in ("loss", "advantage")}  # fmt: skip
     return {
         "step": number,
         "epoch": epoch,
         **{name: metrics[name] for name in ("loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")},
-        **{name: metrics.get(name) for name in term_columns},
-        **{f"{source}_tokens": int(metrics.get(f"{source}_tokens", 0)) for source in ("reward", "teacher")},
+        **terms,
+        **{f"{source}_tokens": count for source, count in counts.items()},
         "learning_rate": rate,
         "turns": len(batch),
         "tokens": tokens,

@@ -93,8 +93,10 @@ def test_binary_raises_good_replies_and_lowers_bad_ones(run, plain_model_dir) ->
 def test_combine_trains_on_both(run, plain_model_dir) -> None:
     train.run(config(run, plain_model_dir, objective="combine", reward_weight=0.5, epochs=2))
     rows = list(read_all(run, "metrics"))
-    assert all(r["loss"] == pytest.approx(r["reward_loss"] + r["teacher_loss"], abs=1e-6) for r in rows)
-    assert all(r["reward_tokens"] and r["teacher_tokens"] for r in rows)
+    for r in rows:
+        assert r["loss"] == pytest.approx((r["reward_loss"] or 0) + (r["teacher_loss"] or 0), abs=1e-6)
+        assert (r["teacher_loss"] is None) == (r["teacher_tokens"] == 0)  # a step may hold no hinted turn
+    assert any(r["reward_tokens"] and r["teacher_tokens"] for r in rows)
 
 
 def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
@@ -111,7 +113,7 @@ def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> Non
     hinted = [Toy(f"h{n}", [Said("green old", None, "Say more.")]) for n in range(4)]
     plain = [Toy(f"p{n}", [Said("blue", 1)]) for n in range(4)]
     for name, toys in (("with", hinted + plain), ("without", hinted)):
-        write_run(tmp_path / name, plain_model_dir, toys, parts=1)
+        write_run(tmp_path / name, plain_model_dir, toys)
         summary = train.run(config(tmp_path / name, plain_model_dir))
         assert summary.counters.rows_out == 4
     assert summary.counters.dropped == {}
@@ -120,7 +122,7 @@ def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> Non
 
 
 def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> None:
-    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4), parts=1)
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4))
     path = run / "teacher/targets/part-00000.parquet"
     table = pq.read_table(path)
     old = table["old_logprobs"].to_pylist()
@@ -145,7 +147,7 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
     train.run(config(other, plain_model_dir, objective="combine", micro_batch_tokens=100_000))
     columns = ("loss", "reward_loss", "teacher_loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
     for a, b in zip(read_all(run, "metrics"), read_all(other, "metrics"), strict=True):
-        assert {c: a[c] for c in columns} == pytest.approx({c: b[c] for c in columns}, abs=1e-5)
+        assert {c: a[c] for c in columns} == pytest.approx({c: b[c] for c in columns}, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -317,7 +319,7 @@ def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
 
 
 def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -> None:
-    run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)], parts=1)
+    run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)])
     with pytest.raises(OpdkitError, match=r"no hint 3.*--objective binary"):
         train.run(config(run, plain_model_dir))
     with pytest.raises(OpdkitError, match="all 3 rewards are 0"):
