@@ -152,7 +152,8 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 def build(cls: type[C], section: str, flags: Mapping[str, Any], file: Path | None) -> C:
     """A configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults."""
     known = {f.name: f for f in fields_of(cls)}
-    values = {name: _from_toml(known, name, value, section, file) for name, value in _table(file, section).items()}
+    table = {key.replace("-", "_"): (key, value) for key, value in _table(file, section).items()}
+    values = {name: _from_toml(known, name, key, value, section, file) for name, (key, value) in table.items()}
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
     missing = [f for f in known.values() if f.meta.positional and f.name not in values]
     for field in missing:
@@ -180,8 +181,7 @@ def _table(file: Path | None, section: str) -> JSON:
     return table
 
 
-def _from_toml(known: Mapping[str, Field], key: str, value: Any, section: str, file: Path | None) -> Any:
-    name = key.replace("-", "_")
+def _from_toml(known: Mapping[str, Field], name: str, key: str, value: Any, section: str, file: Path | None) -> Any:
     if name not in known or name == "run":
         options = [n for n in known if n != "run"]
         raise ConfigError(f"--config {file}: [{section}] has no option {key!r}; {did_you_mean(name, options)}")

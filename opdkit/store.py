@@ -18,6 +18,7 @@ import os
 import shutil
 import socket
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -261,14 +262,14 @@ def _pin(stage: Stage, plan: JSON) -> None:
 
 def _discard(folder: Path) -> None:
     """Remove a stage at one blow: killed half-way, no part may outlive the manifest that says what it is."""
-    trash = folder.with_name(f".{folder.name}-{socket.gethostname()}-{os.getpid()}")
+    trash = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
     folder.replace(trash)
     shutil.rmtree(trash)
 
 
 def _write_first(path: Path, text: str) -> bool:
     """Write a text file that is not there yet, whole; False when another process was faster."""
-    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     temporary.write_text(text, encoding="utf-8")
     _sync(temporary)
     try:
@@ -280,14 +281,6 @@ def _write_first(path: Path, text: str) -> bool:
     finally:
         temporary.unlink(missing_ok=True)
     return True
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file so that no reader ever sees half of it."""
-    temporary = path.with_name(f".{path.name}-{socket.gethostname()}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
-    temporary.replace(path)
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:

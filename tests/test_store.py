@@ -1,0 +1,306 @@
+"""The run directory: one plan, whole parts, resume, shards, counters."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from opdkit import __version__, store
+from opdkit.config import StageConfig, option
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import Counters, Stage, differences, limited, read_all, read_counters, read_part
+from opdkit.tables import REJECTED, SESSIONS, TURNS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(StageConfig):
+    knob: int = option(1, "something that decides the rows")
+    speed: int = option(1, "something that does not", plan=False)
+
+
+def opened(run: Path, parts: int = 4, inputs=None, **options) -> Stage:
+    return Stage.open(Config(run=run, **options), "extract", [REJECTED], parts=parts, inputs=inputs)
+
+
+def row(line: int) -> dict:
+    return {"source": "a", "line": line, "reason": "not JSON", "detail": "", "raw": "x"}
+
+
+def fill(stage: Stage, parts=None) -> None:
+    for part in stage.todo() if parts is None else parts:
+        with stage.writing(part) as out:
+            out.rows("rejected", [row(part)])
+            out.counters.rows_in += 2
+            out.counters.drop("odd" if part % 2 else "even")
+            out.counters.extra["turns"] += part
+
+
+def test_counters_survive_json_and_add_up():
+    one = Counters(2, 1, Counter(a=1), 0.5, Counter(turns=3))
+    two = Counters.from_json(one.to_json().encode())
+    assert two == one
+    two.merge(Counters(1, 1, Counter(a=1, b=2), 0.25, Counter(turns=1, votes=4)))
+    assert two == Counters(3, 2, Counter(a=2, b=2), 0.75, Counter(turns=4, votes=4))
+
+
+def test_the_closing_line_names_rows_reasons_and_what_is_missing(tmp_path):
+    stage = opened(tmp_path)
+    fill(stage, [0, 1, 2])
+    line = stage.summary().line()
+    assert line.startswith("extract: 6 in, 3 out, 3 dropped (even 2, odd 1), 3 turns, 3 of 4 parts, ")
+    assert line.endswith(str(tmp_path / "extract" / "rejected"))
+
+
+def test_another_plan_is_refused_field_by_field(tmp_path):
+    fill(opened(tmp_path, inputs={"log": {"bytes": 5, "sha256": "a"}}))
+    with pytest.raises(ConfigError) as caught:
+        opened(tmp_path, parts=5, inputs={"log": {"bytes": 6, "sha256": "a"}}, knob=2)
+    message = str(caught.value)
+    assert "config.knob: 1 -> 2" in message
+    assert "inputs.log.bytes: 5 -> 6" in message
+    assert "parts: 4 -> 5" in message
+    assert "--overwrite" in message
+    assert "sha256" not in message
+
+
+def test_what_changes_no_row_is_no_part_of_the_plan(tmp_path):
+    fill(opened(tmp_path))
+    assert opened(tmp_path, speed=9).todo() == []
+
+
+def test_overwrite_discards_what_another_plan_has_written(tmp_path):
+    fill(opened(tmp_path))
+    stage = opened(tmp_path, parts=2, knob=2, overwrite=True)
+    assert stage.todo() == [0, 1]
+    assert not list((tmp_path / "extract").rglob("*.parquet"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["extract"]
+
+
+def test_overwrite_is_refused_for_one_of_several_shards(tmp_path):
+    fill(opened(tmp_path))
+    with pytest.raises(ConfigError, match="Not together with --shard"):
+        opened(tmp_path, knob=2, overwrite=True, shard="0/2")
+    assert len(list((tmp_path / "extract" / "rejected").iterdir())) == 4
+
+
+def test_parts_whose_manifest_is_gone_are_not_taken_over(tmp_path):
+    fill(opened(tmp_path))
+    (tmp_path / "extract" / "manifest.json").unlink()
+    with pytest.raises(ConfigError, match="no manifest"):
+        opened(tmp_path)
+    assert opened(tmp_path, overwrite=True).todo() == [0, 1, 2, 3]
+
+
+def test_a_damaged_manifest_says_what_to_do(tmp_path):
+    opened(tmp_path)
+    (tmp_path / "extract" / "manifest.json").write_text("{")
+    with pytest.raises(OpdkitError, match="--overwrite"):
+        opened(tmp_path)
+
+
+def test_the_manifest_pins_version_configuration_and_inputs(tmp_path):
+    opened(tmp_path, inputs={"log": {"bytes": 5}}, knob=3, speed=7)
+    document = json.loads((tmp_path / "extract" / "manifest.json").read_text())
+    assert document["plan"]["opdkit"] == __version__
+    assert document["plan"]["schemas"] == {"rejected": 1}
+    assert document["plan"]["config"] == {"limit": None, "knob": 3}
+    assert document["configuration"]["speed"] == 7
+    assert document["plan"]["inputs"] == {"log": {"bytes": 5}}
+    assert document["fingerprint"] == store.fingerprint(document["plan"])
+
+
+def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
+    with pytest.raises(OpdkitError, match="run `opdkit extract"):
+        Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
+    opened(tmp_path)
+    Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
+    opened(tmp_path, knob=2, overwrite=True)
+    with pytest.raises(ConfigError, match=r"upstream\.extract"):
+        Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
+
+
+def test_of_two_plans_that_start_at_once_one_wins(tmp_path):
+    """The manifest race: both find no manifest, and both write one."""
+    barrier, outcomes = threading.Barrier(8), []
+
+    def start(knob: int) -> None:
+        barrier.wait()
+        try:
+            opened(tmp_path, knob=knob)
+            outcomes.append(("open", knob))
+        except ConfigError:
+            outcomes.append(("refused", knob))
+
+    threads = [threading.Thread(target=start, args=(i % 2 + 1,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    winners = {knob for outcome, knob in outcomes if outcome == "open"}
+    assert len(outcomes) == 8
+    assert len(winners) == 1
+    pinned = json.loads((tmp_path / "extract" / "manifest.json").read_text())["plan"]["config"]["knob"]
+    assert winners == {pinned}
+
+
+def test_without_hard_links_the_manifest_is_still_whole(tmp_path, monkeypatch):
+    def no_links(*_args):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", no_links)
+    opened(tmp_path, knob=5)
+    assert store.manifest(tmp_path, "extract")["plan"]["config"]["knob"] == 5
+    assert [p.name for p in (tmp_path / "extract").iterdir()] == ["manifest.json"]
+
+
+def test_a_writer_that_fails_leaves_nothing(tmp_path):
+    """pitfall 25: no readable, truncated Parquet; pitfall 26: the error is not swallowed."""
+    stage = opened(tmp_path)
+    with pytest.raises(ZeroDivisionError), stage.writing(0) as out:
+        out.rows("rejected", [row(1), row(1 // 0)])
+    with pytest.raises(OpdkitError, match="missing columns"), stage.writing(1) as out:
+        out.rows("rejected", [{"source": "a"}])
+    assert not list((tmp_path / "extract").rglob("*.parquet"))
+    assert stage.todo() == [0, 1, 2, 3]
+
+
+KILLED_WHILE_WRITING = """
+import os, sys
+from pathlib import Path
+import pyarrow.parquet as pq
+from tests_store_config import opened, row
+
+def half(arrow, path, **_):
+    Path(path).write_bytes(b"PAR1 half a file")
+    os._exit(9)
+
+stage = opened(Path(sys.argv[1]))
+with stage.writing(0) as out:
+    out.rows("rejected", [row(0)])
+pq.write_table = half
+with stage.writing(1) as out:
+    out.rows("rejected", [row(1)])
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
+    """pitfall 25: what is at the final path is whole, and the rest of a dead process is swept away."""
+    (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    run = tmp_path / "run"
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"}
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(run)]
+    assert subprocess.run(command, check=False, env=environment).returncode == 9
+    assert [p.name for p in (run / "extract" / "rejected").iterdir()] == ["part-00000.parquet"]
+    assert len(list((run / "extract" / ".tmp").iterdir())) == 1
+    stage = opened(run)
+    assert not list((run / "extract" / ".tmp").iterdir())
+    assert stage.todo() == [1, 2, 3]
+    fill(stage)
+    assert [r["line"] for r in read_all(run, "rejected")] == [0, 1, 2, 3]
+
+
+def test_the_summary_covers_what_earlier_runs_did(tmp_path):
+    """pitfall 26: counters fold over the footers of all parts, whoever wrote them."""
+    fill(opened(tmp_path), [0, 3])
+    resumed = opened(tmp_path)
+    assert resumed.todo() == [1, 2]
+    fill(resumed)
+    total = resumed.summary().counters
+    assert (total.rows_in, total.rows_out, total.dropped) == (8, 4, Counter(even=2, odd=2))
+    assert total.extra == Counter(turns=6)
+    assert resumed.summary().parts_done == 4
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 5])
+def test_shards_share_the_parts_without_overlap(tmp_path, shards):
+    """pitfall 26: another number of shards on the same directory duplicates nothing."""
+    fill(opened(tmp_path, parts=7), [4])
+    for shard in range(shards):
+        stage = opened(tmp_path, parts=7, shard=f"{shard}/{shards}")
+        assert all(k % shards == shard for k in stage.todo())
+        fill(stage)
+    assert [r["line"] for r in read_all(tmp_path, "rejected")] == list(range(7))
+
+
+def test_a_part_is_done_only_when_its_primary_table_is(tmp_path):
+    stage = Stage.open(Config(run=tmp_path), "extract", [SESSIONS, REJECTED], parts=1)
+    with stage.writing(0) as out:
+        out.rows("rejected", [row(1)])
+        out.counters.rows_in = 1
+    stage.path("sessions", 0).unlink()
+    assert stage.todo() == [0]
+
+
+def test_the_footer_says_version_plan_and_counters(tmp_path):
+    stage = opened(tmp_path)
+    fill(stage)
+    path = stage.path("rejected", 1)
+    metadata = pq.read_schema(path).metadata
+    assert metadata[b"opdkit.schema_version"] == b"1"
+    assert metadata[b"opdkit.plan"].decode() == stage.plan
+    assert read_counters(path).dropped == Counter(odd=1)
+    assert {p.name for p in path.parent.iterdir()} == {f"part-0000{k}.parquet" for k in range(4)}
+
+
+def test_reading_says_which_stage_to_run_again(tmp_path):
+    stage = opened(tmp_path)
+    with pytest.raises(OpdkitError, match="has not finished"):
+        read_part(tmp_path, "rejected", 0)
+    fill(stage)
+    path = stage.path("rejected", 0)
+    arrow = pq.read_table(path)
+    old = arrow.replace_schema_metadata({**arrow.schema.metadata, b"opdkit.schema_version": b"0"})
+    pq.write_table(old, path)
+    with pytest.raises(OpdkitError, match="another version"):
+        read_part(tmp_path, "rejected", 0)
+    pq.write_table(arrow.replace_schema_metadata({**arrow.schema.metadata, b"opdkit.plan": b"other"}), path)
+    with pytest.raises(OpdkitError, match="another plan"):
+        read_part(tmp_path, "rejected", 0)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(OpdkitError, match="cannot be read"):
+        read_part(tmp_path, "rejected", 0)
+
+
+def test_limit_counts_sessions_over_the_parts(tmp_path):
+    stage = Stage.open(Config(run=tmp_path), "extract", [SESSIONS], parts=3)
+    for part in range(3):
+        with stage.writing(part) as out:
+            out.rows("sessions", [
+                {"session_id": f"{part}:{i}", "source": "a", "line": 1, "format": "openai", "model": None,
+                 "messages": [], "tools": None, "metadata": None} for i in range(2)])  # fmt: skip
+    assert limited(tmp_path, 1, None) is None
+    assert [limited(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
+
+
+def test_differences_say_what_came_and_went():
+    assert differences({"a": 1, "b": {"c": [1]}}, {"b": {"c": [1, 2]}, "d": "x"}) == [
+        "a: 1 -> null", "b.c: [1] -> [1, 2]", 'd: null -> "x"'
+    ]  # fmt: skip
+    assert differences({"a": 1}, {"a": 1}) == []
+
+
+def test_model_identity_notices_one_changed_block(tmp_path):
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(bytes(5 << 20))
+    before = store.model_identity(str(tmp_path))
+    data = bytearray(weights.read_bytes())
+    data[: 1 << 16] = b"x" * (1 << 16)
+    weights.write_bytes(data)
+    assert store.model_identity(str(tmp_path)) != before
+    assert store.model_identity("name/on-the-hub") == {"name": "name/on-the-hub"}
+
+
+def test_rows_keep_their_order(tmp_path):
+    stage = opened(tmp_path, parts=1)
+    with stage.writing(0) as out:
+        for line in (3, 1, 2):
+            out.rows("rejected", [row(line)])
+    assert pq.read_table(stage.path("rejected", 0)).column("line") == pa.chunked_array([[3, 1, 2]], pa.int64())
