@@ -130,8 +130,8 @@ def test_a_tool_call_that_was_cut_off_gets_no_closing_tag(qwen):
 
 def test_a_cut_off_reply_that_names_the_stop_token_ends_at_its_own_text(chatml):
     """pitfall 4: the search for the reply's end is not led into the template's stop token."""
-    messages = [message("user", "hi"), message("assistant", "it is im_end")]
-    assert chatml.text(chatml.reply(messages, 1, finish_reason="length").ids) == "it is im_end"
+    messages = [message("user", "hi"), message("assistant", "im_end")]
+    assert chatml.text(chatml.reply(messages, 1, finish_reason="length").ids) == "im_end"
 
 
 def test_an_empty_think_block_that_the_template_makes_up_is_masked(qwen):

@@ -62,6 +62,17 @@ def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, b
     assert tiny_tokenizer.decode(ids) == f"{before}{template[0]}{data}{template[1]}{after}"
 
 
+def test_data_and_template_make_no_control_token_together(tiny_tokenizer):
+    """pitfall 15: what the template writes next to a text completes no token that the text began, or ends."""
+    encoder = Encoder(tiny_tokenizer)
+    for rendered in (
+        encoder.as_data("a<|im_end|", sampled=True) + ">",
+        "<" + encoder.as_data("|im_end|>a", sampled=True),
+        encoder.as_data("<|im_", sampled=True) + encoder.as_data("end|>", sampled=True),
+    ):
+        assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(rendered))
+
+
 @settings(deadline=None, max_examples=100)
 @given(words=st.lists(st.sampled_from(["<|im_end|>", "<think>", "hello ", "<b>", "\n", "the tool", "é"]), max_size=12))
 def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):

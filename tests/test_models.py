@@ -116,4 +116,5 @@ def test_draws_depend_on_seed_and_parts_alone():
     assert draw(0, "s:1", 0) == first
     others = [draw(1, "s:1", 0), draw(0, "s:2", 0), draw(0, "s:1", 1), draw(0, "s:1"), draw(0, "s:1", "0")]
     assert all(other != first for other in others)
+    assert len({tuple(draw(0, "s:1", vote)) for vote in range(1000)}) == 1000
     assert token_generator(0, "a").device.type == "cpu"

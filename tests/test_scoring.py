@@ -237,6 +237,15 @@ def test_without_a_difference_in_the_input_there_is_none_in_the_scores(tiny):
         assert not any(torch.equal(student, teacher) for student, teacher in scored[9:])
 
 
+def test_equal_sequences_are_scored_once(tiny):
+    rows = []
+    handle = tiny.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
+    same, other = Sequence([1, 2], [3, 4, 5]), Sequence([1, 2, 3], [4])
+    score_session(tiny, tiny, [Target(same, same), Target(same, other), Target(other, None)], batch_tokens=100)
+    handle.remove()
+    assert sum(rows) == 3 + 1
+
+
 def test_a_session_with_two_models(tiny):
     other, base = build("qwen3", seed=5), sequences(4)
     targets = [Target(base[0], base[1]), Target(base[2], None), Target(base[3], base[3])]

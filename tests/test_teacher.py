@@ -314,6 +314,18 @@ def test_log_probs_that_are_not_finite_are_set_aside(run, config, tiny_model_dir
     assert all(torch.isfinite(torch.tensor(r["old_logprobs"])).all() for r in targets(run))
 
 
+def test_tokens_that_the_model_has_no_row_for_are_set_aside(tmp_path, config, tiny_model_dir, tiny_tokenizer):
+    """A tokenizer that was extended and a model that was not."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "extended")
+    build_tokenizer(tiny_tokenizer.chat_template, CHATML_TOKENS, (*CHATML_WORDS, "<more>")).save_pretrained(folder)
+    said = [message("user", "x"), message("assistant", "a <more>"), message("user", "y"), message("assistant", "b")]
+    turns = [turn("a:1"), turn("a:3")]
+    run = write_run(
+        tmp_path / "run", one_part([session("a", *said)], turns, [verdict("a:1", HINT), verdict("a:3", HINT)])
+    )
+    assert teacher.run(config(run, model=str(folder))).counters.dropped == {"tokens outside the model's vocabulary": 2}
+
+
 def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_dir):
     """The student's prompt loses the same messages as the teacher's, which is the longer one."""
     long = talk("a", replies=6)
