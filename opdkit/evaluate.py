@@ -18,8 +18,8 @@ from opdkit.config import JSON, parse_pairs
 from opdkit.console import is_main_process, printable, say, stdout, warn
 from opdkit.drift import MAX_TURNS, Shift, few, neutral_passages, passage_sequences, passage_shifts, reply_shifts
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.models import load_model, load_tokenizer, same_tokenizer
-from opdkit.replies import Reply, checked, generate
+from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.replies import Reply, checked, generate, prompt_ids
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
 from opdkit.store import Stage, Summary, file_digest, manifest, model_identity, part_path, read_part
@@ -45,11 +45,13 @@ def run(config: EvalConfig) -> Summary:
     _refuse(config, prompts)
     names = _names(config)
     passages = neutral_passages(config.run, config.neutral) if config.neutral or _has(config, "extract") else []
+    # Before the plan is pinned, as long as nothing is: what fails here must not bind the next attempt.
+    loaded = None if _has(config, "eval") else _load(config, names, prompts)
     stage = _open(config, names)
     if stage.todo():
         with stage.writing(0) as out:
-            models, chat = _load(config, names)
-            replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
+            models, chat, asked = loaded or _load(config, names, prompts)
+            replies = [r for label in MODELS for r in generate(label, models[label], chat, asked, config)]
             drift = judged_shifts(models, config) if _has(config, "teacher") else []
             drift += neutral_shifts(models, chat, passages, config)
             models.clear()  # a local judge may need the room
@@ -241,7 +243,10 @@ def _open(config: EvalConfig, names: dict[str, str]) -> Stage:
     return Stage.open(config, "eval", [REPLIES, SCORES], parts=1, inputs=inputs, upstream=upstream)
 
 
-def _load(config: EvalConfig, names: dict[str, str]) -> tuple[dict[str, Any], Chat]:
+def _load(
+    config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
+) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
+    """Both models, one chat template for both, and the prompts as token ids."""
     tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
     same_tokenizer(tokenizers["before"], tokenizers["after"])
     models: dict[str, Any] = {
@@ -249,4 +254,6 @@ def _load(config: EvalConfig, names: dict[str, str]) -> tuple[dict[str, Any], Ch
     }
     given = parse_pairs(config.template_arg, "--template-arg")
     args = given or (scored_template_args(config.run, ()) if _has(config, "teacher") else {})
-    return models, Chat(tokenizers["before"], args, models["before"].generation_config.eos_token_id)
+    chat = Chat(tokenizers["before"], args, models["before"].generation_config.eos_token_id)
+    longest = min(context_length(model) for model in models.values())
+    return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]

@@ -11,7 +11,7 @@ from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import Ask, Question
 from opdkit.judge.parse import parse_reward
-from opdkit.models import context_length, token_generator
+from opdkit.models import token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import EvalConfig, JudgeConfig
 
@@ -34,39 +34,40 @@ class Reply:
                 "reply": self.text, "finish_reason": self.finish_reason, "passed": self.passed}  # fmt: skip
 
 
-def generate(label: str, model: Any, chat: Chat, prompts: Sequence[HeldOutPrompt], config: EvalConfig) -> list[Reply]:
-    """The greedy reply and `--samples` sampled ones to each prompt.
-
-    Draw k of a prompt comes from the stream (seed, prompt id, k), the same for both models: what differs between them
-    is the model.
-    """
-    say(f"{label}: {1 + config.samples} replies to each of {len(prompts)} prompts")
-    prompt_ids = [_prompt_ids(model, chat, prompt, config.max_new_tokens) for prompt in prompts]
-    replies = []
-    for first, last, temperature in ((0, 1, 0.0), (1, config.samples + 1, config.temperature)):
-        numbers = range(first, last)
-        requests = [
-            Request(ids, [token_generator(config.seed, "eval", prompt.id, k) for k in numbers])
-            for prompt, ids in zip(prompts, prompt_ids, strict=True)
-        ]
-        drawn = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
-                       stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens) if numbers else []  # fmt: skip
-        for prompt, ids, draws in zip(prompts, prompt_ids, drawn, strict=False):
-            thinking = chat.text(ids[-8:]).rstrip().endswith("<think>")
-            replies += [_reply(prompt, label, k, draw, chat, thinking) for k, draw in zip(numbers, draws, strict=True)]
-    return replies
-
-
-def _prompt_ids(model: Any, chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int) -> list[int]:
+def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: int) -> list[int]:
+    """The prompt's token ids. Raises when it cannot be rendered, or leaves no room for a reply within `longest`."""
     try:
         ids = chat.prompt_ids(prompt.messages, prompt.tools)
     except ChatError as error:
         raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
-    longest = context_length(model)
     if len(ids) + max_new_tokens > longest:
         raise ConfigError(f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} "
                           f"that is more than the {longest} the model was built for")  # fmt: skip
     return ids
+
+
+def generate(
+    label: str, model: Any, chat: Chat, asked: Sequence[tuple[HeldOutPrompt, list[int]]], config: EvalConfig
+) -> list[Reply]:
+    """The greedy reply and `--samples` sampled ones to each prompt (with its token ids).
+
+    Draw k of a prompt comes from the stream (seed, prompt id, k), the same for both models: what differs between them
+    is the model.
+    """
+    say(f"{label}: {1 + config.samples} replies to each of {len(asked)} prompts")
+    replies = []
+    for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
+        if not numbers:
+            continue
+        requests = [
+            Request(ids, [token_generator(config.seed, "eval", prompt.id, k) for k in numbers]) for prompt, ids in asked
+        ]
+        drawn = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
+                       stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
+        for (prompt, ids), draws in zip(asked, drawn, strict=True):
+            thinking = chat.text(ids[-8:]).rstrip().endswith("<think>")
+            replies += [_reply(prompt, label, k, draw, chat, thinking) for k, draw in zip(numbers, draws, strict=True)]
+    return replies
 
 
 def _reply(prompt: HeldOutPrompt, label: str, number: int, draw: Sample, chat: Chat, thinking: bool) -> Reply:

@@ -123,7 +123,7 @@ def _optimizer_step(
         last = n == len(mine) - 1
         with contextlib.nullcontext() if last else accelerator.no_sync(model):  # gradients are exchanged once a step
             loss, metrics = _forward(
-                model, [batch[i] for i in group] or batch[:1], bool(group), prompts, counts, config
+                model, [batch[i] for i in group] or [min(batch, key=len)], bool(group), prompts, counts, config
             )
             (loss * processes).backward()  # DistributedDataParallel averages over the processes; the loss is a sum
         shares.append({"loss": loss.detach(), **metrics})
@@ -176,7 +176,7 @@ def _on(tokens: Tokens, device: torch.device) -> Tokens:
 def _summed(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator) -> dict[str, float]:
     """The shares of all micro-batches and processes added up: one exchange, one wait for the device."""
     names = list(shares[0])
-    sums = torch.stack([torch.stack([share[name].double() for name in names]) for share in shares]).sum(0)
+    sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)
     return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
 
 

@@ -213,6 +213,7 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path, plain_model_dir) -> 
     easy = prompts_file(tmp_path, easy=ANYTHING)
     with pytest.raises(ConfigError, match="--max-new-tokens 3000"):
         evaluate.run(config(run, easy, max_new_tokens=3000))
+    assert not (run / "eval").exists()  # it binds nobody
     shutil.rmtree(run / "train/metrics")
     with pytest.raises(OpdkitError, match="no finished training"):
         evaluate.run(config(run, easy, max_new_tokens=9))

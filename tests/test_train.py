@@ -101,8 +101,12 @@ def test_combine_trains_on_both(run, plain_model_dir) -> None:
 
 def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
     """The log-probs of the first step are the teacher stage's: ratio 1, KL 0, nothing clipped."""
-    train.run(config(run, plain_model_dir))
-    row = next(iter(read_all(run, "metrics")))
+    train.run(config(run, plain_model_dir, batch_turns=100))
+    (row,) = read_all(run, "metrics")
+    hinted = [t for t in load_turns(run) if t.teacher_logprobs is not None]
+    advantages = np.concatenate([(t.teacher_logprobs - t.old_logprobs)[t.sampled].clip(-1, 1) for t in hinted])
+    assert row["teacher_tokens"] == len(advantages)
+    assert row["teacher_advantage"] == pytest.approx(advantages.mean(), abs=1e-6)
     assert row["approx_kl"] == pytest.approx(0, abs=1e-8)
     assert row["clip_fraction"] == 0
     assert row["loss"] == pytest.approx(-row["teacher_advantage"], abs=1e-6)
