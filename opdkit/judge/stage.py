@@ -4,15 +4,14 @@ import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from opdkit import hints
 from opdkit.config import JSON
 from opdkit.console import warn
 from opdkit.judge import rules
-from opdkit.judge.exchange import Ask, HintVote, Question, RewardVote
+from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
-from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import reward_of
 from opdkit.stages import JudgeConfig
@@ -183,10 +182,9 @@ def warnings(counters: Counters) -> list[str]:
     votes, failed = extra["votes"], extra["failed votes"]
     if 2 * failed > votes:
         kinds = Counter({k[14:-1]: n for k, n in extra.items() if k.startswith("failed votes (")})
-        found.append(
-            f"{'all' if failed == votes else f'{failed:,} of'} {votes:,} votes failed, most often: "
-            f"{kinds.most_common(1)[0][0]}. Is it the right model, and is --max-new-tokens enough for its answers?"
-        )
+        kind = kinds.most_common(1)[0][0]
+        share = "all" if failed == votes else f"{failed:,} of"
+        found.append(f"{share} {votes:,} votes failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}")
     if not extra["hints"]:
         found.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
     rewards = {name: extra[name] for name in ("rewards +1", "rewards 0", "rewards -1") if extra[name]}
@@ -202,7 +200,9 @@ def warnings(counters: Counters) -> list[str]:
     return found
 
 
-_FLAGGED: dict[str, Any] = {
+_REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars."}
+_ANOTHER_MODEL = "Is it the right model? A judge must be a chat model that does as it is told."
+_FLAGGED = {
     "tool_error": "after which a tool failed",
     "truncation": "that were cut off",
     "duplicate_call": "that repeat a tool call",

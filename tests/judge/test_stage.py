@@ -1,0 +1,257 @@
+"""The judge stage from parts to verdicts: counters, shards, resume, limits, warnings."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from runs import message, talk, write_extract
+
+from opdkit import judge
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge import stage
+from opdkit.judge.exchange import HintVote, RewardVote
+from opdkit.stages import JudgeConfig
+from opdkit.store import Counters, read_all, read_part
+
+SESSIONS = {
+    "trip": talk("How do I get to Lyon?", "By train.", "Use the bus instead.", "Then by bus.", "thanks!"),
+    "short": talk("hi", "hello"),
+    "tool": [
+        message("user", "Book it"),
+        message("assistant", None, calls=[("book", "{}")]),
+        message("tool", "Error: no seats left"),
+        message("assistant", "There are no seats."),
+        message("user", "ok"),
+    ],
+    "wrong": talk("2 + 2?", "5", "That's wrong."),
+    "more": talk("2 + 3?", "5", "And 3 + 3?", "6"),
+}
+
+
+def config(run: Path, **fields) -> JudgeConfig:
+    return JudgeConfig(run=run, **({"shard": "0/1"} | fields))
+
+
+def verdicts(run: Path) -> dict[str, dict]:
+    return {row["turn_id"]: row for row in read_all(run, "verdicts")}
+
+
+@pytest.fixture
+def extracted(tmp_path: Path) -> Path:
+    return write_extract(tmp_path / "run", SESSIONS)
+
+
+def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
+    summary = judge.run(config(extracted))
+    rows = verdicts(extracted)
+    assert {turn: (r["reward"], r["reward_status"], r["hint"], r["hint_status"]) for turn, r in rows.items()} == {
+        "trip:1": (-1, "ok", "Use the bus.", "ok"),
+        "trip:3": (1, "ok", None, "none"),
+        "tool:1": (-1, "ok", None, "none"),
+        "tool:3": (0, "ok", None, "none"),
+        "wrong:1": (-1, "ok", "User correction: That's wrong.", "ok"),
+        "more:1": (1, "ok", None, "none"),
+    }
+    assert rows["trip:1"]["hints"] == ["Use the bus."]
+    assert rows["trip:1"]["reward_agreement"] == 1.0
+    assert len(rows["trip:1"]["hint_votes"]) == len(rows["trip:1"]["reward_votes"]) == 1
+    counters = summary.counters
+    assert (counters.rows_in, counters.rows_out, counters.dropped) == (8, 6, {"no next state": 2})
+    assert counters.extra == {
+        "votes": 12,
+        "rewards -1": 3,
+        "rewards +1": 2,
+        "rewards 0": 1,
+        "hints": 2,
+        "flagged tool_error": 1,
+    }
+
+
+def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:
+    turns = {"trip:1": {"trainable": False, "skip_reason": "side"}, "trip:3": {"trainable": False}}
+    run = write_extract(tmp_path / "run", {"trip": SESSIONS["trip"]}, turns=turns)
+    summary = judge.run(config(run))
+    assert verdicts(run) == {}
+    assert summary.counters.dropped == {"side": 1, "not trainable": 1}
+
+
+def test_nothing_to_judge_is_said(tmp_path: Path, capsys) -> None:
+    """pitfall 24."""
+    run = write_extract(tmp_path / "run", {"short": SESSIONS["short"]})
+    judge.run(config(run))
+    assert "no turn was judged: none of 1 is trainable (no next state 1)" in capsys.readouterr().err
+
+
+def test_a_run_without_sessions(tmp_path: Path) -> None:
+    assert judge.run(config(write_extract(tmp_path / "run", {}))).counters.rows_in == 0
+
+
+def test_the_extract_stage_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(OpdkitError, match="run `opdkit extract"):
+        judge.run(config(tmp_path / "run"))
+    run = write_extract(tmp_path / "run", SESSIONS)
+    (run / "extract" / "turns" / "part-00001.parquet").unlink()
+    with pytest.raises(OpdkitError, match="the extract stage has not finished"):
+        judge.run(config(run))
+    assert len(list((run / "judge" / "verdicts").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("limit", "turns"), [(1, 2), (2, 2), (3, 4), (4, 5), (99, 6)])
+def test_limit_takes_the_first_sessions(extracted: Path, limit: int, turns: int) -> None:
+    summary = judge.run(config(extracted, limit=limit))
+    assert len(verdicts(extracted)) == turns
+    sessions = list(SESSIONS)[:limit]
+    assert summary.counters.rows_in == sum(m["role"] == "assistant" for s in sessions for m in SESSIONS[s])
+
+
+def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> None:
+    """pitfall 26: any number of shards, in any order, and the summary covers all of it."""
+    other = tmp_path / "other"
+    shutil.copytree(extracted, other)
+    whole = judge.run(config(extracted))
+    for shard in ("2/3", "0/3", "1/3"):
+        last = judge.run(config(other, shard=shard))
+    assert verdicts(other) == verdicts(extracted)
+    assert last.parts_done == whole.parts_done == 3
+    assert last.counters.extra == whole.counters.extra
+    assert last.counters.rows_in == whole.counters.rows_in
+
+
+def test_a_resume_does_what_is_missing_and_sums_up_everything(extracted: Path) -> None:
+    """pitfall 26."""
+    first = judge.run(config(extracted))
+    before = verdicts(extracted)
+    kept = extracted / "judge" / "verdicts" / "part-00000.parquet"
+    written = kept.stat().st_mtime_ns
+    (extracted / "judge" / "verdicts" / "part-00001.parquet").unlink()
+    again = judge.run(config(extracted))
+    assert verdicts(extracted) == before
+    assert kept.stat().st_mtime_ns == written
+    assert again.counters.extra == first.counters.extra
+
+
+def test_another_plan_is_refused(extracted: Path) -> None:
+    judge.run(config(extracted))
+    with pytest.raises(ConfigError, match=r"config.max_hint_chars: 600 -> 50"):
+        judge.run(config(extracted, max_hint_chars=50))
+    judge.run(config(extracted, max_hint_chars=50, overwrite=True))
+
+
+def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
+    """pitfall 25: kill -9 in the middle, start again, and the verdicts are those of one run."""
+    sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(30)}
+    run = write_extract(tmp_path / "run", sessions, per_part=1)
+    code = (
+        "import sys, time, pathlib; from opdkit import judge; from opdkit.judge import rules, stage;"
+        "from opdkit.stages import JudgeConfig; votes = rules.votes;"
+        "rules.votes = lambda *a: (time.sleep(0.03), votes(*a))[1];"
+        "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(run)])
+    folder = run / "judge" / "verdicts"
+    while not (folder.is_dir() and len(list(folder.iterdir())) >= 3) and process.poll() is None:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = sorted(folder.iterdir())
+    assert 3 <= len(done) < 30
+    assert all(pq.read_table(path).num_rows == 2 for path in done)
+    judge.run(config(run))
+    assert len(verdicts(run)) == 60
+    reference = write_extract(tmp_path / "reference", sessions, per_part=1)
+    judge.run(config(reference))
+    assert list(verdicts(run).values()) == list(verdicts(reference).values())
+
+
+# -- counters and warnings --------------------------------------------------------------------------------------------
+
+
+def counters(**extra: int) -> Counters:
+    return Counters(rows_in=100, rows_out=100, extra=Counter({k.replace("_", " "): v for k, v in extra.items()}))
+
+
+def test_warnings() -> None:
+    """pitfall 17: failing, cut-off, repeating and looping turns that were rewarded are named."""
+    fine = {"votes": 200, "hints": 10, "rewards +1": 50, "rewards -1": 50}
+    assert stage.warnings(counters(**fine)) == []
+    failed = {"failed votes": 101, "failed votes (no decision)": 90, "failed votes (empty answer)": 11}
+    (said,) = stage.warnings(counters(**(fine | failed)))
+    assert said.startswith("101 of 200 votes failed, most often: no decision. Is it the right model")
+    (said,) = stage.warnings(
+        counters(**(fine | {"failed votes": 200, "failed votes (cut off by the token limit)": 200}))
+    )
+    assert said.startswith("all 200 votes failed, most often: cut off by the token limit")
+    assert "--max-new-tokens" in said
+    too_long = {"failed votes": 200, "failed votes (the prompt does not fit the judge)": 200}
+    assert "--max-section-chars" in stage.warnings(counters(**(fine | too_long)))[0]
+    (said,) = stage.warnings(counters(**(fine | {"hints": 0})))
+    assert said.startswith("no turn got a hint")
+    (said,) = stage.warnings(counters(votes=20, hints=1, **{"rewards +1": 10}))
+    assert said == "all 10 rewards are +1: they tell no reply from another"
+    assert stage.warnings(counters(votes=18, hints=1, **{"rewards +1": 9})) == []
+    for flag in ("tool_error", "truncation", "duplicate_call", "loop"):
+        shown = Counters(
+            rows_in=1, rows_out=1, extra=Counter(fine | {f"flagged {flag}": 3, f"flagged {flag}, rewarded": 2})
+        )
+        (said,) = stage.warnings(shown)
+        assert said.startswith("2 of 3 turns ")
+        assert "were rewarded +1" in said
+
+
+def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
+    """pitfall 17: a failed call that was voted +1 stays +1 in the table, and is counted."""
+    case = stage._cases(config(extracted), 1, Counters())[0]
+    found = Counters()
+    votes = [RewardVote(1, "yes")] * 3
+    row = stage._verdict(config(extracted), case, [HintVote(-1, None, "no")] * 3, votes, found)
+    assert (case.turn["turn_id"], row["reward"]) == ("tool:1", 1)
+    assert found.extra["flagged tool_error"] == found.extra["flagged tool_error, rewarded"] == 1
+
+
+def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
+    case = stage._cases(config(extracted), 0, Counters())[0]
+    found = Counters()
+    hints = [
+        HintVote(None, None, "", "decision not on offer: '2'"),
+        HintVote(1, "Use the bus.", "x"),
+        HintVote(1, "bad", "x"),
+    ]
+    row = stage._verdict(config(extracted), case, hints, [RewardVote(None, "", "no decision")] * 3, found)
+    assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
+    assert found.extra == {
+        "votes": 6,
+        "failed votes": 4,
+        "failed votes (decision not on offer)": 1,
+        "failed votes (no decision)": 3,
+        "no reward": 1,
+        "hints": 1,
+        "rejected hints (empty_judgement)": 1,
+    }
+
+
+def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
+    """pitfall 18 and pitfall 21: all parallel tool results, not only the last."""
+    results = ["one two three four five six seven eight", "nine"]
+    turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
+    run = write_extract(tmp_path / "run", {"s": turn})
+    case = stage._cases(config(run), 0, Counters())[0]
+    hint = HintVote(1, f"Say {results[0]}.", "x")
+    row = stage._verdict(config(run), case, [hint], [RewardVote(0, "x")], Counters())
+    assert (row["hint"], row["hint_status"]) == (None, "leak")
+
+
+def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
+    code = (
+        "import sys, pathlib; from opdkit import judge; from opdkit.stages import JudgeConfig;"
+        "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(extracted)], check=False).returncode == 0
+    assert len(read_part(extracted, "verdicts", 0)) == 2
