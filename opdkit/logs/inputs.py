@@ -135,7 +135,8 @@ def open_plain(path: Path) -> BinaryIO:
     if kind is None:
         return path.open("rb", buffering=_BUFFER)
     stream = pa.input_stream(str(path), compression=kind)
-    return cast(BinaryIO, io.BufferedReader(stream, _BUFFER))
+    # Where the archive breaks off, the buffer that is being filled is lost: keep it small.
+    return cast(BinaryIO, io.BufferedReader(stream, 1 << 16))
 
 
 def is_damage(error: Exception) -> bool:

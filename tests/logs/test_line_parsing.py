@@ -1,0 +1,119 @@
+"""One line of JSON, clean or not (opdkit/logs/parse.py)."""
+
+import json
+import math
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.logs.conversation import Line, Rejected, Unreadable, rejected
+from opdkit.logs.parse import dump, parse
+
+
+def read(data: bytes) -> dict:
+    return parse(Line("log", 1, data))
+
+
+def reason(data: bytes) -> str:
+    with pytest.raises(Unreadable) as caught:
+        read(data)
+    return caught.value.reason
+
+
+@pytest.mark.parametrize(("data", "value"), [
+    (b'{"a": 1}\n', {"a": 1}),
+    (b'{"a": 1}\r\n', {"a": 1}),
+    (b'  {"a": 1}', {"a": 1}),
+    (b'\xef\xbb\xbf{"a": 1}\n', {"a": 1}),
+    (b'{"a": 1, "a": 2}', {"a": 2}),
+    (b'{"a": [Infinity, -Infinity]}', {"a": [math.inf, -math.inf]}),
+    (b'{"a": "\\ud800x"}', {"a": "\ufffd\ufffd\ufffdx"}),
+    (b'{"\\udc00": "\\ud83d\\ude00"}', {"\ufffd\ufffd\ufffd": "\U0001f600"}),
+])  # fmt: skip
+def test_what_logs_contain_all_the_same(data, value):
+    """pitfall 22: CRLF, byte-order mark, duplicate keys (the last counts), Infinity, lone surrogates."""
+    read_value = read(data)
+    assert read_value == value
+    json.dumps(read_value, ensure_ascii=False).encode()  # no surrogate is left for the Parquet writer
+
+
+def test_nan_is_read_and_written_as_null():
+    """pitfall 22: NaN"""
+    assert math.isnan(read(b'{"a": NaN}')["a"])
+    assert dump({"a": [math.nan, math.inf, 1.5]}) == '{"a":[null,null,1.5]}'
+
+
+@pytest.mark.parametrize(("data", "why"), [
+    (b"# a comment\n", "comment line"),
+    (b"  // a comment\n", "comment line"),
+    (b'{"a": "\xff"}\n', "not UTF-8"),
+    (b'{"a": "\xed\xa0\x80"}\n', "not UTF-8"),
+    (b"[1, 2]\n", "not a JSON object"),
+    (b'"text"\n', "not a JSON object"),
+    (b"null\n", "not a JSON object"),
+    (b"{'a': 1}\n", "not JSON"),
+    (b'{"a": 1} {"b": 2}\n', "not JSON"),
+    (b'{"a": \n', "not JSON"),
+    (b'{"a": ', "last line cut short"),
+    (b'{"a": ' + b"1" * 5_000 + b"}x\n", "not JSON"),
+    (b'{"a": ' + b"[" * 10_000 + b"]" * 10_000 + b"}\n", "nested too deeply"),
+    (b'{"a": ' * 10_000 + b"1" + b"}" * 10_000 + b"\n", "nested too deeply"),
+])  # fmt: skip
+def test_what_cannot_be_read_has_a_constant_reason(data, why):
+    """pitfall 22: comment lines, invalid UTF-8, a truncated last line, 10,000 levels of nesting."""
+    assert reason(data) == why
+
+
+def test_deep_values_are_refused_where_they_are_written():
+    deep: list = []
+    for _ in range(5_000):
+        deep = [deep]
+    with pytest.raises(Unreadable, match="nested too deeply"):
+        dump(deep)
+    shallower: list = []
+    for _ in range(300):  # deeper than orjson writes
+        shallower = [shallower]
+    assert json.loads(dump({"a": shallower})) == {"a": shallower}
+    assert dump({"n": 2**70}) == '{"n":1180591620717411303424}'
+
+
+def test_a_problem_of_the_line_is_its_problem():
+    with pytest.raises(Unreadable, match="line too long"):
+        parse(Line("log", 1, b"{}", Unreadable("line too long")))
+
+
+def test_a_rejected_row_holds_at_most_two_thousand_characters():
+    row = rejected(Line("log", 4, "é".encode() * 3_000 + b"\xff\n"), Unreadable("not JSON", "d" * 9_000)).row()
+    assert row == {"source": "log", "line": 4, "reason": "not JSON", "detail": "d" * 2_000, "raw": "é" * 2_000}
+    assert Rejected("log", 1, "r", "\ud800", b"a\xff\r\n").row()["raw"] == "a\ufffd"
+    assert Rejected("log", 1, "r", "\ud800").row()["detail"] == "?"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans())
+def test_whatever_json_a_logger_writes_is_read(value, ascii_only):
+    data = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    try:
+        data.decode()
+    except UnicodeDecodeError:  # a surrogate, encoded as no UTF-8 may be
+        assert reason(data) == "not UTF-8"
+    else:
+        orjson.loads(dump(read(data)))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data):
+    known = {"not JSON", "not UTF-8", "not a JSON object", "last line cut short", "comment line"}
+    try:
+        outcome = {type(read(data))}
+    except Unreadable as why:
+        outcome = {why.reason}
+    assert outcome <= known | {dict}
