@@ -179,6 +179,22 @@ def test_a_conversation_that_does_not_begin_with_the_prompt_is_refused():
     assert caught.value.reason == "reply does not continue the prompt"
 
 
+def test_a_generation_prompt_that_opens_the_thinking_is_continued_exactly():
+    """pitfall 4: the reply begins inside the thinking; a closing tag that only the template wrote is masked."""
+    end = "    {%- if enable_thinking"
+    template = QWEN.replace(end, "    {{- '<think>\\n' }}\n" + end)
+    assert template != QWEN
+    chat = Chat(build_tokenizer(template, CHATML_TOKENS, CHATML_WORDS), {})
+    thought = [message("user", "hi"), message("assistant", "Yes", reasoning="Short.")]
+    assert chat.text(chat.prompt_ids(thought[:1])).endswith("assistant\n<think>\n")
+    reply = chat.reply(thought, 1)
+    assert chat.text(reply.ids) == "Short.\n</think>\n\nYes<|im_end|>"
+    assert all(reply.mask)
+    reply = chat.reply(TALK, 1)
+    assert chat.text([i for i, real in zip(reply.ids, reply.mask, strict=True) if real]) == "The answer.<|im_end|>"
+    assert chat.text(reply.ids) == "\n</think>\n\nThe answer.<|im_end|>"
+
+
 def test_logged_tokens_are_the_reply(qwen):
     reply = qwen.reply(TALK, 1, token_ids=[5, 6, 320])
     assert (reply.ids, reply.mask) == ([5, 6, 320], [True] * 3)
