@@ -7,7 +7,8 @@ A file of prompts has one JSON object a line:
 
 `match`: every pattern is found (Python's re.search); `absent`: none of them is; both may be given, and
 `"ignore_case": true`. `^` and `$` stand for the ends of the whole reply unless a pattern begins with `(?m)`.
-`judge`: a criterion that a judge model votes on. Other fields of a row are left alone.
+`judge`: a criterion that a judge model votes on. `id` (default: the line) and `domain` (the rows that the tables put
+together) may be left out; other fields of a row are left alone.
 """
 
 import hashlib
@@ -78,7 +79,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
         if not line.strip():
             continue
         try:
-            prompt = _prompt(json.loads(line))
+            prompt = _prompt(json.loads(line), number)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} is there twice")
         except (ValueError, RecursionError, Unreadable) as error:  # JSONDecodeError is a ValueError
@@ -90,11 +91,12 @@ def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
     return list(prompts.values())[:limit]
 
 
-def _prompt(row: Any) -> HeldOutPrompt:
+def _prompt(row: Any, line: int) -> HeldOutPrompt:
     if not isinstance(row, dict):
         raise ValueError(f"a JSON object is needed, this is a {type(row).__name__}")
+    row = {"id": f"line-{line}", "domain": "prompts"} | row
     for name in ("id", "domain"):
-        if not isinstance(row.get(name), str) or not row[name]:
+        if not isinstance(row[name], str) or not row[name]:
             raise ValueError(f"{name!r} must be a text that is not empty")
     if row["domain"] == "all":
         raise ValueError("the domain 'all' stands for everything in the tables; use another name")

@@ -14,8 +14,11 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from opdkit.errors import ConfigError, OpdkitError
+
+transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

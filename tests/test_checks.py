@@ -37,8 +37,15 @@ def test_a_line_separator_inside_a_text_is_no_new_line(tmp_path) -> None:
     assert prompt.messages[0]["content"] == "one\u2028two"
 
 
+def test_id_and_domain_may_be_left_out(tmp_path) -> None:
+    """The README's row: a prompt and a check."""
+    bare = {key: GOOD[key] for key in GOOD if key not in ("id", "domain")}
+    found = read_prompts(prompts_file(tmp_path, bare, bare))
+    assert [(p.id, p.domain) for p in found] == [("line-1", "prompts"), ("line-2", "prompts")]
+
+
 @pytest.mark.parametrize(("row", "message"), [
-    ('{"id": ', "line 2: "), ("[1]", "JSON object"), ({}, "'id'"), (GOOD | {"id": ""}, "'id'"), (GOOD, "twice"),
+    ('{"id": ', "line 2: "), ("[1]", "JSON object"), ({}, "'prompt'"), (GOOD | {"id": ""}, "'id'"), (GOOD, "twice"),
     (GOOD | {"id": "b", "domain": "all"}, "'all'"), (GOOD | {"id": "b", "messages": []}, "not both"),
     ({k: v for k, v in GOOD.items() if k != "prompt"} | {"id": "b"}, "not both"),
     (GOOD | {"id": "b", "prompt": " "}, "not empty"),
