@@ -176,7 +176,9 @@ class Stage:
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
-            pq.write_table(arrow, temporary, compression="zstd")
+            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd") as file:
+                if arrow.num_rows:  # an empty row group is more than some readers can take
+                    file.write_table(arrow)
             _sync(temporary)
             temporary.replace(final)
             _sync(final.parent)

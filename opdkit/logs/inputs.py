@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -129,14 +129,14 @@ def compression(path: Path) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path) -> io.BufferedReader:
     """The file, unpacked where it is compressed. Reading raises what `is_damage` knows if it is cut short."""
     kind = compression(path)
     if kind is None:
-        return path.open("rb", buffering=_BUFFER)
+        return io.BufferedReader(path.open("rb", buffering=0), _BUFFER)
     stream = pa.input_stream(str(path), compression=kind)
     # Where the archive breaks off, the buffer that is being filled is lost: keep it small.
-    return cast(BinaryIO, io.BufferedReader(stream, 1 << 16))
+    return io.BufferedReader(stream, 1 << 16)
 
 
 def is_damage(error: Exception) -> bool:
@@ -144,7 +144,9 @@ def is_damage(error: Exception) -> bool:
     return isinstance(error, pa.ArrowException) or (isinstance(error, OSError) and error.errno is None)
 
 
-def lines(handle: BinaryIO, source: str, limit: int, *, number: int = 1, offset: int = 0) -> Iterator[tuple[int, Line]]:
+def lines(
+    handle: io.BufferedIOBase, source: str, limit: int, *, number: int = 1, offset: int = 0
+) -> Iterator[tuple[int, Line]]:
     """(byte offset, line) of every line that is not blank, from where `handle` stands.
 
     A line of more than `limit` bytes comes with a problem and its beginning only: never more than `limit` bytes of one
@@ -167,7 +169,7 @@ def lines(handle: BinaryIO, source: str, limit: int, *, number: int = 1, offset:
         number += 1
 
 
-def _skip_rest(handle: BinaryIO) -> int:
+def _skip_rest(handle: io.BufferedIOBase) -> int:
     """Read on to the end of the line; how many bytes that was."""
     skipped = 0
     while chunk := handle.readline(_BUFFER):

@@ -270,7 +270,7 @@ def _tell(
         own = record if node is leaf else parse(unit[node.position])
         messages[node.depth] = _merged(reply_of(own), messages[node.depth])
         notes[node.depth] = _note(own, node, retries, told)
-        logged.append({k: v for k, v in own.items() if k not in _LEFT_OUT})
+        logged.append({"line": unit[node.position].number} | {k: v for k, v in own.items() if k not in _LEFT_OUT})
     first = unit[path[0].position]
     model = record.get("model")
     return Conversation(

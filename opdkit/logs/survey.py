@@ -8,7 +8,6 @@ may lie anywhere, by an index in a temporary SQLite file. So memory does not gro
 
 import contextlib
 import hashlib
-import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -137,7 +136,8 @@ def _survey_one(found: Surveyed, done: Survey, format: str, part_size: int, scra
     if grouping != "line" and compression(found.input.path):
         found.plain = scratch / f"plain-{found.number}.jsonl"
         with _noting_damage(found), open_plain(found.input.path) as packed, found.plain.open("wb") as plain:
-            shutil.copyfileobj(packed, plain, 1 << 20)
+            while chunk := packed.read1(1 << 16):  # `read` would lose what it holds when the archive breaks off
+                plain.write(chunk)
     with _noting_damage(found), open_plain(found.plain or found.input.path) as handle:
         numbered = lines(handle, source, limit)
         if grouping == "line":
@@ -205,7 +205,8 @@ def _header(line: Line) -> str | None:
         return None
     if record.get("type") != "session":
         return None
-    return _escaped(str(record["id"])) if record.get("id") else f"line{line.number}"
+    logged = record.get("id")
+    return f"line{line.number}" if logged in (None, "") else _escaped(str(logged))
 
 
 def _scan_ids(found: Surveyed, numbered: Iterator[tuple[int, Line]], index: sqlite3.Connection) -> None:

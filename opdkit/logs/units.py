@@ -4,7 +4,8 @@ import itertools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, overload
+from io import BufferedReader
+from typing import NamedTuple, overload
 
 from opdkit.logs import READERS
 from opdkit.logs.conversation import Line, Unreadable
@@ -27,7 +28,7 @@ class _Cursor:
 
     found: Surveyed
     unit: int
-    handle: BinaryIO
+    handle: BufferedReader
     numbered: Iterator[tuple[int, Line]]
 
 
@@ -37,7 +38,7 @@ class Units:
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._cursor: _Cursor | None = None  # parts mostly follow each other, so the last input stays open
-        self._handle: tuple[int, BinaryIO] | None = None  # the input that was last read by offset
+        self._handle: tuple[int, BufferedReader] | None = None  # the input that was last read by offset
 
     def close(self) -> None:
         if self._cursor is not None:
@@ -112,7 +113,7 @@ class Units:
         )
         return [line for at, line in itertools.takewhile(lambda entry: entry[0] < end, numbered)]
 
-    def _plain(self, found: Surveyed, offset: int) -> BinaryIO:
+    def _plain(self, found: Surveyed, offset: int) -> BufferedReader:
         if self._handle is None or self._handle[0] != found.number:
             if self._handle is not None:
                 self._handle[1].close()
