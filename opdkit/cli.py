@@ -9,10 +9,10 @@ from typing import Annotated, Any, Optional
 import typer
 
 from opdkit import __version__
-from opdkit.config import Field, StageConfig, build, fields_of
+from opdkit.config import Field, StageConfig, fields_of
 from opdkit.console import is_main_process, say, stderr
 from opdkit.errors import OpdkitError
-from opdkit.stages import STAGES, RunConfig
+from opdkit.stages import STAGES, RunConfig, configure
 
 # One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
 EXAMPLES = {
@@ -140,7 +140,8 @@ def _register(stage: str, cls: type[StageConfig], target: str) -> None:
         flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
 
         def body() -> None:
-            config = build(cls, stage, flags, file)  # before the import: a wrong option should not wait for torch
+            # before the import: a wrong option should not wait for torch
+            config = configure(stage, flags, file) if stage in STAGES else cls(**flags)
             say(stage_runner(target)(config).line())
 
         guarded(body, debug)

@@ -149,10 +149,13 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
     return (f"did you mean {near[0]!r}? " if near else "") + f"it must be one of: {', '.join(known)}"
 
 
-def build(cls: type[C], section: str, flags: Mapping[str, Any], file: Path | None) -> C:
-    """A configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults."""
+def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: str, sections: Sequence[str]) -> C:
+    """A configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults.
+
+    `sections` are all tables that the file may have. Raises ConfigError.
+    """
     known = {f.name: f for f in fields_of(cls)}
-    table = {key.replace("-", "_"): (key, value) for key, value in _table(file, section).items()}
+    table = {key.replace("-", "_"): (key, value) for key, value in _table(file, section, sections).items()}
     values = {name: _from_toml(known, name, key, value, section, file) for name, (key, value) in table.items()}
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
     missing = [f for f in known.values() if f.meta.positional and f.name not in values]
@@ -161,7 +164,7 @@ def build(cls: type[C], section: str, flags: Mapping[str, Any], file: Path | Non
     return cls(**values)
 
 
-def _table(file: Path | None, section: str) -> JSON:
+def _table(file: Path | None, section: str, sections: Sequence[str]) -> JSON:
     if file is None:
         return {}
     try:
@@ -170,11 +173,9 @@ def _table(file: Path | None, section: str) -> JSON:
         raise ConfigError(f"--config {file}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {file} is not TOML: {error}") from error
-    from opdkit.stages import STAGES  # the stages declare themselves with this module
-
     for name in document:
-        if name not in STAGES:
-            raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, list(STAGES))}")
+        if name not in sections:
+            raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, sections)}")
     table = document.get(section, {})
     if not isinstance(table, dict):
         raise ConfigError(f"--config {file}: {section} must be a table, written [{section}]")

@@ -3,10 +3,10 @@
 import importlib
 from typing import Any
 
-from opdkit.config import JSON, build, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config import JSON, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
-from opdkit.stages import STAGES, RunConfig, StageConfig
+from opdkit.stages import STAGES, RunConfig, StageConfig, configure
 from opdkit.store import Summary
 
 ORDER = ("extract", "judge", "teacher", "train")
@@ -33,8 +33,7 @@ def configurations(config: RunConfig) -> dict[str, StageConfig]:
     flags = _flags(config)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
     return {
-        name: build(STAGES[name][0], name, common | flags.get(name, {}) | overrides.get(name, {}), config.config)
-        for name in ORDER
+        name: configure(name, common | flags.get(name, {}) | overrides.get(name, {}), config.config) for name in ORDER
     }
 
 

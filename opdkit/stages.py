@@ -1,10 +1,12 @@
 """Every option of every stage, declared once. Imports nothing heavy, so that `opdkit --help` answers at once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config import StageConfig, argument, option, parse_pairs, parse_shard
+from opdkit.config import StageConfig, argument, build, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
@@ -185,6 +187,11 @@ STAGES: dict[str, tuple[type[StageConfig], str]] = {
     "train": (TrainConfig, "opdkit.train:run"),
     "eval": (EvalConfig, "opdkit.evaluate:run"),
 }
+
+
+def configure(stage: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
+    """The configuration of one stage: flags over its table in a TOML file over the defaults. Raises ConfigError."""
+    return build(STAGES[stage][0], flags, file, stage, list(STAGES))
 
 
 def home(run: Path, stage: str) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.config import StageConfig, build, fields_of, option, parse_pairs, parse_shard
+from opdkit.config import StageConfig, fields_of, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
-from opdkit.stages import STAGES, EvalConfig, ExtractConfig, JudgeConfig, TrainConfig
+from opdkit.stages import STAGES, EvalConfig, ExtractConfig, JudgeConfig, TrainConfig, configure
 
 PACKAGE = Path(__file__).parent.parent / "opdkit"
 RUN = Path("run")
@@ -94,7 +94,7 @@ def test_train_options_out_of_range(options, message):
 
 def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
     file = toml(tmp_path, '[judge]\nvotes = 7\ntemperature = 1\nmax-new-tokens = 9\ntemplate_arg = ["a=1"]\n')
-    config = build(JudgeConfig, "judge", {"run": RUN, "votes": 3, "timeout": None, "template_arg": ()}, file)
+    config = configure("judge", {"run": RUN, "votes": 3, "timeout": None, "template_arg": ()}, file)
     assert (config.votes, config.temperature, config.max_new_tokens) == (3, 1.0, 9)
     assert config.template_arg == ("a=1",)
     assert config.timeout == JudgeConfig.timeout
@@ -113,20 +113,20 @@ def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
 ])  # fmt: skip
 def test_toml_errors_say_where_and_what(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
-        build(JudgeConfig, "judge", {"run": RUN}, toml(tmp_path, text))
+        configure("judge", {"run": RUN}, toml(tmp_path, text))
 
 
 def test_a_missing_file_and_another_stage_s_table(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
-        build(JudgeConfig, "judge", {"run": RUN}, tmp_path / "none.toml")
-    assert build(JudgeConfig, "judge", {"run": RUN}, toml(tmp_path, "[train]\nepochs = 2\n")).votes == 5
+        configure("judge", {"run": RUN}, tmp_path / "none.toml")
+    assert configure("judge", {"run": RUN}, toml(tmp_path, "[train]\nepochs = 2\n")).votes == 5
 
 
 def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe[")
     with pytest.raises(ConfigError, match="is not TOML"):
-        build(JudgeConfig, "judge", {"run": RUN}, path)
+        configure("judge", {"run": RUN}, path)
 
 
 def test_pairs_are_json_where_they_parse():

@@ -30,6 +30,8 @@ REWARD_QUESTION = (
 QUESTIONS = {"hint": HINT_QUESTION, "reward": REWARD_QUESTION}
 
 _MARKERS = re.compile(r"\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]", re.IGNORECASE)
+# The lines that say who speaks stand among the quoted ones, and begin like this.
+_SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
 
 def turn_text(messages: Sequence[Message], index: int, next_count: int, max_section_chars: int) -> str:
@@ -49,18 +51,21 @@ def judge_messages(common: str, question: str) -> list[Message]:
 
 
 def defuse(text: str) -> str:
-    """`text` with its vote and hint markers broken; it still reads the same to a person."""
-    return _MARKERS.sub(lambda m: m[0].replace("\\", "/").replace("[", "(").replace("]", ")"), text)
+    """`text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
+    text = "\n".join(text.splitlines())  # form feeds and Unicode separators, too, read as new lines
+    text = _MARKERS.sub(lambda m: m[0].replace("\\", "/").replace("[", "(").replace("]", ")"), text)
+    return _SPEAKER.sub("[", text)
 
 
 def _speaker(message: Message) -> str:
-    return f"tool {message['name']}" if message["role"] == "tool" and message["name"] else str(message["role"])
+    name = defuse(" ".join((message["name"] or "").split()))  # a line break in a name could begin a line of its own
+    return f"tool {name}" if message["role"] == "tool" and name else str(message["role"])
 
 
 def _spoken(message: Message) -> str:
     """What a message says to others: its text and its calls; the thinking stays its own."""
     calls = [f"[calls {c['name']} {c['arguments']}]" for c in message["tool_calls"]]
-    return "\n".join(filter(None, [message["content"], *calls])) or "(empty)"
+    return defuse("\n".join(filter(None, [message["content"], *calls]))) or "(empty)"
 
 
 def _cut(text: str, limit: int) -> str:
@@ -72,5 +77,4 @@ def _cut(text: str, limit: int) -> str:
 
 
 def _quote(text: str) -> str:
-    # splitlines also breaks at form feeds and Unicode separators, which a model may well read as a new line
-    return "\n".join(f"| {line}" for line in defuse(text).splitlines()) or "| (empty)"
+    return "\n".join(f"| {line}" for line in text.splitlines()) or "| (empty)"

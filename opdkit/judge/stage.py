@@ -123,7 +123,8 @@ def _verdict(
     choice = hints.choose(
         [v.decision for v in hint_votes],
         [v.hint for v in hint_votes],
-        case.next_text,
+        # The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
+        "" if config.judge == "rules" else case.next_text,
         select=config.hint_select,
         max_chars=config.max_hint_chars,
     )

@@ -241,9 +241,10 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     results = ["one two three four five six seven eight", "nine"]
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
-    case = stage._cases(config(run), 0, Counters())[0]
+    asking = config(run, judge="endpoint", model="any", base_url="http://localhost:1/v1")
+    case = stage._cases(asking, 0, Counters())[0]
     hint = HintVote(1, f"Say {results[0]}.", "x")
-    row = stage._verdict(config(run), case, [hint], [RewardVote(0, "x")], Counters())
+    row = stage._verdict(asking, case, [hint], [RewardVote(0, "x")], Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")
 
 
@@ -255,3 +256,13 @@ def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
     )
     assert subprocess.run([sys.executable, "-c", code, str(extracted)], check=False).returncode == 0
     assert len(read_part(extracted, "verdicts", 0)) == 2
+
+
+def test_the_rules_may_quote_the_user(tmp_path: Path) -> None:
+    """Their hint is the user's own instruction: the leak filter is for judges that write hints."""
+    asked = "No, I wanted the report for the third quarter of last year with all the regions in one table."
+    run = write_extract(tmp_path / "run", {"s": talk("report", "Here is the first quarter.", asked)})
+    judge.run(config(run))
+    [row] = read_all(run, "verdicts")
+    assert row["hint_status"] == "ok"
+    assert "third quarter" in row["hint"]

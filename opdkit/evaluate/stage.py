@@ -11,20 +11,28 @@ from typing import Any
 import torch
 from rich.table import Table as RichTable
 
-from opdkit.bootstrap import interval
 from opdkit.chat import Chat
-from opdkit.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.config import JSON, parse_pairs
 from opdkit.console import is_main_process, printable, say, stdout, warn
-from opdkit.drift import MAX_TURNS, Shift, few, neutral_passages, passage_sequences, passage_shifts, reply_shifts
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.bootstrap import interval
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
+from opdkit.evaluate.drift import (
+    MAX_TURNS,
+    Shift,
+    few,
+    neutral_passages,
+    passage_sequences,
+    passage_shifts,
+    reply_shifts,
+)
+from opdkit.evaluate.replies import Reply, checked, generate, prompt_ids
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
-from opdkit.replies import Reply, checked, generate, prompt_ids
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
 from opdkit.store import Stage, Summary, file_digest, manifest, model_identity, part_path, read_part
 from opdkit.tables import REPLIES, SCORES
-from opdkit.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
+from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
 
 MODELS = ("before", "after")
 METRICS = {

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.batches import deal, micro_batches, optimizer_steps, tokens_of
-from opdkit.targets import Turn, held_out, select
+from opdkit.train.batches import deal, micro_batches, optimizer_steps, tokens_of
+from opdkit.train.targets import Turn, held_out, select
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from opdkit.bootstrap import interval
+from opdkit.evaluate.bootstrap import interval
 
 
 def test_two_values_worked_by_hand() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from conftest import save_tiny_model
 
-from opdkit.drift import few, kl_divergence, neutral_passages, passage_sequences, passage_shifts, reply_shifts
 from opdkit.errors import ConfigError
+from opdkit.evaluate.drift import few, kl_divergence, neutral_passages, passage_sequences, passage_shifts, reply_shifts
 from opdkit.models import load_model
 from opdkit.scoring import Sequence
 

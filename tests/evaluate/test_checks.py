@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from opdkit.checks import Criterion, Patterns, criterion_messages, question_id, read_prompts, verdict, visible
 from opdkit.errors import ConfigError
+from opdkit.evaluate.checks import Criterion, Patterns, criterion_messages, question_id, read_prompts, verdict, visible
 
 GOOD = {"id": "a", "domain": "dates", "prompt": "When?", "check": {"match": [r"\d{4}"]}}
 
@@ -19,9 +19,12 @@ def prompts_file(tmp_path: Path, *rows: Any) -> Path:
 
 
 def test_prompts_and_messages_become_messages_of_the_tables(tmp_path) -> None:
-    chat = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
-    other = {"id": "b", "domain": "tone", "messages": chat, "tools": [{"type": "function"}], "check": {"judge": "Short."},
-             "note": "left alone"}  # fmt: skip
+    chat = [
+        {"role": "developer", "content": "Be short."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
+    tools, check = [{"type": "function"}], {"judge": "Short."}
+    other = {"id": "b", "domain": "tone", "messages": chat, "tools": tools, "check": check, "note": "left alone"}
     one, two = read_prompts(prompts_file(tmp_path, "\ufeff" + json.dumps(GOOD), "", other))
     assert [m["content"] for m in one.messages] == ["When?"]
     assert [(m["role"], m["content"]) for m in two.messages] == [("system", "Be short."), ("user", "Hi")]
@@ -49,10 +52,13 @@ def test_id_and_domain_may_be_left_out(tmp_path) -> None:
     (GOOD | {"id": "b", "domain": "all"}, "'all'"), (GOOD | {"id": "b", "messages": []}, "not both"),
     ({k: v for k, v in GOOD.items() if k != "prompt"} | {"id": "b"}, "not both"),
     (GOOD | {"id": "b", "prompt": " "}, "not empty"),
-    ({"id": "b", "domain": "d", "messages": [{"role": "assistant", "content": "x"}], "check": GOOD["check"]}, "assistant's"),
+    ({"id": "b", "domain": "d", "messages": [{"role": "assistant", "content": "x"}], "check": GOOD["check"]},
+     "assistant's"),
     ({"id": "b", "domain": "d", "messages": [{"role": "alien"}], "check": GOOD["check"]}, "unknown role"),
-    (GOOD | {"id": "b", "check": {}}, "'check' is needed"), (GOOD | {"id": "b", "check": {"matches": ["x"]}}, "did you mean 'match'"),
-    (GOOD | {"id": "b", "check": {"match": ["("]}}, "no regular expression"), (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
+    (GOOD | {"id": "b", "check": {}}, "'check' is needed"),
+    (GOOD | {"id": "b", "check": {"matches": ["x"]}}, "did you mean 'match'"),
+    (GOOD | {"id": "b", "check": {"match": ["("]}}, "no regular expression"),
+    (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
     (GOOD | {"id": "b", "check": {"match": []}}, "every reply would pass"),
     (GOOD | {"id": "b", "check": {"judge": "x", "match": ["y"]}}, "one criterion"),
     (GOOD | {"id": "b", "check": {"match": ["x"], "ignore_case": 1}}, "true or false"),

@@ -11,10 +11,10 @@ from conftest import save_tiny_model
 from scored_runs import toy_sessions, write_run
 
 from opdkit import evaluate, train
-from opdkit.checks import HeldOutPrompt, Patterns
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate import reply_scores
-from opdkit.replies import Reply
+from opdkit.evaluate.checks import HeldOutPrompt, Patterns
+from opdkit.evaluate.replies import Reply
+from opdkit.evaluate.stage import reply_scores
 from opdkit.stages import EvalConfig, TrainConfig
 from opdkit.store import read_all
 

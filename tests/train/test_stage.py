@@ -16,14 +16,15 @@ from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from opdkit import checkpoints, train
 from opdkit.chat import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.scoring import Sequence, score
 from opdkit.stages import TrainConfig
 from opdkit.store import read_all
-from opdkit.targets import load_prompts, load_turns
+from opdkit.train import checkpoints
+from opdkit.train import stage as train
+from opdkit.train.targets import load_prompts, load_turns
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from accelerate.utils import DistributedType, gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opdkit import checkpoints
-from opdkit.batches import micro_batches, optimizer_steps, tokens_of
 from opdkit.chat import Chat
 from opdkit.config import JSON
 from opdkit.console import progress, say, warn
@@ -32,9 +30,11 @@ from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.scoring import response_logits, token_logprobs
 from opdkit.stages import TrainConfig
 from opdkit.store import PartWriter, Stage, Summary
-from opdkit.student import autocast, learning_rate, load_student, make_optimizer, save_student, trainable
 from opdkit.tables import METRICS
-from opdkit.targets import Turn, load_prompts, load_turns, refuse_another_student, scored_template_args, select
+from opdkit.train import checkpoints
+from opdkit.train.batches import micro_batches, optimizer_steps, tokens_of
+from opdkit.train.student import autocast, learning_rate, load_student, make_optimizer, save_student, trainable
+from opdkit.train.targets import Turn, load_prompts, load_turns, refuse_another_student, scored_template_args, select
 
 LINES = 20  # lines of progress in a whole run
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from opdkit.models import token_generator
 from opdkit.objective import Tokens
 from opdkit.scoring import batches
-from opdkit.targets import Turn
+from opdkit.train.targets import Turn
 
 
 def optimizer_steps(count: int, batch_turns: int, epochs: int, seed: int) -> list[list[int]]:

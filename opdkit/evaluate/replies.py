@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opdkit.chat import Chat, ChatError
-from opdkit.checks import Criterion, HeldOutPrompt, Patterns, criterion_messages, question_id, verdict, visible
 from opdkit.config import JSON
 from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, criterion_messages, question_id, verdict, visible
 from opdkit.judge.exchange import Ask, Question
 from opdkit.judge.parse import parse_reward
 from opdkit.models import token_generator
