@@ -95,7 +95,7 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
     first = list(read_all(run, "replies")), list(read_all(run, "scores"))
     evaluate.run(config(run, prompts, overwrite=True))
     assert (list(read_all(run, "replies")), list(read_all(run, "scores"))) == first
-    monkeypatch.setattr(evaluate, "_load", None)
+    monkeypatch.setattr("opdkit.evaluate.stage._load", None)
     capsys.readouterr()
     evaluate.run(config(run, prompts))
     assert "share passed" in capsys.readouterr().out
