@@ -5,10 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit import hints
 from opdkit.config import JSON
 from opdkit.console import warn
-from opdkit.judge import rules
+from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward

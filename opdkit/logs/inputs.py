@@ -164,7 +164,7 @@ def lines(
             size = len(data) + _skip_rest(handle)
             offset = start + size
             yield start, Line(source, number, data[:_SHOWN], Unreadable("line too long", f"{size:,} bytes"))
-        elif not data.isspace():
+        elif data and not data.isspace():
             yield start, Line(source, number, data)
         number += 1
 

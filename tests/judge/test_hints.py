@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
-from opdkit.hints import MIN_CHARS, choose, distinct, leaks, rejection, score, selected, words
+from opdkit.judge.hints import MIN_CHARS, choose, distinct, leaks, rejection, score, selected, words
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
 GOOD = "Give the temperature in Celsius."
