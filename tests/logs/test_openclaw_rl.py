@@ -63,10 +63,8 @@ def test_records_that_continue_each_other_are_one_session():
     assert texts(told) == ["u1", "a1", "u2", "a2", "u3"]
     assert [m["reasoning"] for m in told.messages] == [None, "hm", None, "hm", None]
     assert reasons(told) == [None, None]
-    assert told.metadata == {
-        "session_id": "s",
-        "records": [{"turn": 1, "timestamp": "t1"}, {"turn": 2, "timestamp": "t2"}],
-    }
+    logged = [{"line": 1, "turn": 1, "timestamp": "t1"}, {"line": 2, "turn": 2, "timestamp": "t2"}]
+    assert told.metadata == {"session_id": "s", "records": logged}
 
 
 def test_the_next_state_is_everything_the_next_prompt_adds():
