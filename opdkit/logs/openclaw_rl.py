@@ -4,6 +4,9 @@ A session is put together from records that continue each other: record B contin
 A's prompt and A's reply. The turn number and the session id are not trusted: clients share an id ("unknown"), numbers
 restart, lines come out of order. So the prompts are compared, as a chain of digests, one digest a prompt prefix, and a
 record only ever hangs below one whose prompt and reply it repeats; nothing else glues two records together.
+
+The metadata holds the other fields of every record of a session; the rendered `prompt_text` says nothing that the
+messages do not, and is left out.
 """
 
 import hashlib

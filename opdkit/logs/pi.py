@@ -4,7 +4,7 @@ The messages of a session are what the agent sends to its model: user, assistant
 user ran and messages of extensions as user messages. From version 2 on the events form a tree by `id` and `parentId`;
 the active branch is the way from the last event up to the root, and the other branches are left out. A compaction
 replaces the beginning of the prompt by a summary; the table keeps the whole conversation, and the metadata says before
-which messages the prompt was compacted.
+which messages the prompt was compacted. Token usage, signatures and the private details of tools are left out.
 """
 
 import bisect
