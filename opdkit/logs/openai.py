@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.logs.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable, rejected
+from opdkit.logs.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable
 from opdkit.logs.messages import read_messages
-from opdkit.logs.parse import dump, parse
+from opdkit.logs.parse import dump, one_by_one
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations")
 _OWN_COLUMNS = frozenset(("model", "tools", "functions", "choices"))
@@ -26,11 +26,7 @@ def _is_chat(value: Any) -> bool:
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """One line, one conversation."""
-    for line in unit:
-        try:
-            yield _conversation(line, parse(line))
-        except Unreadable as why:
-            yield rejected(line, why)
+    return one_by_one(unit, _conversation)
 
 
 def _conversation(line: Line, record: JSON) -> Conversation:

@@ -2,11 +2,12 @@
 
 import json
 import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
-from opdkit.logs.conversation import JSON, Line, Unreadable
+from opdkit.logs.conversation import JSON, Conversation, Line, Rejected, Unreadable, rejected
 
 TOO_DEEP = "nested too deeply"
 COMMENT = "comment line"
@@ -81,3 +82,12 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     return value
+
+
+def one_by_one(unit: Sequence[Line], tell: Callable[[Line, JSON], Conversation]) -> Iterator[Conversation | Rejected]:
+    """The conversations of a format that has one a line; a line that cannot be read is rejected by itself."""
+    for line in unit:
+        try:
+            yield tell(line, parse(line))
+        except Unreadable as why:
+            yield rejected(line, why)

@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from opdkit.logs.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable, rejected
+from opdkit.logs.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable
 from opdkit.logs.messages import flatten, message, read_call
 from opdkit.logs.openai import read_tools
-from opdkit.logs.parse import parse
+from opdkit.logs.parse import one_by_one
 
 KEYS = ("conversations", "conversation")
 ROLES = {
@@ -44,11 +44,7 @@ def _is_chat(value: Any) -> bool:
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """One line, one conversation."""
-    for line in unit:
-        try:
-            yield _conversation(line, parse(line))
-        except Unreadable as why:
-            yield rejected(line, why)
+    return one_by_one(unit, _conversation)
 
 
 def _conversation(line: Line, record: JSON) -> Conversation:
