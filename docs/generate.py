@@ -4,7 +4,7 @@ from pathlib import Path
 
 from opdkit.cli import EXAMPLES, HELP
 from opdkit.config import Field, fields_of, type_name
-from opdkit.stages import STAGES, RunConfig
+from opdkit.stages import COMMANDS
 from opdkit.tables import TABLES
 
 HERE = Path(__file__).parent
@@ -13,15 +13,14 @@ NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
 
 def commands() -> str:
     """Every option of every command, from its one declaration."""
-    classes = {name: cls for name, (cls, _) in STAGES.items()} | {"run": RunConfig}
     parts = [
         NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table a stage, flags win). "
         "Every command has `--debug`, which shows the traceback of a failure.\n"
     ]
     for name, text in HELP.items():
         parts.append(f"## opdkit {name}\n\n{text}\n\n```bash\n{EXAMPLES[name]}\n```\n")
-        if name in classes:
-            rows = [_option(field) for field in fields_of(classes[name])]
+        if name in COMMANDS:
+            rows = [_option(field) for field in fields_of(COMMANDS[name][0])]
             parts.append("| option | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 

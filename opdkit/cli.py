@@ -12,7 +12,7 @@ from opdkit import __version__
 from opdkit.config import Field, StageConfig, fields_of
 from opdkit.console import is_main_process, say, stderr
 from opdkit.errors import OpdkitError
-from opdkit.stages import STAGES, RunConfig, configure
+from opdkit.stages import COMMANDS, configure
 
 # One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
 EXAMPLES = {
@@ -131,31 +131,29 @@ _DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=Fals
     bool, typer.Option("--debug", help="show the traceback of a failure")])  # fmt: skip
 
 
-def _register(stage: str, cls: type[StageConfig], target: str) -> None:
-    names = {field.name for field in fields_of(cls)}
+def _register(name: str, cls: type[StageConfig], target: str) -> None:
+    fields = fields_of(cls)
+    own_config = any(field.name == "config" for field in fields)  # run hands the file on to its stages
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
-        file = None if "config" in names else flags.pop("config")
-        flags = {name: tuple(value) if isinstance(value, list) else value for name, value in flags.items()}
+        file = None if own_config else flags.pop("config")
+        flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
 
         def body() -> None:
-            # before the import: a wrong option should not wait for torch
-            config = configure(stage, flags, file) if stage in STAGES else cls(**flags)
+            config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
             say(stage_runner(target)(config).line())
 
         guarded(body, debug)
 
-    own = [_parameter(field) for field in fields_of(cls)]
-    parameters = [*own, *([] if "config" in names else [_CONFIG]), _DEBUG]
+    parameters = [*map(_parameter, fields), *([] if own_config else [_CONFIG]), _DEBUG]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(stage, help=HELP[stage], epilog=f"\b\nExample:\n  {EXAMPLES[stage]}")(command)
+    app.command(name, help=HELP[name], epilog=f"\b\nExample:\n  {EXAMPLES[name]}")(command)
 
 
-for _name, (_cls, _target) in STAGES.items():
+for _name, (_cls, _target) in COMMANDS.items():
     _register(_name, _cls, _target)
-_register("run", RunConfig, "opdkit.pipeline:run")
 
 
 @app.command("status", help=HELP["status"], epilog=f"\b\nExample:\n  {EXAMPLES['status']}")

@@ -189,9 +189,13 @@ STAGES: dict[str, tuple[type[StageConfig], str]] = {
 }
 
 
-def configure(stage: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
-    """The configuration of one stage: flags over its table in a TOML file over the defaults. Raises ConfigError."""
-    return build(STAGES[stage][0], flags, file, stage, list(STAGES))
+# What is configured from options: the stages, and the command that runs four of them.
+COMMANDS: dict[str, tuple[type[StageConfig], str]] = STAGES | {"run": (RunConfig, "opdkit.pipeline:run")}
+
+
+def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
+    """The configuration of a command: flags over its table in a TOML file over the defaults. Raises ConfigError."""
+    return build(COMMANDS[command][0], flags, file, command, list(STAGES))
 
 
 def home(run: Path, stage: str) -> Path:
