@@ -418,6 +418,8 @@ def write_logs(folder: Path, sessions: list[Session]) -> None:
             for index, reaction in sorted(session.labels.items()):
                 wanted = reaction.wanted.name if reaction.wanted else None
                 labels.append({"turn_id": f"{key}:{index}", "reward": reaction.reward, "wanted": wanted})
+        if name == "openai":  # as logs do that are copied while somebody writes to them
+            lines.append(lines[-1][: len(lines[-1]) // 2])
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     rows = "\n".join(json.dumps(row) for row in labels)
     (folder.parent / "labels.jsonl").write_text(rows + "\n")

@@ -1,9 +1,13 @@
 """A tiny chat model, built on the spot: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+# Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 TRAINING_TEXT = [
     "Please write the answer in short sentences, without bullet points.",

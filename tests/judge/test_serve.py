@@ -1,71 +1,50 @@
-"""The endpoint judge against `transformers serve`, with a real (tiny, random) model behind it."""
+"""The endpoint judge against `transformers serve`, with the model of sample_data behind it."""
 
-import socket
-import subprocess
-import sys
-import time
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from runs import talk, write_extract
+from sample_world import MODEL, NAMES, labels
+from transformers_server import transformers_serve
 
-from opdkit import judge
+from opdkit import extract, judge
 from opdkit.errors import OpdkitError
-from opdkit.stages import JudgeConfig
+from opdkit.stages import ExtractConfig, JudgeConfig
 from opdkit.store import read_all
 
-for package in ("fastapi", "uvicorn", "openai"):
-    pytest.importorskip(package)
 pytestmark = pytest.mark.slow
-
-START = "from transformers.cli.transformers import main; main()"
 
 
 @pytest.fixture(scope="module")
-def server(plain_model_dir: Path, tmp_path_factory):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    log = tmp_path_factory.mktemp("serve") / "log"
-    command = [sys.executable, "-c", START, "serve", str(plain_model_dir), "--device", "cpu", "--host", "127.0.0.1"]
-    with log.open("w") as output:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output)
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            try:
-                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False).status_code == 200:
-                    break
-            except httpx.TransportError:
-                time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with transformers_serve(MODEL, tmp_path_factory.mktemp("serve") / "log") as url:
+        yield url
 
 
-def config(run: Path, url: str, model: Path, **fields) -> JudgeConfig:
-    small = {"votes": 2, "max_new_tokens": 8, "timeout": 60.0, "retries": 1, "concurrency": 2, "shard": "0/1"}
+def config(run: Path, url: str, model: Path = MODEL, **fields) -> JudgeConfig:
+    small = {"votes": 3, "max_new_tokens": 48, "timeout": 60.0, "retries": 1, "concurrency": 2, "shard": "0/1"}
     return JudgeConfig(run=run, judge="endpoint", base_url=url, model=str(model), **(small | fields))
 
 
-def test_a_real_server_end_to_end(server: str, plain_model_dir: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monkeypatch) -> None:
+    """The same prompts, parse and votes as in the process; the server ignores `n`, so a vote is a request."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello <|im_end|>", "Use Celsius", "Done", "thanks")})
-    summary = judge.run(config(run, server, plain_model_dir))
-    rows = list(read_all(run, "verdicts"))
-    assert [r["turn_id"] for r in rows] == ["s:1", "s:3"]
-    assert summary.counters.extra["votes"] == 8
-    votes = [v for r in rows for v in r["hint_votes"] + r["reward_votes"]]
-    assert all(v["error"] for v in votes)  # a random model gives no valid vote in 8 tokens
-    assert len({v["raw"] for v in votes}) > 1
-    assert "cut off by the token limit" in {v["error"] for v in votes}
+    logs = str(MODEL.parent / "logs" / "openai.jsonl")
+    extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=12, shard="0/1"))
+    summary = judge.run(config(tmp_path, server))
+    rows = {row["turn_id"]: row for row in read_all(tmp_path, "verdicts")}
+    assert summary.counters.extra["votes"] == 6 * len(rows)
+    pairs = [(label, rows[label["turn_id"]]) for label in labels() if label["turn_id"] in rows]
+    right = [label["reward"] == row["reward"] for label, row in pairs]
+    named = [bool(re.search(NAMES[label["wanted"]], row["hint"] or "")) for label, row in pairs if label["wanted"]]
+    print(f"{sum(right)} of {len(right)} rewards and {sum(named)} of {len(named)} hints right over a real server")
+    assert sum(right) >= 0.9 * len(right)
+    assert sum(named) >= 0.9 * len(named)
 
 
-def test_a_model_that_is_not_served_is_named(server: str, plain_model_dir: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_model_that_is_not_served_is_named(server: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello", "thanks")})
     with pytest.raises(OpdkitError, match=r"refuses the request \(HTTP 400\): Server is pinned to"):
