@@ -142,7 +142,7 @@ def _register(name: str, cls: type[StageConfig], target: str) -> None:
 
         def body() -> None:
             config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            say(stage_runner(target)(config).line())
+            say(stage_runner(target)(config).text())
 
         guarded(body, debug)
 

@@ -16,7 +16,7 @@ def run(config: RunConfig) -> Summary:
     """Run the stages in order; each says its closing line. Returns the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     for name in ORDER[:-1]:
-        say(run_stage(name, stages[name]).line())
+        say(run_stage(name, stages[name]).text())
     return run_stage(ORDER[-1], stages[ORDER[-1]])
 
 

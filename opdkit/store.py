@@ -84,11 +84,18 @@ class Summary:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in c.dropped.most_common())
         text = f"{self.stage}: {c.rows_in:,} in, {c.rows_out:,} out, {sum(c.dropped.values()):,} dropped"
         text += f" ({reasons})" if reasons else ""
-        if c.extra:
-            text += "".join(f", {n:,} {name}" for name, n in sorted(c.extra.items()))
         if self.parts_done < self.parts:
             text += f", {self.parts_done} of {self.parts} parts"
         return f"{text}, {c.seconds:.1f} s, {self.where}"
+
+    def details(self) -> str:
+        """What the stage counted beside rows; "" where it counted nothing."""
+        return ", ".join(f"{n:,} {name}" for name, n in sorted(self.counters.extra.items()))
+
+    def text(self) -> str:
+        """The closing line, with the details on a line before it."""
+        details = self.details()
+        return f"{self.stage}: {details}\n{self.line()}" if details else self.line()
 
 
 class PartWriter:

@@ -55,8 +55,9 @@ def test_the_closing_line_names_rows_reasons_and_what_is_missing(tmp_path):
     stage = opened(tmp_path)
     fill(stage, [0, 1, 2])
     line = stage.summary().line()
-    assert line.startswith("extract: 6 in, 3 out, 3 dropped (even 2, odd 1), 3 turns, 3 of 4 parts, ")
+    assert line.startswith("extract: 6 in, 3 out, 3 dropped (even 2, odd 1), 3 of 4 parts, ")
     assert line.endswith(str(tmp_path / "extract" / "rejected"))
+    assert stage.summary().text().splitlines() == ["extract: 3 turns", line]
 
 
 def test_another_plan_is_refused_field_by_field(tmp_path):
