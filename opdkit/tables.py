@@ -103,7 +103,7 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
          "empty_judgement, leak"),
 ]))  # fmt: skip
-TARGETS = Table("teacher", "targets", 1, pa.schema([
+TARGETS = Table("teacher", "targets", 2, pa.schema([
     _col("turn_id", STR, "turn that can be trained on"),
     _col("prompt_tokens", I32, "tokens in the student's prompt (no hint)"),
     _col("cut_messages", I32, "messages cut off the prompt's beginning to make it fit, system messages apart"),
@@ -111,7 +111,13 @@ TARGETS = Table("teacher", "targets", 1, pa.schema([
     _col("response_mask", _list(BOOL), "which of them the policy really sampled"),
     _col("old_logprobs", _list(F32), "log-probs under the student, no hint, temperature 1 (nats)"),
     _col("teacher_logprobs", _list(F32), "log-probs under the teacher, with the hint (nats)", null=True),
+    _col("unhinted_logprobs", _list(F32), "log-probs under the teacher without the hint (nats), if asked", null=True),
+    _col("behavior_logprobs", _list(F32), "log-probs under the policy that wrote the log (nats), if logged", null=True),
     _col("hint", STR, "the hint that was scored", null=True),
+    _col("overlap", F32, "mean share of the top K that student and hinted teacher have in common", null=True),
+    _col("support_ids", _list(_list(I32)), "K token ids at each position, most likely first", null=True),
+    _col("support_old", _list(_list(F16)), "their log-probs under the student, no hint (nats)", null=True),
+    _col("support_teacher", _list(_list(F16)), "their log-probs under the teacher, with the hint (nats)", null=True),
     _col("reward", I8, "-1, 0 or 1", null=True),
 ]))  # fmt: skip
 METRICS = Table("train", "metrics", 1, pa.schema([
