@@ -7,15 +7,8 @@ import pyarrow as pa
 
 from opdkit.errors import OpdkitError
 
-I8, I32, I64, F32, F64, STR, BOOL = (
-    pa.int8(),
-    pa.int32(),
-    pa.int64(),
-    pa.float32(),
-    pa.float64(),
-    pa.string(),
-    pa.bool_(),
-)
+I8, I32, I64, F16, F32, F64 = pa.int8(), pa.int32(), pa.int64(), pa.float16(), pa.float32(), pa.float64()
+STR, BOOL = pa.string(), pa.bool_()
 
 
 @dataclass(frozen=True)
