@@ -349,11 +349,20 @@ def part_path(run: Path, table: str, part: int) -> Path:
 
 
 def read_part(run: Path, table: str, part: int) -> list[JSON]:
-    """The rows of one part. Raises OpdkitError when it is missing, damaged, or of another schema version or plan."""
+    """The rows of one part. Raises what `read_arrow` raises."""
+    rows: list[JSON] = read_arrow(run, table, part).to_pylist()
+    return rows
+
+
+def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """One part as Arrow, or some columns of it: a list of ten million numbers is no list of Python objects.
+
+    Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
+    """
     spec, path = TABLES[table], part_path(run, table, part)
     again = f"run `opdkit {spec.stage} {run} ...` again"
     try:
-        arrow = pq.read_table(path, partitioning=None)
+        arrow = pq.read_table(path, partitioning=None, columns=columns)
     except FileNotFoundError:
         raise OpdkitError(f"{path} is not there: the {spec.stage} stage has not finished; {again}") from None
     except (pa.ArrowInvalid, OSError) as error:
