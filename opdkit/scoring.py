@@ -1,19 +1,26 @@
 """Log-probs of given tokens under a model. One path for student and teacher, so that equal inputs give equal numbers.
 
-Shapes: B sequences, L padded length, R response tokens of one sequence, N response tokens of the batch, H hidden
-size, V vocabulary. All log-probs are natural logs of the full-vocabulary softmax at temperature 1, in float32.
+Shapes: B sequences, L padded length, R response tokens of one sequence, N response tokens of the batch, K tokens of a
+support, H hidden size, V vocabulary. All log-probs are natural logs of the full-vocabulary softmax at temperature 1,
+in float32.
 """
 
+import math
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-# Rows of logits turned to float32 at once while scoring: at V = 152k this is 0.6 GB, whatever the reply's length.
-_ROWS = 1024
+# Float32 logits in memory at once while scoring, whatever the length of the replies: 0.27 GB, 441 rows at V = 152k.
+# What is computed from them (their softmax, the keys of a sort) is a small multiple of it.
+_LOGITS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -33,61 +40,66 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One reply as the student reads it, and as the teacher does, whose prompt holds the hint (None: no hint)."""
+class Mixture:
+    """Models whose probabilities are averaged: log sum_j w_j p_j. The weights are positive and their sum is 1."""
 
-    student: Sequence
-    teacher: Sequence | None
+    models: tuple[PreTrainedModel, ...]
+    weights: tuple[float, ...] = (1.0,)
 
 
-def score_session(
-    student: PreTrainedModel, teacher: PreTrainedModel, targets: Items[Target], *, batch_tokens: int
-) -> list[tuple[Tensor, Tensor | None]]:
-    """The log-probs (float32 [R], on the CPU) of every target of one session: under the student, under the teacher.
+@dataclass(frozen=True)
+class Question:
+    """What a mixture is asked: one response, as each of its models reads it after a prompt of its own.
 
-    Equal sequences under one model are scored once. So where the hint changes nothing, teacher and student log-probs
-    are the same numbers and their difference is exactly 0, whatever batch they would have been in.
+    `at` [R, M] are further tokens whose log-probs are wanted at each position.
     """
-    wanted: dict[tuple[int, tuple[int, ...], int], tuple[PreTrainedModel, Sequence]] = {}
-    keys = [
-        (_request(wanted, student, t.student), None if t.teacher is None else _request(wanted, teacher, t.teacher))
-        for t in targets
-    ]
-    scored: dict[tuple[int, tuple[int, ...], int], Tensor] = {}
-    for model in [student] if teacher is student else [student, teacher]:
-        mine = [(key, sequence) for key, (owner, sequence) in wanted.items() if owner is model]
-        values = score(model, [sequence for _, sequence in mine], batch_tokens=batch_tokens)
-        scored.update(zip([key for key, _ in mine], values, strict=True))
-    return [(scored[a], None if b is None else scored[b]) for a, b in keys]
+
+    sequences: tuple[Sequence, ...]
+    at: Tensor | None = None
+
+    @property
+    def response_ids(self) -> list[int]:
+        return self.sequences[0].response_ids
+
+    def __len__(self) -> int:
+        return max(len(s) for s in self.sequences)
 
 
-def _request(
-    wanted: dict[tuple[int, tuple[int, ...], int], tuple[PreTrainedModel, Sequence]],
-    model: PreTrainedModel,
-    sequence: Sequence,
-) -> tuple[int, tuple[int, ...], int]:
-    key = (id(model), (*sequence.prompt_ids, *sequence.response_ids), len(sequence.prompt_ids))
-    wanted.setdefault(key, (model, sequence))
-    return key
+@dataclass(frozen=True)
+class Answer:
+    """On the CPU: the response's log-probs [R], the K most likely tokens and theirs [R, K], those of `at` [R, M]."""
+
+    logprobs: Tensor
+    top_ids: Tensor
+    top: Tensor
+    at: Tensor
 
 
 def score(model: PreTrainedModel, sequences: Items[Sequence], *, batch_tokens: int) -> list[Tensor]:
     """log p(response token | everything before it): one float32 [R] on the CPU for each sequence, in the order given.
 
+    See `ask`.
+    """
+    answers = ask(Mixture((model,)), [Question((s,)) for s in sequences], batch_tokens=batch_tokens)
+    return [answer.logprobs for answer in answers]
+
+
+def ask(
+    mixture: Mixture, questions: Items[Question], *, batch_tokens: int, top: int = 0, vocabulary: int | None = None
+) -> list[Answer]:
+    """Answers in the order of the questions. The `top` most likely tokens are among the first `vocabulary` ids.
+
     Sequences of like length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone). A
     log-prob that is not finite is returned as it is: the caller decides, and never sees a made-up number.
     """
-    scored: list[Tensor] = [torch.empty(0)] * len(sequences)
-    for batch in batches([len(s) for s in sequences], batch_tokens):
-        chosen = [sequences[i] for i in batch]
+    size = min(_vocabulary(model) for model in mixture.models)
+    size = min(size, vocabulary or size)
+    answers: dict[int, Answer] = {}
+    for batch in batches([len(q) for q in questions], batch_tokens):
+        chosen = [questions[i] for i in batch]
         with torch.inference_mode():
-            logits_NV, lengths = _native_logits(model, chosen)
-            ids_N = torch.tensor([t for s in chosen for t in s.response_ids], device=logits_NV.device)
-            rows = zip(logits_NV.split(_ROWS), ids_N.split(_ROWS), strict=True)
-            logprobs_N = torch.cat([token_logprobs(*row) for row in rows]).cpu()
-        for i, logprobs_R in zip(batch, logprobs_N.split(lengths), strict=True):
-            scored[i] = logprobs_R.clone()
-    return scored
+            answers |= zip(batch, _answers(mixture, chosen, top, size), strict=True)
+    return [answers[i] for i in range(len(questions))]
 
 
 def batches(lengths: Items[int], batch_tokens: int) -> list[list[int]]:
@@ -110,40 +122,167 @@ def response_logits(model: nn.Module, sequences: Items[Sequence]) -> tuple[Tenso
     Row t of a response comes from the position before its token t. Only these N positions go through the output
     layer. Differentiable; `model` may be wrapped (DistributedDataParallel, PEFT).
     """
-    logits_NV, lengths = _native_logits(model, sequences)
-    return logits_NV.float(), lengths
+    logits_NV = _Reading(model, sequences).logits(slice(None))
+    return logits_NV.float(), [len(s.response_ids) for s in sequences]
 
 
 def token_logprobs(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
     """[N] log-softmax of each row at its token. In float32 whatever the logits are: in bfloat16 it is off by 2e-2."""
-    logprobs_NV = torch.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
-    return logprobs_NV.gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
+    return _log_softmax(logits_NV).gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
 
 
-def _native_logits(model: nn.Module, sequences: Items[Sequence]) -> tuple[Tensor, list[int]]:
-    """As `response_logits`, in the model's own dtype."""
-    inner = _unwrapped(model)
-    head, device = inner.get_output_embeddings(), inner.device
-    ids_BL, mask_BL, rows_N, positions_N = _padded(sequences, device)
+def most_likely(logprobs_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids and log-probs [N, count] of the most likely tokens of each row, most likely first, ties by the lower id.
 
-    def keep_response(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        # Before the output layer, so that what a model does after it (soft-capping, scaling) still happens.
-        return (args[0][rows_N, positions_N].unsqueeze(0), *args[1:])
+    Logits in bfloat16 are often equal, and `torch.topk` then takes any of them, here one and there another.
+    """
+    size = logprobs_NV.shape[-1]
+    values, ids = logprobs_NV.topk(min(count + 1, size))
+    if size > count:
+        tied = values[:, count - 1] == values[:, count]  # some tokens as likely as the last one were left out
+        values, ids = values[:, :count], ids[:, :count]
+        if tied.any():
+            ids[tied] = _first_of_the_most_likely(logprobs_NV[tied], count)
+    ids = ids.sort(-1).values
+    values, order = logprobs_NV.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return ids.gather(-1, order), values
 
-    handle = head.register_forward_pre_hook(keep_response)
-    try:
-        logits = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
-    finally:
-        handle.remove()
-    if logits.shape[:2] != (1, len(rows_N)):  # the model multiplies by the head's weight without calling the head
-        logits = logits[rows_N, positions_N].unsqueeze(0)
-    return logits[0], [len(s.response_ids) for s in sequences]
+
+def _first_of_the_most_likely(logprobs_NV: Tensor, count: int) -> Tensor:
+    """As `most_likely`, the ids alone, exactly and slowly: by keys that order by log-prob and then by id."""
+    last = logprobs_NV.shape[-1] - 1
+    bits = logprobs_NV.contiguous().view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats they were
+    keys = (ordered.long() << 31) | torch.arange(last, -1, -1, device=bits.device)
+    return last - (keys.topk(count).values & 0x7FFFFFFF)
+
+
+def _log_softmax(logits_NV: Tensor) -> Tensor:
+    return torch.log_softmax(logits_NV, dim=-1, dtype=torch.float32)
+
+
+# -- one batch ------------------------------------------------------------------------------------------------------
+
+
+def _answers(mixture: Mixture, questions: Items[Question], top: int, vocabulary: int) -> list[Answer]:
+    readings = [
+        _Reading(model, [q.sequences[j] for q in questions], repeated=True) for j, model in enumerate(mixture.models)
+    ]
+    lengths = [len(q.response_ids) for q in questions]
+    wanted_NM = _wanted(questions).to(readings[0].device)
+    rows = max(1, _LOGITS // max(map(_vocabulary, mixture.models)))
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    for start in range(0, sum(lengths), rows):
+        some = slice(start, start + rows)
+        logprobs_nV = _mixed([_log_softmax(r.logits(some))[:, :vocabulary] for r in readings], mixture.weights)
+        top_ids_nK, top_nK = most_likely(logprobs_nV, top) if top else (wanted_NM[some, :0], logprobs_nV[:, :0])
+        asked_nM = logprobs_nV.gather(-1, wanted_NM[some])
+        found.append((asked_nM.cpu(), top_ids_nK.cpu(), top_nK.cpu()))
+    asked_NM, top_ids_NK, top_NK = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return [
+        Answer(
+            asked_NM[rows, 0].clone(),
+            top_ids_NK[rows].clone(),
+            top_NK[rows].clone(),
+            asked_NM[rows, 1 : 1 + (0 if q.at is None else q.at.shape[1])].clone(),
+        )
+        for q, rows in zip(questions, _slices(lengths), strict=True)
+    ]
+
+
+def _wanted(questions: Items[Question]) -> Tensor:
+    """[N, 1 + M] the response's own token and then those of `at`, as wide as the widest of them; 0 fills up."""
+    width = max(0 if q.at is None else q.at.shape[1] for q in questions)
+    blocks = []
+    for q in questions:
+        block = torch.zeros(len(q.response_ids), 1 + width, dtype=torch.long)
+        block[:, 0] = torch.tensor(q.response_ids)
+        if q.at is not None:
+            block[:, 1 : 1 + q.at.shape[1]] = q.at
+        blocks.append(block)
+    return torch.cat(blocks)
+
+
+def _mixed(logprobs: Items[Tensor], weights: Items[float]) -> Tensor:
+    """log sum_j w_j p_j. One model alone is left as it is, bit for bit."""
+    if len(logprobs) == 1:
+        return logprobs[0]
+    device = logprobs[0].device
+    weighted = (x.to(device) + math.log(w) for x, w in zip(logprobs, weights, strict=True))
+    return reduce(torch.logaddexp, weighted)
+
+
+def _slices(lengths: Items[int]) -> list[slice]:
+    return [slice(a, b) for a, b in pairwise(accumulate(lengths, initial=0))]
+
+
+# -- one model ------------------------------------------------------------------------------------------------------
+
+
+class _Reading:
+    """A batch of sequences as one model reads it. Its logits can be asked for some response positions at a time.
+
+    With `repeated` the layers below the output layer run once, whatever is asked how often.
+    """
+
+    def __init__(self, model: nn.Module, sequences: Items[Sequence], *, repeated: bool = False) -> None:
+        self.model, self._inner = model, _unwrapped(model)
+        self.head, self.device = self._inner.get_output_embeddings(), self._inner.device
+        self._ids_BL, self._mask_BL, self._rows_N, self._positions_N = _padded(sequences, self.device)
+        self._repeated = repeated
+        self._kept: list[Any] = []
+
+    def logits(self, some: slice) -> Tensor:
+        """[n, V] in the model's own dtype, for some of the N response positions."""
+        rows, positions = self._rows_N[some], self._positions_N[some]
+
+        def keep_response(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            # Before the output layer, so that what a model does after it (soft-capping, scaling) still happens.
+            return (args[0][rows, positions].unsqueeze(0), *args[1:])
+
+        handle = self.head.register_forward_pre_hook(keep_response)
+        try:
+            with self._layers_once():
+                logits = self.model(input_ids=self._ids_BL, attention_mask=self._mask_BL, use_cache=False).logits
+        finally:
+            handle.remove()
+        if logits.shape[:2] != (1, len(rows)):  # the model multiplies by the head's weight without calling the head
+            return logits[rows, positions]
+        return logits[0]
+
+    @contextmanager
+    def _layers_once(self) -> Iterator[None]:
+        """The layers below the output layer give what they gave the first time."""
+        body = self._inner.get_decoder() if self._repeated else None
+        if body is None or any(module is self.head for module in body.modules()):
+            yield  # nothing that could be kept apart from the output layer
+            return
+        own = vars(body).get("forward")
+        forward: Callable[..., Any] = body.forward
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            if not self._kept:
+                self._kept.append(forward(*args, **kwargs))
+            return self._kept[0]
+
+        body.forward = once
+        try:
+            yield
+        finally:
+            if own is None:
+                del body.forward
+            else:
+                body.forward = own
 
 
 def _unwrapped(model: nn.Module) -> Any:
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
     return model
+
+
+def _vocabulary(model: nn.Module) -> int:
+    return int(_unwrapped(model).get_input_embeddings().weight.shape[0])
 
 
 def _padded(sequences: Items[Sequence], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -8,10 +8,12 @@ from urllib.parse import urlsplit
 
 from opdkit.config import StageConfig, argument, build, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
+from opdkit.teacher.roster import check_roster
 
 FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
 JUDGES = ("rules", "local", "endpoint")
 OBJECTIVES = ("opd", "binary", "combine")
+HINT_SELECTIONS = ("judge", "longest", "shortest", "score", "overlap")
 PLACEMENTS = ("last-user", "tail", "system")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _TEMPLATE_ARG_HELP = "argument for the chat template, as NAME=VALUE (enable_thinking=false); may be given repeatedly"
@@ -96,13 +98,30 @@ class TeacherConfig(ModelOptions):
     """`opdkit teacher`: verdicts -> targets."""
 
     model: str = option(..., "the student: a folder in Hugging Face format, or a name on the hub")
-    teacher: str | None = option(None, "the model that reads the hint (default: the student itself)")
+    teacher: tuple[str, ...] = option((), "the model that reads the hint, as PATH or NAME=PATH (default: the student "
+                                      "itself); given repeatedly, their probabilities are averaged")  # fmt: skip
+    teacher_weight: tuple[str, ...] = option((), "weight of a teacher in the average, as NAME=WEIGHT (default: 1); "
+                                             "may be given repeatedly")  # fmt: skip
+    teacher_route: str | None = option(None, "metadata field of a session whose value names its teacher, instead of "
+                                       "the average of all")  # fmt: skip
+    unhinted: bool = option(False, "also the teacher's log-probs without the hint, which tell the effect of the hint "
+                            "from that of other weights")  # fmt: skip
+    support: int = option(0, "tokens stored at each position, with the log-probs of both models; 0 is none",
+                          unit="tokens", low=0, high=1000)  # fmt: skip
+    support_of: str = option("student", "whose most likely tokens are stored", choices=("student", "teacher"))
+    hint_select: str = option("judge", "which accepted hint the teacher reads: the judge's choice, or another one; "
+                              "overlap scores up to three and takes the one whose top tokens are most often the "
+                              "student's", choices=HINT_SELECTIONS)  # fmt: skip
     hint_placement: str = option("last-user", "where the hint goes in the teacher's prompt", choices=PLACEMENTS)
     max_tokens: int | None = option(None, "longest prompt + reply (default: what the model was built for)",
                                     unit="tokens", low=2)  # fmt: skip
     too_long: str = option("drop", "a turn that does not fit: drop it, or cut whole messages off its beginning",
                            choices=("drop", "cut"))  # fmt: skip
     batch_tokens: int = option(16384, "tokens scored at once", unit="tokens", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_roster(self.teacher, self.teacher_weight, self.teacher_route)
 
 
 @dataclass(frozen=True, kw_only=True)

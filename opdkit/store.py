@@ -32,7 +32,7 @@ from opdkit import __version__
 from opdkit.config import JSON, StageConfig, parse_shard
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.stages import home
-from opdkit.tables import TABLES, Table, to_arrow
+from opdkit.tables import TABLES, Table, encodings, to_arrow
 
 _VERSION_KEY, _PLAN_KEY, _COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
 
@@ -183,7 +183,7 @@ class Stage:
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
-            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd") as file:
+            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", **encodings(arrow.schema)) as file:
                 if arrow.num_rows:  # an empty row group is more than some readers can take
                     file.write_table(arrow)
             _sync(temporary)
@@ -372,8 +372,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
     if metadata.get(_PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
         raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
-    rows: list[JSON] = arrow.to_pylist()
-    return rows
+    return arrow
 
 
 def read_all(run: Path, table: str) -> Iterator[JSON]:

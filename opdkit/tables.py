@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from opdkit.errors import OpdkitError
@@ -157,7 +158,7 @@ TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METR
 
 
 def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
-    """Rows as Arrow under the table's schema.
+    """Rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
 
     Raises OpdkitError for an unknown or a missing column (pyarrow drops the one and nulls the other without a word),
     a null where none may be, and a value that does not fit its type.
@@ -168,13 +169,43 @@ def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
             missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
             raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
     try:
-        arrow = pa.Table.from_pylist(rows, schema=table.schema)
+        columns = [_column(field.type, [row[field.name] for row in rows]) for field in table.schema]
+        arrow = pa.Table.from_arrays(columns, schema=table.schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise OpdkitError(f"table {table.name}: {error}") from error
     for field, column in zip(table.schema, arrow.columns, strict=True):
         for chunk in column.chunks:
             _refuse_nulls(field, chunk, f"{table.name}.{field.name}")
     return arrow
+
+
+def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
+    if not any(isinstance(value, np.ndarray) and value.ndim == 2 for value in values):
+        return pa.array(values, kind)
+    # Straight from the arrays: the supports of one part would be hundreds of millions of Python numbers.
+    item = np.dtype(kind.value_type.value_type.to_pandas_dtype())
+    blocks = [np.empty((0, 0), item) if value is None else np.asarray(value) for value in values]
+    flat = np.concatenate([block.reshape(-1) for block in blocks])
+    inner = pa.array(flat.astype(item, casting="same_kind", copy=False))
+    widths = np.concatenate([np.full(len(block), block.shape[1]) for block in blocks])
+    per_row = pa.ListArray.from_arrays(_offsets(widths), inner, type=kind.value_type)
+    missing = pa.array([value is None for value in values])
+    return pa.ListArray.from_arrays(_offsets([len(b) for b in blocks]), per_row, type=kind, mask=missing)
+
+
+def _offsets(lengths: Any) -> pa.Array:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
+
+
+def encodings(schema: pa.Schema) -> dict[str, Any]:
+    """How Parquet should store the columns of a schema; what pyarrow's ParquetWriter takes.
+
+    The numbers in lists of lists (supports) are split into their bytes: exponents lie beside exponents, the high bytes
+    of token ids beside each other, and zstd finds what is alike. A dictionary would only be stored on top.
+    """
+    nested = [f.name for f in schema if pa.types.is_list(f.type) and pa.types.is_list(f.type.value_type)]
+    split = {f"{name}.list.element.list.element": "BYTE_STREAM_SPLIT" for name in nested}
+    return {"use_dictionary": False, "column_encoding": split} if split else {}
 
 
 def _refuse_nulls(field: pa.Field, array: pa.Array, path: str) -> None:

@@ -5,8 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opdkit import scoring
 from opdkit.models import load_model
-from opdkit.scoring import Sequence, Target, batches, response_logits, score, score_session, token_logprobs
+from opdkit.scoring import (
+    Mixture,
+    Question,
+    Sequence,
+    ask,
+    batches,
+    most_likely,
+    response_logits,
+    score,
+    token_logprobs,
+)
 
 SMALL = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256}  # fmt: skip
@@ -223,45 +234,116 @@ def test_a_model_that_does_not_call_its_output_layer():
     torch.testing.assert_close(response_logits(model, wanted)[0], expected, atol=1e-5, rtol=1e-5)
 
 
-# -- a session ------------------------------------------------------------------------------------------------------
+# -- supports and mixtures ------------------------------------------------------------------------------------------
 
 
-def test_without_a_difference_in_the_input_there_is_none_in_the_scores(tiny):
-    """Guard: teacher == student gives exactly 0, in whatever batches the sequences would have fallen."""
-    base = sequences(9)
-    targets = [Target(s, Sequence(list(s.prompt_ids), list(s.response_ids))) for s in base]
-    targets += [Target(s, Sequence([9] * 11 + s.prompt_ids, s.response_ids)) for s in base]
-    for batch_tokens in (1, 70, 10_000):
-        scored = score_session(tiny, tiny, targets, batch_tokens=batch_tokens)
-        assert all(torch.equal(student, teacher) for student, teacher in scored[:9])
-        assert not any(torch.equal(student, teacher) for student, teacher in scored[9:])
+@torch.no_grad()
+def full(model, sequence: Sequence) -> torch.Tensor:
+    """[R, V] log-softmax at every position of the response, from one plain forward."""
+    logits = model(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0].float()
+    return logits[len(sequence.prompt_ids) - 1 : -1].log_softmax(-1)
 
 
-def test_equal_sequences_are_scored_once(tiny):
-    rows = []
-    handle = tiny.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
-    same, other = Sequence([1, 2], [3, 4, 5]), Sequence([1, 2, 3], [4])
-    score_session(tiny, tiny, [Target(same, same), Target(same, other), Target(other, None)], batch_tokens=100)
-    handle.remove()
-    assert sum(rows) == 3 + 1
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("limit", [1, 97 * 3, 1 << 26])
+def test_the_most_likely_tokens_equal_a_plain_topk(family, limit, monkeypatch):
+    """In whatever chunks the positions go through the output layer; soft-capping and scaling included."""
+    monkeypatch.setattr(scoring, "_LOGITS", limit)
+    model, wanted = build(family), sequences()
+    at = [torch.randint(0, 97, (len(s.response_ids), 1 + i % 3)) for i, s in enumerate(wanted)]
+    at[2] = None
+    questions = [Question((s,), a) for s, a in zip(wanted, at, strict=True)]
+    for answer, sequence, ids in zip(
+        ask(Mixture((model,)), questions, batch_tokens=100, top=5), wanted, at, strict=True
+    ):
+        expected = full(model, sequence)
+        torch.testing.assert_close(answer.logprobs, oracle(model, sequence), atol=1e-5, rtol=0)
+        torch.testing.assert_close(answer.top, expected.topk(5).values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(expected.gather(1, answer.top_ids), answer.top, atol=1e-5, rtol=0)
+        asked = expected[:, :0] if ids is None else expected.gather(1, ids)
+        torch.testing.assert_close(answer.at, asked, atol=1e-5, rtol=0)
 
 
-def test_a_session_with_two_models(tiny):
-    other, base = build("qwen3", seed=5), sequences(4)
-    targets = [Target(base[0], base[1]), Target(base[2], None), Target(base[3], base[3])]
-    scored = score_session(tiny, other, targets, batch_tokens=100)
-    assert scored[1][1] is None
-    for (student, teacher), target in zip(scored, targets, strict=True):
-        torch.testing.assert_close(student, oracle(tiny, target.student), atol=1e-5, rtol=0)
-        if target.teacher is not None:
-            torch.testing.assert_close(teacher, oracle(other, target.teacher), atol=1e-5, rtol=0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layers_run_once_however_many_chunks(family, monkeypatch):
+    """pitfall 27: logits of a few positions at a time, and no layer twice for it."""
+    model, seen, layers = build(family), [], []
+    model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
+    next(m for m in model.modules() if type(m).__name__.endswith(("MLP", "Mlp"))).register_forward_hook(
+        lambda *_: layers.append(1)
+    )
+    monkeypatch.setattr(scoring, "_LOGITS", 97 * 4)
+    score(model, [Sequence([1, 2, 3], [4] * 9), Sequence([1], [5, 6])], batch_tokens=100)
+    assert (seen, len(layers)) == ([4, 4, 3], 1)
+    assert "forward" not in vars(model.get_decoder())
 
 
-def test_the_same_prompt_and_response_split_elsewhere_are_two_requests(tiny):
-    a, b = Sequence([1, 2], [3, 4]), Sequence([1, 2, 3], [4])
-    [(first, second)] = score_session(tiny, tiny, [Target(a, b)], batch_tokens=100)
-    assert (len(first), len(second)) == (2, 1)
-    torch.testing.assert_close(first[1:], second, atol=1e-5, rtol=0)
+def test_most_likely_first_and_ties_by_the_lower_id():
+    """By hand; then against a stable sort, with many ties as bfloat16 logits have them."""
+    rows = torch.tensor(
+        [[-2.0, -1.0, -2.0, -1.0, -2.0], [-3.0, -3.0, -3.0, -3.0, -3.0], [-5.0, -4.0, -3.0, -2.0, -1.0]]
+    )
+    ids, values = most_likely(rows, 3)
+    assert ids.tolist() == [[1, 3, 0], [0, 1, 2], [4, 3, 2]]
+    assert values.tolist() == [[-1.0, -1.0, -2.0], [-3.0, -3.0, -3.0], [-1.0, -2.0, -3.0]]
+    draw = torch.Generator().manual_seed(0)
+    logprobs = (torch.randn(50, 300, generator=draw) * 2).bfloat16().float().log_softmax(-1)
+    logprobs[:10] = logprobs[:10].round()
+    expected = logprobs.sort(dim=-1, descending=True, stable=True)
+    for count in (1, 4, 50, 299, 300):
+        ids, values = most_likely(logprobs, count)
+        assert torch.equal(ids, expected.indices[:, :count])
+        assert torch.equal(values, expected.values[:, :count])
+
+
+def test_a_support_stays_within_the_vocabulary(tiny):
+    """A model may have more rows than there are tokens."""
+    questions = [Question((s,)) for s in sequences(4, vocabulary=10)]
+    for answer in ask(Mixture((tiny,)), questions, batch_tokens=100, top=7, vocabulary=10):
+        assert answer.top_ids.max() < 10
+        assert [len(set(row)) for row in answer.top_ids.tolist()] == [7] * len(answer.logprobs)
+
+
+def test_averaged_models_by_hand():
+    """0.25 p + 0.75 q, in probability and in float64; each model after a prompt of its own."""
+    models, weights = (build("qwen3"), build("llama", seed=3)), (0.25, 0.75)
+    mine = sequences(4)
+    theirs = [Sequence([9] * (1 + i) + s.prompt_ids, s.response_ids) for i, s in enumerate(mine)]
+    at = torch.tensor([[3, 50]])
+    questions = [Question(pair, at.expand(len(pair[0].response_ids), 2)) for pair in zip(mine, theirs, strict=True)]
+    answers = ask(Mixture(models, weights), questions, batch_tokens=60, top=4)
+    for answer, question in zip(answers, questions, strict=True):
+        p, q = (full(m, s).double().exp() for m, s in zip(models, question.sequences, strict=True))
+        expected = (0.25 * p + 0.75 * q).log().float()
+        own = torch.tensor(question.response_ids)[:, None]
+        torch.testing.assert_close(answer.logprobs, expected.gather(1, own)[:, 0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(answer.top, expected.topk(4).values, atol=1e-5, rtol=0)
+        torch.testing.assert_close(answer.at, expected[:, [3, 50]], atol=1e-5, rtol=0)
+
+
+def test_one_model_read_twice_in_a_mixture(tiny):
+    """The same weights under two templates: what one reading keeps must not reach the other."""
+    a, b = Sequence([1, 2, 3], [4, 5]), Sequence([7], [4, 5])
+    [answer] = ask(Mixture((tiny, tiny), (0.5, 0.5)), [Question((a, b))], batch_tokens=100)
+    expected = torch.stack([oracle(tiny, a), oracle(tiny, b)]).logsumexp(0) - torch.tensor(2.0).log()
+    torch.testing.assert_close(answer.logprobs, expected, atol=1e-5, rtol=0)
+
+
+def test_models_of_one_tokenizer_with_more_and_fewer_rows(tiny):
+    """Embeddings are padded to round sizes: the average is over the ids that all have, each of its own softmax."""
+    wide = build("qwen3", seed=2)
+    narrow = build("llama", seed=4)
+    wide.resize_token_embeddings(128)
+    [answer] = ask(
+        Mixture((wide, narrow), (0.5, 0.5)), [Question((s, s)) for s in sequences(1)], batch_tokens=100, top=97
+    )
+    p, q = (full(m, sequences(1)[0]).double().exp()[:, :97] for m in (wide, narrow))
+    torch.testing.assert_close(
+        answer.top.double(), ((p + q) / 2).log().sort(-1, descending=True).values, atol=1e-5, rtol=0
+    )
+
+
+# -- batches --------------------------------------------------------------------------------------------------------
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), batch_tokens=st.integers(1, 200))

@@ -88,7 +88,9 @@ def test_messages_come_back_as_they_went_in(told):
 
 def test_null_is_not_zero_and_not_empty():
     row = {"turn_id": "t", "prompt_tokens": 1, "cut_messages": 0, "response_ids": [1], "response_mask": [True],
-           "old_logprobs": [-1.0], "teacher_logprobs": None, "hint": None, "reward": None}  # fmt: skip
+           "old_logprobs": [-1.0], "teacher_logprobs": None, "unhinted_logprobs": None, "behavior_logprobs": None,
+           "hint": None, "overlap": None, "support_ids": None, "support_old": None, "support_teacher": None,
+           "reward": None}  # fmt: skip
     assert set(row) == set(TARGETS.schema.names)
     assert to_arrow(TARGETS, [row]).to_pylist() == [row]
     assert to_arrow(REJECTED, [dict.fromkeys(("source", "reason", "detail", "raw"), "") | {"line": 0}]).num_rows == 1

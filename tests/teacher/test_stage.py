@@ -1,4 +1,4 @@
-"""opdkit/teacher.py: from verdicts to targets, on a run directory with a tiny random model."""
+"""opdkit/teacher: from verdicts to targets, on a run directory with a tiny random model."""
 
 import shutil
 from pathlib import Path
@@ -8,13 +8,14 @@ import torch
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer, save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from opdkit import teacher
 from opdkit.chat import HINT_HEADER, Chat
 from opdkit.errors import ConfigError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.store import Stage, read_all
 from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.teacher import examples, policies
+from opdkit.teacher import stage as teacher
 
 HINT = "Answer in one short sentence."
 
@@ -161,11 +162,12 @@ def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
     real = teacher.score_session
     monkeypatch.setattr(teacher, "score_session", lambda *a, **k: seen.extend(a[2]) or real(*a, **k))
     teacher.run(config(run))
-    hinted = [t for t in seen if t.teacher is not None]
+    hinted = [t for t in seen if t.hinted]
     assert len(hinted) == 6
     for target in hinted:
-        assert target.student.response_ids == target.teacher.response_ids
-        assert len(target.teacher.prompt_ids) > len(target.student.prompt_ids)
+        [(reading,)] = target.hinted
+        assert target.student.response_ids == reading.response_ids
+        assert len(reading.prompt_ids) > len(target.student.prompt_ids)
 
 
 def test_a_copy_of_the_student_is_no_other_teacher(run, config, tiny_model_dir, tmp_path, monkeypatch):
@@ -174,15 +176,15 @@ def test_a_copy_of_the_student_is_no_other_teacher(run, config, tiny_model_dir, 
     teacher.run(config(run))
     alone = targets(run)
     loaded = []
-    monkeypatch.setattr(teacher, "load_model", lambda name, **k: loaded.append(name) or load_model(name, **k))
-    teacher.run(config(run, teacher=str(copy), overwrite=True))
+    monkeypatch.setattr(policies, "load_model", lambda name, **k: loaded.append(name) or load_model(name, **k))
+    teacher.run(config(run, teacher=(str(copy),), overwrite=True))
     assert targets(run) == alone
     assert loaded == [str(tiny_model_dir)]
 
 
 def test_a_hint_that_changes_nothing_has_no_advantage(run, config, monkeypatch):
     """Guard: with the student's own prompt the teacher's log-probs are the same numbers, bit for bit."""
-    monkeypatch.setattr(teacher, "with_hint", lambda messages, hint, placement: messages)
+    monkeypatch.setattr(examples, "with_hint", lambda messages, hint, placement: messages)
     teacher.run(config(run))
     hinted = [r for r in targets(run) if r["hint"] is not None]
     assert len(hinted) == 6
@@ -193,7 +195,7 @@ def test_another_teacher_scores_with_its_own_weights(run, config, tiny_tokenizer
     other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
     teacher.run(config(run))
     own = targets(run)
-    teacher.run(config(run, teacher=str(other), overwrite=True))
+    teacher.run(config(run, teacher=(str(other),), overwrite=True))
     for row, before in zip(targets(run), own, strict=True):
         assert row["old_logprobs"] == pytest.approx(before["old_logprobs"], abs=1e-5)
         assert (row["teacher_logprobs"] is None) == (before["teacher_logprobs"] is None)
@@ -205,7 +207,7 @@ def test_a_teacher_with_other_ids_is_refused(run, config, tmp_path, tiny_tokeniz
     swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
     other = build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS)
     with pytest.raises(ConfigError, match="share one tokenizer"):
-        teacher.run(config(run, teacher=str(save_tiny_model(tmp_path / "other", other))))
+        teacher.run(config(run, teacher=(str(save_tiny_model(tmp_path / "other", other)),)))
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
@@ -246,7 +248,7 @@ def test_a_killed_run_goes_on(run, config, tmp_path, monkeypatch):
 
 def test_a_finished_run_loads_no_model(run, config, monkeypatch):
     first = teacher.run(config(run))
-    monkeypatch.setattr(teacher, "load_model", None)
+    monkeypatch.setattr(policies, "load_model", None)
     assert teacher.run(config(run)).counters.to_json() == first.counters.to_json()
 
 

@@ -1,0 +1,55 @@
+"""The behaviour policy: who wrote the log, and whether that is the student. Imports nothing heavy."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+_MODEL = "sessions of another model"
+_LONGEST_NAME = 80  # characters of a logged name that are kept
+
+
+def student_names(model: str) -> frozenset[str]:
+    """What a log may call the student: the name it was given, its folder's, and the one in its config.json."""
+    names: list[str | None] = [model]
+    folder = Path(model)
+    if folder.is_dir():
+        names += [folder.resolve().name, _name_in(folder / "config.json")]
+    return frozenset(_bare(name) for name in names if name)
+
+
+def is_another(logged: str | None, student: frozenset[str]) -> bool:
+    """Whether a log names another model than the student. A log that names none says nothing."""
+    return bool(logged) and _bare(logged or "") not in student
+
+
+def counted_as(logged: str) -> str:
+    """The name of the counter for the sessions of a logged model."""
+    return f"{_MODEL} ({logged[:_LONGEST_NAME]})"
+
+
+def off_policy(extra: Mapping[str, int], model: str) -> str | None:
+    """In words, that the log was written by other models than the student; None where it was not."""
+    found = {name[len(_MODEL) + 2 : -1]: count for name, count in extra.items() if name.startswith(f"{_MODEL} (")}
+    if not found:
+        return None
+    named = ", ".join(f"{name} ({found[name]:,})" for name in sorted(found, key=lambda n: (-found[n], n))[:3])
+    more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
+    return (
+        f"{sum(found.values()):,} sessions were written by another model than {model}, says the log: {named}{more}. "
+        "The student learns from replies that it would not have given (off-policy): where the log holds no log-probs "
+        "of that model, nothing corrects for it"
+    )
+
+
+def _bare(name: str) -> str:
+    """ "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name."""
+    return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+def _name_in(config: Path) -> str | None:
+    try:
+        document = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    name = document.get("_name_or_path") if isinstance(document, dict) else None
+    return name if isinstance(name, str) else None
