@@ -12,7 +12,7 @@ from opdkit.teacher.roster import check_roster
 
 FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
 JUDGES = ("rules", "local", "endpoint")
-OBJECTIVES = ("opd", "binary", "combine")
+OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "alternate")
 HINT_SELECTIONS = ("judge", "longest", "shortest", "score", "overlap")
 PLACEMENTS = ("last-user", "tail", "system")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -129,13 +129,47 @@ class TrainConfig(ModelOptions):
     """`opdkit train`: targets -> a better model."""
 
     model: str = option(..., "the student: the model that the teacher stage scored")
-    objective: str = option("opd", "opd: teacher - student advantages; binary: the reward; combine: both",
-                            choices=OBJECTIVES)  # fmt: skip
-    reward_weight: float = option(1.0, "combine: weight of the reward term", low=0.0)
-    teacher_weight: float = option(1.0, "combine: weight of the teacher term", low=0.0)
+    objective: str = option(
+        "opd", "opd: teacher - student on the logged token; binary: the reward; combine: both; topk: teacher - student "
+        "on the tokens of the support; hybrid: topk + binary; distill: divergence from the teacher over the support; "
+        "alternate: a step of binary on turns without a hint, a step of opd on those with one", choices=OBJECTIVES,
+    )  # fmt: skip
+    reward_weight: float | None = option(None, "weight of the reward term (default: the objective's)", low=0.0)
+    teacher_weight: float | None = option(None, "weight of the teacher term (default: the objective's)", low=0.0)
+    support_weight: float | None = option(None, "weight of the support term (default: the objective's)", low=0.0)
+    divergence_weight: float | None = option(None, "weight of the divergence term (default: the objective's)", low=0.0)
     advantage_clip: float = option(1.0, "teacher advantages are clipped to +-C; 0 is off", unit="nats", low=0.0)
     clip_low: float = option(0.2, "lower clip of the probability ratio: 1 - this", low=0.0, high=1.0)
     clip_high: float = option(0.28, "upper clip of the probability ratio: 1 + this", low=0.0)
+    clip_low_end: float | None = option(None, "--clip-low moves to this until the last step, linearly (default: it "
+                                        "stays)", low=0.0, high=1.0)  # fmt: skip
+    clip_high_end: float | None = option(None, "--clip-high moves to this until the last step, linearly (default: it "
+                                         "stays)", low=0.0)  # fmt: skip
+    dual_clip: float = option(0.0, "bound of the probability ratio where the advantage is negative, over 1; 0 is off",
+                              low=0.0)  # fmt: skip
+    divergence_alpha: float = option(
+        1.0, "0: forward KL(teacher, student), 1: reverse KL(student, teacher), between: generalised Jensen-Shannon "
+        "with the mixture (1 - this) student + this teacher", low=0.0, high=1.0,
+    )  # fmt: skip
+    kl_coef: float = option(0.0, "weight of the KL to the student before training; 0 is off", low=0.0)
+    kl_estimator: str = option("k3", "how that KL is estimated from the logged token", choices=("k1", "k2", "k3"))
+    min_advantage: float = option(0.0, "teacher terms: skip tokens where teacher and student differ by less",
+                                  unit="nats", low=0.0)  # fmt: skip
+    skip_first: int = option(0, "teacher terms: skip the first tokens of a reply, which may echo the hint",
+                             unit="tokens", low=0)  # fmt: skip
+    confidence_weight: bool = option(False, "teacher terms: weigh each token by the teacher's probability of it")
+    behavior_cap: float = option(2.0, "tokens whose log-probs the log has are weighed by their probability under the "
+                                 "student over that in the log, at most this; 0 is off", low=0.0)  # fmt: skip
+    group_normalise: str = option(
+        "off", "rewards of turns with the same prompt less their mean, over their standard deviation. repeated: a "
+        "prompt that comes once keeps its reward; all: it gets 0", choices=("off", "repeated", "all"),
+    )  # fmt: skip
+    overlong_max: int = option(0, "replies of this many tokens lose 1 of their reward; 0 is off", unit="tokens", low=0)
+    overlong_cache: int = option(200, "the deduction begins this many tokens earlier", unit="tokens", low=1)
+    aggregation: str = option("token-mean", "a term is the mean over all its tokens of a step, or the mean of its "
+                              "turns' means", choices=("token-mean", "turn-mean"))  # fmt: skip
+    order: str = option("random", "order of the turns: easy is where the mean absolute advantage is small",
+                        choices=("random", "easy-first", "hard-first"))  # fmt: skip
     epochs: int = option(1, "passes over the targets", unit="epochs", low=1)
     batch_turns: int = option(16, "turns in one optimizer step, over all processes", unit="turns", low=1)
     micro_batch_tokens: int = option(8192, "tokens in one forward pass", unit="tokens", low=1)
@@ -153,6 +187,15 @@ class TrainConfig(ModelOptions):
     checkpoint_every: int = option(100, "steps between checkpoints; 0 is none", unit="steps", low=0, plan=False)
     tracker: str | None = option(None, "also log to tensorboard, wandb or trackio",
                                  choices=("tensorboard", "wandb", "trackio"), plan=False)  # fmt: skip
+    dry_run: bool = option(False, "say what would be trained on, in how many steps, and write nothing", plan=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 0 < self.dual_clip <= 1:
+            raise ConfigError(f"--dual-clip is {self.dual_clip:g}; it must be over 1 (3 is usual), or 0 for off")
+        if 0 < self.overlong_max < self.overlong_cache:
+            raise ConfigError(f"--overlong-max is {self.overlong_max}; it must be at least --overlong-cache, which is "
+                              f"{self.overlong_cache}")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Runs with targets, scored by the real teacher stage with a tiny model: what training and evaluation start from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from runs import Messages, talk, write_extract
 
 from opdkit import teacher
-from opdkit.stages import JudgeConfig, TeacherConfig
+from opdkit.stages import JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.store import Stage
 from opdkit.tables import VERDICTS
 
@@ -28,11 +28,16 @@ class Said:
 class Toy:
     """A toy session: replies to "say WORD", one after the other."""
 
-    session_id: str
+    name: str  # part of what is asked
     replies: Sequence[Said]
+    session: str = ""  # another session of the same name has the same prompts
+
+    @property
+    def session_id(self) -> str:
+        return self.session or self.name
 
     def messages(self) -> Messages:
-        asked = [f"say {WORDS[n % len(WORDS)]} ({self.session_id})" for n in range(len(self.replies))]
+        asked = [f"say {WORDS[n % len(WORDS)]} ({self.name})" for n in range(len(self.replies))]
         return talk(
             *(text for ask, said in zip(asked, self.replies, strict=True) for text in (ask, said.reply)), "thanks"
         )
@@ -51,17 +56,34 @@ def toy_sessions(count: int, replies: int = 2) -> list[Toy]:
     return [Toy(f"toy-{s}", said[s * replies : (s + 1) * replies]) for s in range(count)]
 
 
-def write_run(run: Path, model_dir: Path, toys: Sequence[Toy], *, per_part: int = 4) -> Path:
-    """The extract, judge and teacher stages of a run."""
-    write_extract(run, {toy.session_id: toy.messages() for toy in toys}, per_part=per_part)
+def write_run(
+    run: Path,
+    model_dir: Path,
+    toys: Sequence[Toy],
+    *,
+    per_part: int = 4,
+    support: int = 3,
+    turns: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Path:
+    """The extract, judge and teacher stages of a run, with `support` tokens at each position.
+
+    `turns` (turn_id -> fields) overrides fields of the turns table.
+    """
+    write_extract(run, {toy.session_id: toy.messages() for toy in toys}, per_part=per_part, turns=turns)
     parts = [toys[i : i + per_part] for i in range(0, len(toys), per_part)]
     config = JudgeConfig(run=run, shard="0/1")
     judge = Stage.open(config, "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
     for part, some in enumerate(parts):
         with judge.writing(part) as out:
             out.rows("verdicts", [row for toy in some for row in toy.verdicts()])
-    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", shard="0/1"))
+    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", support=support, shard="0/1"))
     return run
+
+
+def train_config(run: Path, model: Path, **options: Any) -> TrainConfig:
+    """Training of a toy run: small steps, a rate that is seen at once."""
+    defaults = {"batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
+    return TrainConfig(run=run, model=str(model), **(defaults | options))
 
 
 def _verdict(turn_id: str, said: Said) -> dict[str, Any]:

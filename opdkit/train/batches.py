@@ -5,6 +5,8 @@ of forwards without a word between them.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -16,12 +18,38 @@ from opdkit.scoring import batches
 from opdkit.train.targets import Turn
 
 
-def optimizer_steps(count: int, batch_turns: int, epochs: int, seed: int) -> list[list[int]]:
-    """Indices of the turns of each step. Every epoch has an order of its own and every turn once; no step spans two."""
+@dataclass(frozen=True)
+class Step:
+    """The turns of one optimizer step, as indices, and which of the objective's sets of weights they train under."""
+
+    phase: int
+    turns: list[int]
+
+
+def optimizer_steps(
+    phases: Sequence[int],
+    strengths: Sequence[float],
+    batch_turns: int,
+    epochs: int,
+    seed: int,
+    order: str = "random",
+) -> list[Step]:
+    """The steps of a training. Turn i belongs to `phases[i]` and has the mean absolute advantage `strengths[i]`.
+
+    Every epoch takes every turn once, in a random order of its own; or the weakest (easy-first) or the strongest
+    (hard-first) first, where the random order only decides between equals. A step holds turns of one phase; where
+    there are several, their steps take turns until one has no more. No step spans two epochs.
+    """
     steps = []
     for epoch in range(epochs):
-        order = torch.randperm(count, generator=token_generator(seed, "epoch", epoch)).tolist()
-        steps += [order[i : i + batch_turns] for i in range(0, count, batch_turns)]
+        turns = torch.randperm(len(phases), generator=token_generator(seed, "epoch", epoch)).tolist()
+        if order != "random":
+            turns.sort(key=lambda i: strengths[i] if order == "easy-first" else -strengths[i])
+        lanes = []
+        for phase in sorted(set(phases)):
+            mine = [i for i in turns if phases[i] == phase]
+            lanes.append([Step(phase, mine[i : i + batch_turns]) for i in range(0, len(mine), batch_turns)])
+        steps += [step for group in zip_longest(*lanes) for step in group if step]
     return steps
 
 
@@ -50,18 +78,37 @@ def micro_batches(lengths: Sequence[int], max_tokens: int, process: int, process
     return mine + [[]] * (max(map(len, groups)) - len(mine))
 
 
+# -- turns to tensors -----------------------------------------------------------------------------------------------
+
+
 def tokens_of(turns: Sequence[Turn]) -> Tokens:
     """The response positions of `turns`, one turn after the other, as the objectives take them."""
-    none = [np.full(len(turn.response_ids), np.nan, np.float32) for turn in turns]
-    teacher = [n if t.teacher_logprobs is None else t.teacher_logprobs for t, n in zip(turns, none, strict=True)]
-    reward = [n if t.reward is None else np.full_like(n, t.reward) for t, n in zip(turns, none, strict=True)]
+    sizes = [len(turn.response_ids) for turn in turns]
+    supports = [turn.support for turn in turns]
+    k = max((s.ids.shape[1] for s in supports if s is not None), default=0)
+
+    def supported(name: str, missing: float, dtype: type) -> torch.Tensor:
+        blocks = [np.full((r, k), missing, dtype) if s is None else getattr(s, name).astype(dtype)
+                  for s, r in zip(supports, sizes, strict=True)]  # fmt: skip
+        return torch.from_numpy(np.concatenate(blocks))
+
     return Tokens(
-        sampled_N=torch.from_numpy(np.concatenate([t.sampled for t in turns])),
-        old_logprobs_N=_tensor([t.old_logprobs for t in turns]),
-        teacher_logprobs_N=_tensor(teacher),
-        reward_N=_tensor(reward),
+        turn_N=torch.repeat_interleave(torch.tensor(sizes)),
+        position_N=torch.cat([torch.arange(r) for r in sizes]),
+        sampled_N=torch.from_numpy(np.concatenate([turn.sampled for turn in turns])),
+        old_logprobs_N=_numbers([turn.old_logprobs for turn in turns], sizes),
+        teacher_logprobs_N=_numbers([turn.teacher_logprobs for turn in turns], sizes),
+        behavior_logprobs_N=_numbers([turn.behavior_logprobs for turn in turns], sizes),
+        reward_N=_numbers([turn.advantage for turn in turns], sizes),
+        supported_N=torch.tensor([s is not None for s in supports]).repeat_interleave(torch.tensor(sizes)),
+        support_ids_NK=supported("ids", 0, np.int64),
+        support_old_NK=supported("old", np.nan, np.float32),
+        support_teacher_NK=supported("teacher", np.nan, np.float32),
     )
 
 
-def _tensor(arrays: Sequence[NDArray[np.float32]]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays))
+def _numbers(values: Sequence[NDArray[np.float32] | float | None], sizes: Sequence[int]) -> torch.Tensor:
+    """Float32 [N]: the values of each turn, one number for all its tokens, or NaN where it has none."""
+    rows = [np.broadcast_to(np.float32(np.nan) if value is None else np.asarray(value, np.float32), (size,))
+            for value, size in zip(values, sizes, strict=True)]  # fmt: skip
+    return torch.from_numpy(np.concatenate(rows))

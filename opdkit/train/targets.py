@@ -6,18 +6,29 @@ the teacher stage recorded. Token ids stay, as int32; messages are let go with t
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.chat import Chat, ChatError, without_first
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import limited, manifest, model_identity, part_count, read_part
+from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
+
+
+@dataclass(frozen=True)
+class Support:
+    """K tokens at each of R positions, with their log-probs before training (nats)."""
+
+    ids: NDArray[np.int32]  # [R, K]
+    old: NDArray[np.float16]  # [R, K] student, no hint
+    teacher: NDArray[np.float16]  # [R, K] teacher, with the hint
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,10 @@ class Turn:
     sampled: NDArray[np.bool_]  # [R] the response mask
     old_logprobs: NDArray[np.float32]  # [R] nats
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
+    behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
+    advantage: float | None  # what the reward is worth: the reward itself, until it has been shaped
+    support: Support | None = None  # None: no hint, or not loaded
 
     def __len__(self) -> int:
         return self.prompt_tokens + len(self.response_ids)
@@ -45,23 +59,56 @@ class Turn:
         return int(self.turn_id.rpartition(":")[2])
 
 
-def load_turns(run: Path, limit: int | None = None) -> list[Turn]:
-    """All targets of the run (of its first `limit` sessions), in order."""
-    return [_turn(row) for part in range(part_count(run, "teacher")) for row in _rows(run, part, limit)]
+COLUMNS = ("turn_id", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
+           "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
+SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
 
 
-def _rows(run: Path, part: int, limit: int | None) -> Iterator[JSON]:
-    rows = read_part(run, "targets", part)
+def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> list[Turn]:
+    """All targets of the run (of its first `limit` sessions), in order; with their `supports` where asked.
+
+    Raises OpdkitError when supports are asked for and a turn with a hint has none.
+    """
+    turns = [t for part in range(part_count(run, "teacher")) for t in _turns_of(run, part, limit, supports)]
+    hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
+    without = sum(turn.support is None for turn in hinted)
+    if supports and without:
+        raise OpdkitError(
+            f"{without} of {len(hinted)} turns with a hint have no support, the tokens that this objective compares "
+            f"student and teacher on: run `opdkit teacher {run} ... --support K` again with --overwrite, K = 4 or more"
+        )
+    return turns
+
+
+def _turns_of(run: Path, part: int, limit: int | None, supports: bool) -> Iterator[Turn]:
+    table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports else ())])
     count = limited(run, part, limit)
-    if count is None:
-        yield from rows
-    elif count:
-        within = {row["session_id"] for row in read_part(run, "sessions", part)[:count]}
-        yield from (row for row in rows if row["turn_id"].rpartition(":")[0] in within)
+    within = None
+    if count is not None:
+        within = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
+    rows = table.select(COLUMNS).to_pylist()
+    for row, support in zip(rows, _supports(table) if supports else repeat(None, len(rows)), strict=True):
+        if within is None or row["turn_id"].rpartition(":")[0] in within:
+            yield _turn(row, support)
 
 
-def _turn(row: JSON) -> Turn:
-    teacher = row["teacher_logprobs"]
+def _supports(table: pa.Table) -> Iterator[Support | None]:
+    """The support of each row; none where one of the models has no log-probs of it (a turn without a hint)."""
+    for ids, old, teacher in zip(*[_matrices(table[name]) for name in SUPPORT_COLUMNS], strict=True):
+        yield None if ids is None or old is None or teacher is None else Support(ids, old, teacher)
+
+
+def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
+    """Each row of a list<list<number>> column as an array [R, K], without a Python object for each number."""
+    for row in column:
+        if row.values is None:
+            yield None
+        else:
+            values = row.values.flatten().to_numpy(zero_copy_only=False)
+            yield values.reshape(len(row.values), -1)
+
+
+def _turn(row: JSON, support: Support | None) -> Turn:
     return Turn(
         turn_id=row["turn_id"],
         prompt_tokens=row["prompt_tokens"],
@@ -69,9 +116,16 @@ def _turn(row: JSON) -> Turn:
         response_ids=np.asarray(row["response_ids"], np.int32),
         sampled=np.asarray(row["response_mask"], np.bool_),
         old_logprobs=np.asarray(row["old_logprobs"], np.float32),
-        teacher_logprobs=None if teacher is None else np.asarray(teacher, np.float32),
+        teacher_logprobs=_floats(row["teacher_logprobs"]),
+        behavior_logprobs=_floats(row["behavior_logprobs"]),
         reward=row["reward"],
+        advantage=None if row["reward"] is None else float(row["reward"]),
+        support=support,
     )
+
+
+def _floats(values: list[float] | None) -> NDArray[np.float32] | None:
+    return None if values is None else np.asarray(values, np.float32)
 
 
 # -- which turns train ----------------------------------------------------------------------------------------------
@@ -86,11 +140,11 @@ def held_out(session_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def select(turns: Sequence[Turn], sources: Sequence[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
-    """The turns that at least one of the objective's sources applies to, and why the others were left out."""
+def select(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
+    """The turns that at least one of the objective's terms can use, and why the others were left out."""
     kept, dropped = [], Counter[str]()
     for turn in turns:
-        reason = _why_not(turn, sources, holdout)
+        reason = _why_not(turn, terms, holdout)
         if reason:
             dropped[reason] += 1
         else:
@@ -98,16 +152,21 @@ def select(turns: Sequence[Turn], sources: Sequence[str], holdout: float) -> tup
     return kept, dropped
 
 
-def _why_not(turn: Turn, sources: Sequence[str], holdout: float) -> str | None:
+def _why_not(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
     if held_out(turn.session_id, holdout):
         return "held out"
     if not turn.sampled.any():
         return "nothing sampled"
-    usable = {"teacher": turn.teacher_logprobs is not None, "reward": turn.reward is not None}
-    if not any(usable[source] for source in sources):
-        return " and ".join({"teacher": "no hint", "reward": "no reward"}[source] for source in sources)
-    numbers = [turn.old_logprobs] + ([turn.teacher_logprobs] if turn.teacher_logprobs is not None else [])
-    if not all(np.isfinite(x[turn.sampled]).all() for x in numbers):
+    missing = []
+    if "reward" in terms and turn.reward is None:
+        missing.append("no reward")
+    if set(terms) - {"reward"} and turn.teacher_logprobs is None:
+        missing.append("no hint")
+    if len(missing) == len({term == "reward" for term in terms}):
+        return " and ".join(missing)
+    support = [] if turn.support is None else [turn.support.old, turn.support.teacher]
+    numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
+    if not all(np.isfinite(x[turn.sampled]).all() for x in numbers if x is not None):
         return "log-prob not finite"
     return None
 

@@ -6,27 +6,58 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.train.batches import deal, micro_batches, optimizer_steps, tokens_of
-from opdkit.train.targets import Turn, held_out, select
+from opdkit.train.batches import Step, deal, micro_batches, optimizer_steps, tokens_of
+from opdkit.train.targets import Support, Turn, held_out, select
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 
 
-def turn(turn_id: str = "a:1", *, old=(-1.0, -2.0), teacher=None, reward=None, sampled=(True, True)) -> Turn:
-    f32 = lambda x: np.asarray(x, np.float32)  # noqa: E731
-    return Turn(turn_id, 3, 0, np.arange(len(old), dtype=np.int32), np.asarray(sampled), f32(old),
-                None if teacher is None else f32(teacher), reward)  # fmt: skip
+def turn(
+    turn_id: str = "a:1",
+    *,
+    old=(-1.0, -2.0),
+    teacher=None,
+    reward=None,
+    sampled=(True, True),
+    behavior=None,
+    support=None,
+) -> Turn:
+    f32 = lambda x: None if x is None else np.asarray(x, np.float32)  # noqa: E731
+    return Turn(turn_id, 3, 0, np.arange(len(old), dtype=np.int32), np.asarray(sampled), f32(old), f32(teacher),
+                f32(behavior), reward, reward, support)  # fmt: skip
+
+
+def steps_of(count: int, epochs: int = 1, *, seed: int = 1, order: str = "random", phases=None, strengths=None):
+    return optimizer_steps(phases or [0] * count, strengths or [0.0] * count, 4, epochs, seed, order)
 
 
 def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
-    steps = optimizer_steps(10, 4, 3, seed=1)
-    assert [len(s) for s in steps] == [4, 4, 2] * 3
-    epochs = [[i for s in steps[n : n + 3] for i in s] for n in (0, 3, 6)]
+    steps = steps_of(10, 3)
+    assert [len(s.turns) for s in steps] == [4, 4, 2] * 3
+    epochs = [[i for s in steps[n : n + 3] for i in s.turns] for n in (0, 3, 6)]
     assert all(sorted(e) == list(range(10)) for e in epochs)
     assert epochs[0] != epochs[1] != list(range(10))
-    assert steps == optimizer_steps(10, 4, 3, seed=1)
-    assert steps != optimizer_steps(10, 4, 3, seed=2)
-    assert steps[:3] == optimizer_steps(10, 4, 1, seed=1)
+    assert steps == steps_of(10, 3)
+    assert steps != steps_of(10, 3, seed=2)
+    assert steps[:3] == steps_of(10)
+
+
+def test_turns_may_come_from_easy_to_hard() -> None:
+    strengths = [0.3, 0.1, 0.2, 0.0, 0.5, 0.4]
+    easy = [i for s in steps_of(6, strengths=strengths, order="easy-first") for i in s.turns]
+    assert easy == [3, 1, 2, 0, 5, 4]
+    assert [i for s in steps_of(6, strengths=strengths, order="hard-first") for i in s.turns] == easy[::-1]
+    equal = [[i for s in steps_of(6, seed=seed, order="easy-first") for i in s.turns] for seed in (1, 2)]
+    assert equal[0] != equal[1], "the seed decides between equals"
+
+
+def test_steps_of_two_phases_take_turns() -> None:
+    phases = [0] * 9 + [1] * 5
+    steps = steps_of(14, 2, phases=phases)
+    assert [s.phase for s in steps] == [0, 1, 0, 1, 0] * 2
+    assert all({phases[i] for i in s.turns} == {s.phase} for s in steps)
+    assert sorted(i for s in steps[:5] for i in s.turns) == list(range(14))
+    assert steps_of(5, phases=[1] * 5)[0] == Step(1, steps_of(5)[0].turns), "a phase without turns is passed over"
 
 
 def test_the_longest_turns_are_dealt_first() -> None:
@@ -52,7 +83,24 @@ def test_what_a_turn_does_not_have_is_nan() -> None:
     assert tokens.reward_N[:2].isnan().all()
     assert tokens.reward_N[2:].tolist() == [-1, -1]
     assert tokens.sampled_N.tolist() == [True, True, True, False]
+    assert tokens.behavior_logprobs_N.isnan().all()
     assert tokens.old_logprobs_N.dtype == torch.float32
+    assert tokens.turn_N.tolist() == [0, 0, 1, 1]
+    assert tokens.position_N.tolist() == [0, 1, 0, 1]
+    assert tokens.support_ids_NK.shape == (4, 0)
+
+
+def test_supports_stand_beside_turns_without_one() -> None:
+    support = Support(np.array([[5, 6, 7], [7, 8, 9]], np.int32), np.full((2, 3), -1, np.float16),
+                      np.full((2, 3), -2, np.float16))  # fmt: skip
+    tokens = tokens_of([turn(reward=1), turn(teacher=(-1, -1), support=support, behavior=(-3, -4))])
+    assert tokens.supported_N.tolist() == [False, False, True, True]
+    assert tokens.support_ids_NK.tolist() == [[0, 0, 0]] * 2 + [[5, 6, 7], [7, 8, 9]]
+    assert tokens.support_ids_NK.dtype == torch.int64
+    assert tokens.support_old_NK[:2].isnan().all()
+    assert tokens.support_teacher_NK[2:].tolist() == [[-2.0] * 3] * 2
+    assert tokens.support_old_NK.dtype == torch.float32
+    assert tokens.behavior_logprobs_N[2:].tolist() == [-3, -4]
 
 
 def test_a_turn_that_cannot_train_says_why() -> None:
@@ -63,12 +111,14 @@ def test_a_turn_that_cannot_train_says_why() -> None:
         turn("a:5", teacher=(nan, -1)),
         turn("a:7", old=(nan, -1), teacher=(-1, -1), sampled=(False, True)),  # what is masked may be anything
         turn("a:9", teacher=(-1, -1), sampled=(False, False)),
+        turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
     ]
     kept, dropped = select(turns, ("teacher",), 0.0)
     assert [t.turn_id for t in kept] == ["a:1", "a:7"]
-    assert dropped == {"no hint": 1, "log-prob not finite": 1, "nothing sampled": 1}
+    assert dropped == {"no hint": 1, "log-prob not finite": 2, "nothing sampled": 1}
     assert select(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
     assert select([turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
+    assert select([turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9])

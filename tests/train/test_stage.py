@@ -13,34 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import save_tiny_model
-from scored_runs import Said, Toy, toy_sessions, write_run
+from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opdkit.chat import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.scoring import Sequence, score
-from opdkit.stages import TrainConfig
 from opdkit.store import read_all
 from opdkit.train import checkpoints
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns
 
-
-@pytest.fixture(scope="module")
-def scored(tmp_path_factory, plain_model_dir) -> Path:
-    """A run that is ready to train; every test trains in a copy of it."""
-    return write_run(tmp_path_factory.mktemp("scored") / "run", plain_model_dir, toy_sessions(8))
-
-
-@pytest.fixture
-def run(scored, tmp_path) -> Path:
-    return Path(shutil.copytree(scored, tmp_path / "run"))
-
-
-def config(run: Path, model: Path, **options) -> TrainConfig:
-    defaults = {"batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
-    return TrainConfig(run=run, model=str(model), **(defaults | options))
+EVERYTHING = {"objective": "hybrid", "divergence_weight": 0.5, "kl_coef": 0.1, "aggregation": "turn-mean"}
 
 
 def losses(run: Path) -> list[float]:
@@ -67,7 +52,7 @@ def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
 
 
 def test_opd_moves_the_student_towards_the_teacher(run, plain_model_dir) -> None:
-    summary = train.run(config(run, plain_model_dir, epochs=4))
+    summary = train.run(train_config(run, plain_model_dir, epochs=4))
     assert summary.parts_done == 1
     assert losses(run)[-1] < losses(run)[0]
     hinted = [
@@ -80,7 +65,7 @@ def test_opd_moves_the_student_towards_the_teacher(run, plain_model_dir) -> None
 
 
 def test_binary_raises_good_replies_and_lowers_bad_ones(run, plain_model_dir) -> None:
-    train.run(config(run, plain_model_dir, objective="binary", epochs=4))
+    train.run(train_config(run, plain_model_dir, objective="binary", epochs=4))
     changes = shifts(run, plain_model_dir, run / "train/model").values()
     moved = {r: [d[t.sampled].mean() for t, d in changes if t.reward == r] for r in (1, -1)}
     assert np.mean(moved[1]) > 0.05
@@ -92,7 +77,7 @@ def test_binary_raises_good_replies_and_lowers_bad_ones(run, plain_model_dir) ->
 
 
 def test_combine_trains_on_both(run, plain_model_dir) -> None:
-    train.run(config(run, plain_model_dir, objective="combine", reward_weight=0.5, epochs=2))
+    train.run(train_config(run, plain_model_dir, objective="combine", reward_weight=0.5, epochs=2))
     rows = list(read_all(run, "metrics"))
     for r in rows:
         assert r["loss"] == pytest.approx((r["reward_loss"] or 0) + (r["teacher_loss"] or 0), abs=1e-6)
@@ -102,7 +87,7 @@ def test_combine_trains_on_both(run, plain_model_dir) -> None:
 
 def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
     """The log-probs of the first step are the teacher stage's: ratio 1, KL 0, nothing clipped."""
-    train.run(config(run, plain_model_dir, batch_turns=100))
+    train.run(train_config(run, plain_model_dir, batch_turns=100))
     (row,) = read_all(run, "metrics")
     hinted = [t for t in load_turns(run) if t.teacher_logprobs is not None]
     advantages = np.concatenate([(t.teacher_logprobs - t.old_logprobs)[t.sampled].clip(-1, 1) for t in hinted])
@@ -119,7 +104,7 @@ def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> Non
     plain = [Toy(f"p{n}", [Said("blue", 1)]) for n in range(4)]
     for name, toys in (("with", hinted + plain), ("without", hinted)):
         write_run(tmp_path / name, plain_model_dir, toys)
-        summary = train.run(config(tmp_path / name, plain_model_dir))
+        summary = train.run(train_config(tmp_path / name, plain_model_dir))
         assert summary.counters.rows_out == 4
     assert summary.counters.dropped == {}
     a, b = weights(tmp_path / "with/train/model"), weights(tmp_path / "without/train/model")
@@ -127,7 +112,7 @@ def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> Non
 
 
 def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> None:
-    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4))
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4), support=0)
     path = run / "teacher/targets/part-00000.parquet"
     table = pq.read_table(path)
     old = table["old_logprobs"].to_pylist()
@@ -136,7 +121,7 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> 
     pq.write_table(
         table.set_column(index, table.schema.field(index), pa.array(rows, table.schema.field(index).type)), path
     )
-    train.run(config(run, plain_model_dir, weight_decay=0.0))
+    train.run(train_config(run, plain_model_dir, weight_decay=0.0))
     assert losses(run) == [0.0, 0.0]
     before, after = weights(plain_model_dir), weights(run / "train/model")
     assert all(torch.equal(before[k], after[k]) for k in before)
@@ -145,22 +130,26 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> 
 # -- splitting a step -----------------------------------------------------------------------------------------------
 
 
-def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_dir) -> None:
+@pytest.mark.parametrize("options", [{"objective": "combine"}, EVERYTHING], ids=["combine", "everything"])
+def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_dir, options) -> None:
     """pitfall 8: one turn a forward or the whole step in one."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    train.run(config(run, plain_model_dir, objective="combine", micro_batch_tokens=1))
-    train.run(config(other, plain_model_dir, objective="combine", micro_batch_tokens=100_000))
-    columns = ("loss", "reward_loss", "teacher_loss", "clip_fraction", "approx_kl", "entropy", "grad_norm")
-    for a, b in zip(read_all(run, "metrics"), read_all(other, "metrics"), strict=True):
-        assert {c: a[c] for c in columns} == pytest.approx({c: b[c] for c in columns}, rel=1e-5, abs=1e-5)
+    train.run(train_config(run, plain_model_dir, micro_batch_tokens=1, **options))
+    train.run(train_config(other, plain_model_dir, micro_batch_tokens=100_000, **options))
+    timed = ("seconds", "tokens_per_second")
+    for rows in zip(read_all(run, "metrics"), read_all(other, "metrics"), strict=True):
+        assert {k for k, v in rows[0].items() if v is None} == {k for k, v in rows[1].items() if v is None}
+        a, b = ({k: v for k, v in row.items() if v is not None and k not in timed} for row in rows)
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_two_processes_are_one(run, tmp_path, plain_model_dir) -> None:
+@pytest.mark.parametrize("options", [{"objective": "combine"}, EVERYTHING], ids=["combine", "everything"])
+def test_two_processes_are_one(run, tmp_path, plain_model_dir, options) -> None:
     """pitfall 8: `torchrun` on two CPUs gives the losses of one process; pitfall 26: and writes its rows once."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
-    options = {"objective": "combine", "batch_turns": 3, "micro_batch_tokens": 64, "epochs": 2}
-    train.run(config(run, plain_model_dir, **options))
+    options = options | {"batch_turns": 3, "micro_batch_tokens": 64, "epochs": 2}
+    train.run(train_config(run, plain_model_dir, **options))
     flags = [x for k, v in (options | {"learning_rate": 1e-2, "device": "cpu"}).items()
              for x in (f"--{k.replace('_', '-')}", str(v))]  # fmt: skip
     result = subprocess.run(
@@ -172,7 +161,7 @@ def test_two_processes_are_one(run, tmp_path, plain_model_dir) -> None:
     assert losses(other) == pytest.approx(losses(run), abs=1e-5)
     a, b = weights(run / "train/model"), weights(other / "train/model")
     assert all(torch.allclose(a[k], b[k], atol=1e-4) for k in a)
-    assert result.stderr.count("train: ") == 1
+    assert result.stderr.count("train: 16 in") == 1
 
 
 # -- resume ---------------------------------------------------------------------------------------------------------
@@ -182,7 +171,7 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
     """pitfall 11, pitfall 26: the old policy stays the targets', and the metrics have no gap and no double."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"objective": "combine", "checkpoint_every": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2}
-    train.run(config(run, plain_model_dir, **options))
+    train.run(train_config(run, plain_model_dir, **options))
     step, seen = train._optimizer_step, []
 
     def killed(*args):
@@ -193,13 +182,13 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
 
     monkeypatch.setattr(train, "_optimizer_step", killed)
     with pytest.raises(KeyboardInterrupt):
-        train.run(config(other, plain_model_dir, **options))
+        train.run(train_config(other, plain_model_dir, **options))
     assert not (other / "train/metrics").exists()
     assert not (other / "train/model").exists()
     assert [p.name for p in (other / "train/checkpoints").iterdir()] == ["step-00000004.pt"]
     (other / "train/checkpoints/step-00000006.pt").write_bytes(b"half a file")  # of another kind of death
     monkeypatch.setattr(train, "_optimizer_step", step)
-    train.run(config(other, plain_model_dir, **options))
+    train.run(train_config(other, plain_model_dir, **options))
     timed = ("seconds", "tokens_per_second")
     a, b = ([{k: v for k, v in r.items() if k not in timed} for r in read_all(x, "metrics")] for x in (run, other))
     assert a == b
@@ -210,14 +199,14 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
 
 
 def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
-    train.run(config(run, plain_model_dir))
+    train.run(train_config(run, plain_model_dir))
     written = (run / "train/model/model.safetensors").stat().st_mtime_ns
-    summary = train.run(config(run, plain_model_dir))
+    summary = train.run(train_config(run, plain_model_dir))
     assert (run / "train/model/model.safetensors").stat().st_mtime_ns == written
     assert summary.counters.extra["steps"] == len(losses(run))
     with pytest.raises(ConfigError, match="another plan"):
-        train.run(config(run, plain_model_dir, epochs=2))
-    train.run(config(run, plain_model_dir, epochs=2, overwrite=True))
+        train.run(train_config(run, plain_model_dir, epochs=2))
+    train.run(train_config(run, plain_model_dir, epochs=2, overwrite=True))
     assert len(losses(run)) > summary.counters.extra["steps"]
 
 
@@ -241,7 +230,7 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
 
 
 def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
-    train.run(config(run, plain_model_dir))
+    train.run(train_config(run, plain_model_dir))
     model = AutoModelForCausalLM.from_pretrained(run / "train/model")
     before = AutoModelForCausalLM.from_pretrained(plain_model_dir)
     assert model.dtype == before.dtype
@@ -255,7 +244,7 @@ def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
 
 def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_dir) -> None:
     peft = pytest.importorskip("peft")
-    train.run(config(run, plain_model_dir, lora_rank=4, lora_alpha=8.0))
+    train.run(train_config(run, plain_model_dir, lora_rank=4, lora_alpha=8.0))
     merged = weights(run / "train/model")
     base = AutoModelForCausalLM.from_pretrained(plain_model_dir, dtype=torch.float32)
     adapted = peft.PeftModel.from_pretrained(base, run / "train/adapter").merge_and_unload().state_dict()
@@ -269,13 +258,13 @@ def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_d
 def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="peft"):
-        train.run(config(run, plain_model_dir, lora_rank=4))
+        train.run(train_config(run, plain_model_dir, lora_rank=4))
 
 
 def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_model_dir) -> None:
     runs = [run, *(Path(shutil.copytree(run, tmp_path / name)) for name in ("recomputed", "bfloat16"))]
     for where, options in zip(runs, ({}, {"gradient_checkpointing": True}, {"dtype": "bfloat16"}), strict=True):
-        train.run(config(where, plain_model_dir, **options))
+        train.run(train_config(where, plain_model_dir, **options))
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-6)
     assert losses(runs[2]) == pytest.approx(losses(runs[0]), abs=0.1)
     assert losses(runs[2]) != losses(runs[0])
@@ -283,7 +272,7 @@ def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_mode
 
 
 def test_held_out_sessions_and_the_limit_are_counted(run, plain_model_dir) -> None:
-    summary = train.run(config(run, plain_model_dir, objective="combine", holdout=0.5, limit=7))
+    summary = train.run(train_config(run, plain_model_dir, objective="combine", holdout=0.5, limit=7))
     c = summary.counters
     assert c.rows_in == 14
     assert c.dropped["held out"] > 0
@@ -293,7 +282,7 @@ def test_held_out_sessions_and_the_limit_are_counted(run, plain_model_dir) -> No
 
 def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
     pytest.importorskip("tensorboard")
-    train.run(config(run, plain_model_dir, tracker="tensorboard"))
+    train.run(train_config(run, plain_model_dir, tracker="tensorboard"))
     assert list((run / "train").rglob("events.out.tfevents*"))
 
 
@@ -303,32 +292,40 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
 @pytest.mark.parametrize(("options", "message"), [
     ({"objective": "odp"}, "did you mean 'opd'"), ({"shard": "0/2"}, "torchrun"), ({"dtype": "float16"}, "bfloat16"),
     ({"template_arg": ("enable_thinking=false",)}, "teacher stage"), ({"epochs": 0}, "--epochs"),
+    ({"dual_clip": 0.5}, "over 1"), ({"overlong_max": 100}, "--overlong-cache"),
+    ({"divergence_alpha": 1.5}, "at most 1"), ({"kl_estimator": "k4"}, "k1, k2, k3"),
+    ({"order": "easy"}, "easy-first"), ({"aggregation": "sum"}, "token-mean"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(run, plain_model_dir, options, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        train.run(config(run, plain_model_dir, **options))
+        train.run(train_config(run, plain_model_dir, **options))
     assert not (run / "train").exists()
 
 
 def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install wandb"):
-        train.run(config(run, plain_model_dir, tracker="wandb"))
+        train.run(train_config(run, plain_model_dir, tracker="wandb"))
 
 
 def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
     """pitfall 11: the old policy is the model that was scored, by its files and not by its path."""
     with pytest.raises(ConfigError, match="not the student"):
-        train.run(config(run, save_tiny_model(tmp_path / "another", plain_tokenizer, seed=1)))
-    train.run(config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
+        train.run(train_config(run, save_tiny_model(tmp_path / "another", plain_tokenizer, seed=1)))
+    train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
 
 
 def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)])
     with pytest.raises(OpdkitError, match=r"no hint 3.*--objective binary"):
-        train.run(config(run, plain_model_dir))
+        train.run(train_config(run, plain_model_dir))
     with pytest.raises(OpdkitError, match="all 3 rewards are 0"):
-        train.run(config(run, plain_model_dir, objective="binary"))
+        train.run(train_config(run, plain_model_dir, objective="binary"))
+    short = write_run(tmp_path / "short", plain_model_dir, [Toy("short", [Said("red", None, "Say more.")])])
+    with pytest.raises(OpdkitError, match="every token skipped 1"):
+        train.run(train_config(short, plain_model_dir, skip_first=50))
+    with pytest.raises(ConfigError, match="no term left"):
+        train.run(train_config(run, plain_model_dir, teacher_weight=0.0))
     assert not (run / "train").exists()
 
 
@@ -344,7 +341,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
     monkeypatch.setattr(train, "load_student", broken)
     with pytest.raises(OpdkitError, match=r"stopped before the step.*toy-\d+:\d"):
-        train.run(config(run, plain_model_dir))
+        train.run(train_config(run, plain_model_dir))
     model, before = seen[0]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items() if v.isfinite().all())
     assert not (run / "train/metrics").exists()
@@ -352,7 +349,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
     """pitfall 3: what is trained on is what was scored, token by token, or nothing."""
-    monkeypatch.setattr(train, "load_turns", lambda *a: [
-        dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a)])  # fmt: skip
+    monkeypatch.setattr(train, "load_turns", lambda *a, **b: [
+        dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
     with pytest.raises(OpdkitError, match="the prompt of turn toy-"):
-        train.run(config(run, plain_model_dir))
+        train.run(train_config(run, plain_model_dir))

@@ -1,0 +1,88 @@
+"""What a token or a turn is worth, before any model runs: pure functions. Advantages are constants of the loss.
+
+N positions, K tokens of a support. All log-probs are natural logs of the full-vocabulary softmax at temperature 1.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Tensor
+
+MIN_STD = 1e-8  # rewards closer together than this are equal
+
+
+# -- turns ----------------------------------------------------------------------------------------------------------
+
+
+def overlong(length: int, longest: int, cache: int) -> float:
+    """What a reply of `length` tokens loses: 0 up to `longest - cache`, then linearly down to -1 at `longest`.
+
+    The soft overlong punishment of DAPO (Yu et al. 2025); `longest` 0 is off.
+    """
+    if not longest or length <= longest - cache:
+        return 0.0
+    return (longest - cache - length) / cache if length <= longest else -1.0
+
+
+def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool) -> list[float]:
+    """(r - mean) / std over the rewards of each group (GRPO; Shao et al. 2024), std unbiased.
+
+    A group whose rewards are all equal gives 0. A group of one has no std: it gives its reward as it is with
+    `keep_lone`, else 0.
+    """
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    normalised = [0.0] * len(rewards)
+    for indices in members.values():
+        values = torch.tensor([rewards[i] for i in indices], dtype=torch.float64)
+        if len(indices) == 1:
+            normalised[indices[0]] = float(rewards[indices[0]]) if keep_lone else 0.0
+        elif values.std() >= MIN_STD:
+            for i, value in zip(indices, ((values - values.mean()) / values.std()).tolist(), strict=True):
+                normalised[i] = value
+    return normalised
+
+
+# -- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def reward_advantages(reward_N: Tensor, mask_N: Tensor) -> Tensor:
+    """The turn's reward at each of its tokens [N], 0 outside the mask (OpenClaw-RL's binary objective)."""
+    return torch.where(mask_N, reward_N, 0.0)
+
+
+def teacher_advantages(teacher_logprobs_N: Tensor, old_logprobs_N: Tensor, mask_N: Tensor, clip: float) -> Tensor:
+    """clip(l_T - l_old, -clip, +clip) in nats [N], 0 outside the mask; `clip` 0 is off (OpenClaw-RL's OPD, verl)."""
+    advantages_N = torch.where(mask_N, teacher_logprobs_N - old_logprobs_N, 0.0)
+    return advantages_N.clamp(-clip, clip) if clip else advantages_N
+
+
+def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip: float) -> Tensor:
+    """w_v clip(l_T(v) - l_old(v), -clip, +clip) for each token v of the support [N, K], 0 outside the mask.
+
+    w = softmax over the support of l_old: summed over v it is the expected advantage of a token drawn from the support
+    (OpenClaw-RL v2). The ratios that go with it are those of the full vocabulary.
+    """
+    difference_NK = teacher_NK - old_NK
+    if clip:
+        difference_NK = difference_NK.clamp(-clip, clip)
+    return torch.where(mask_N[:, None], old_NK.softmax(-1) * difference_NK, 0.0)
+
+
+# -- weights of tokens ----------------------------------------------------------------------------------------------
+
+
+def behavior_weights(old_logprobs_N: Tensor, behavior_logprobs_N: Tensor, cap: float) -> Tensor:
+    """min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), and everywhere with `cap` 0.
+
+    The tokens were drawn from the policy that wrote the log, not from the old policy (truncated importance sampling;
+    Ionides 2008).
+    """
+    if not cap:
+        return torch.ones_like(old_logprobs_N)
+    # The cap goes inside: exp of a large difference would be infinite before it is cut.
+    log_weights_N = (old_logprobs_N - behavior_logprobs_N).clamp(max=math.log(cap))
+    return torch.where(behavior_logprobs_N.isnan(), 1.0, log_weights_N.exp())

@@ -1,0 +1,73 @@
+"""The processes of a training run: who they are, and how they share one stage."""
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+
+from opdkit.config import JSON
+from opdkit.errors import ConfigError
+from opdkit.models import resolve_device
+from opdkit.stages import TrainConfig
+from opdkit.store import PartWriter, Stage
+from opdkit.tables import METRICS
+
+
+def refuse(config: TrainConfig) -> None:
+    if config.shard != "auto":
+        raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
+                          "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
+    if config.dtype == "float16":
+        raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
+    packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
+    if config.tracker and not any(importlib.util.find_spec(name) for name in packages[config.tracker]):
+        raise ConfigError(f"--tracker {config.tracker} needs its package: pip install {config.tracker}")
+
+
+def accelerator_of(config: TrainConfig) -> Accelerator:
+    """The processes of this run. The model itself stays where `--device` puts it and in the dtype it was loaded in.
+
+    On CPUs `cpu=True` is what makes processes see each other; without it each would train on its own, unnoticed.
+    """
+    on_cpu = resolve_device(config.device).type == "cpu"
+    home = config.run / "train"
+    accelerator = Accelerator(
+        cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker, project_dir=home
+    )
+    kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
+    if accelerator.distributed_type not in kinds:
+        raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: each process holds "
+                          "the whole model; configure `accelerate launch` with --multi_gpu")  # fmt: skip
+    if accelerator.num_processes > 1 and config.device not in ("auto", "cpu"):
+        raise ConfigError(f"--device {config.device}: with several processes the launcher gives each its device")
+    return accelerator
+
+
+def open_stage(config: TrainConfig, accelerator: Accelerator, identity: JSON) -> Stage:
+    """The stage, pinned by the main process before the others look at it."""
+    alone = dataclasses.replace(config, shard="0/1")
+    for main in (True, False):
+        if main == accelerator.is_main_process:
+            # What to overwrite, the main process has overwritten.
+            mine = dataclasses.replace(alone, overwrite=config.overwrite and main)
+            stage = Stage.open(mine, "train", [METRICS], parts=1, inputs={"model": identity}, upstream=["teacher"])
+        accelerator.wait_for_everyone()
+    if config.tracker and stage.todo():
+        settings: dict[str, Any] = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}
+        accelerator.init_trackers("opdkit", settings)
+    return stage
+
+
+@contextlib.contextmanager
+def committing(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
+    """Stage.writing in the main process; the others write nothing, and wait until it has."""
+    if accelerator.is_main_process:
+        with stage.writing(0) as out:
+            yield out
+    else:
+        yield PartWriter(stage.tables)
+    accelerator.wait_for_everyone()

@@ -1,0 +1,137 @@
+"""What each objective does to a student, on toy targets."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scored_runs import Said, Toy, toy_sessions, train_config, write_run
+
+from opdkit.chat import Chat
+from opdkit.errors import OpdkitError
+from opdkit.models import load_model, load_tokenizer
+from opdkit.objective import gathered_logprobs, support_advantages
+from opdkit.scoring import Sequence, response_logits
+from opdkit.store import read_all
+from opdkit.train import stage as train
+from opdkit.train.signal import shaped
+from opdkit.train.targets import Support, load_prompts, load_turns
+
+
+def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
+    """Each support of the run with the log-probs of its tokens under `model`."""
+    turns = [t for t in load_turns(run, supports=True) if t.support is not None]
+    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
+    loaded = load_model(str(model), device="cpu", dtype="float32")
+    found = []
+    with torch.no_grad():
+        for t in turns:
+            logits, _ = response_logits(loaded, [Sequence(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
+            values = gathered_logprobs(logits, torch.from_numpy(t.support.ids.astype(np.int64)))
+            found.append((t.support, values.numpy()))
+    return found
+
+
+def test_topk_moves_the_support_towards_the_teacher(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, objective="topk", epochs=4, learning_rate=3e-3))
+    before, after = supports(run, plain_model_dir), supports(run, run / "train/model")
+    moved = np.concatenate([(b - a).ravel() for (_, a), (_, b) in zip(before, after, strict=True)])
+    everywhere = [torch.ones(len(s.ids), dtype=torch.bool) for s, _ in before]
+    old, teacher = (
+        [torch.from_numpy(getattr(s, name).astype(np.float32)) for s, _ in before] for name in ("old", "teacher")
+    )
+    advantages = np.concatenate([
+        support_advantages(*x, 1.0).numpy().ravel() for x in zip(old, teacher, everywhere, strict=True)])  # fmt: skip
+    assert moved[advantages > 0.1].mean() > 0.1
+    assert moved[advantages < -0.1].mean() < -0.1
+    rows = list(read_all(run, "metrics"))
+    assert all(r["support_tokens"] and r["teacher_loss"] is None and r["reward_loss"] is None for r in rows)
+    assert rows[0]["support_advantage"] == pytest.approx(-rows[0]["support_loss"], abs=1e-2)  # float16 ratios of 1
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+def test_distill_lowers_the_divergence(run, plain_model_dir, alpha: float) -> None:
+    train.run(train_config(run, plain_model_dir, objective="distill", divergence_alpha=alpha, epochs=6))
+    rows = list(read_all(run, "metrics"))
+    apart = [r["divergence_loss"] for r in rows]
+    assert np.mean(apart[-3:]) < 0.7 * np.mean(apart[:3])
+    assert all(r["clip_fraction"] is None and r["divergence_tokens"] for r in rows)
+
+
+def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, objective="hybrid", batch_turns=100))
+    (row,) = read_all(run, "metrics")
+    turns = load_turns(run)
+    assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None)
+    assert row["support_tokens"] == sum(t.sampled.sum() for t in turns if t.teacher_logprobs is not None)
+    assert row["loss"] == pytest.approx(row["reward_loss"] + row["support_loss"], abs=1e-6)
+    assert row["reward_loss"] == pytest.approx(-row["reward_advantage"], abs=1e-6)
+
+
+def test_alternate_takes_turns(run, plain_model_dir) -> None:
+    """A step of rewards on turns without a hint, a step of the teacher on turns with one."""
+    train.run(train_config(run, plain_model_dir, objective="alternate", batch_turns=2, epochs=2))
+    rows = list(read_all(run, "metrics"))
+    kinds = ["teacher" if r["teacher_tokens"] else "reward" for r in rows]
+    assert not any(r["teacher_tokens"] and r["reward_tokens"] for r in rows)
+    hinted = [t for t in load_turns(run) if t.teacher_logprobs is not None]
+    plain = [t for t in load_turns(run) if t.teacher_logprobs is None and t.reward is not None]
+    steps = {"teacher": -(-len(hinted) // 2), "reward": -(-len(plain) // 2)}
+    assert Counter(kinds) == {kind: 2 * n for kind, n in steps.items()}
+    assert kinds[: 2 * min(steps.values())] == ["reward", "teacher"] * min(steps.values())
+    assert sum(r["teacher_tokens"] for r in rows) == 2 * sum(t.sampled.sum() for t in hinted)
+
+
+def test_weights_make_an_objective_of_one_s_own(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, divergence_weight=0.5, teacher_weight=2.0, batch_turns=100))
+    (row,) = read_all(run, "metrics")
+    assert row["teacher_loss"] == pytest.approx(-2 * row["teacher_advantage"], abs=1e-6)
+    assert row["loss"] == pytest.approx(row["teacher_loss"] + row["divergence_loss"], abs=1e-6)
+
+
+def test_kl_keeps_the_student_near_the_old_policy(run, tmp_path, plain_model_dir) -> None:
+    moved = {}
+    for coefficient in (0.0, 5.0):
+        where = Path(shutil.copytree(run, tmp_path / str(coefficient)))
+        train.run(train_config(where, plain_model_dir, kl_coef=coefficient, epochs=3, learning_rate=3e-3))
+        rows = list(read_all(where, "metrics"))
+        moved[coefficient] = np.mean([r["approx_kl"] for r in rows[-3:]])
+        assert all((r["kl_loss"] is None) == (coefficient == 0) for r in rows)
+    assert moved[5.0] < 0.7 * moved[0.0]
+
+
+def test_clip_bounds_move_from_step_to_step(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, clip_low_end=0.1, clip_high=0.4, clip_high_end=0.2, epochs=3))
+    rows = list(read_all(run, "metrics"))
+    steps = len(rows) - 1
+    for n, row in enumerate(rows):
+        assert row["clip_low"] == pytest.approx(0.2 - 0.1 * n / steps)
+        assert row["clip_high"] == pytest.approx(0.4 - 0.2 * n / steps)
+
+
+def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_model_dir) -> None:
+    """Four sessions that begin with the same words, and one of its own."""
+    toys = [Toy("a", [Said("red", r)], session=f"s{n}") for n, r in enumerate((1, -1, 1, 0))] + [
+        Toy("b", [Said("old", -1)])
+    ]
+    run = write_run(tmp_path / "run", plain_model_dir, toys)
+    turns = load_turns(run)
+    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(plain_model_dir)), {}))
+    expected = {"off": [1, -1, 1, 0, -1], "repeated": [0.7833, -1.3056, 0.7833, -0.2611, -1],
+                "all": [0.7833, -1.3056, 0.7833, -0.2611, 0]}  # fmt: skip
+    for choice, values in expected.items():
+        options = train_config(run, plain_model_dir, group_normalise=choice)
+        assert [t.advantage for t in shaped(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
+    train.run(train_config(run, plain_model_dir, objective="binary", group_normalise="all", batch_turns=100))
+    (row,) = read_all(run, "metrics")
+    assert row["reward_advantage"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["topk", "hybrid", "distill"])
+def test_missing_supports_say_which_stage_makes_them(tmp_path, plain_model_dir, objective: str) -> None:
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(2), support=0)
+    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --support K`"):
+        train.run(train_config(run, plain_model_dir, objective=objective))
+    assert not (run / "train").exists()
