@@ -194,6 +194,8 @@ def convert(field: Field, value: Any, where: str) -> Any:
     kind = field.type
     if field.is_list and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
         return tuple(value)
+    if field.is_list and isinstance(value, str):
+        return (value,)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if kind in (Path, str) and isinstance(value, str):

@@ -28,6 +28,7 @@ from opdkit.sampling import Request, sample
 from world import TOPICS, TRACK_TOOL, Message, Reaction, Style, Topic, order_answer, react, request, track_order
 
 HERE = Path(__file__).parent
+MODEL_NAME = "opdkit-sample"
 TOOLS = json.dumps([TRACK_TOOL])
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>"]
@@ -282,6 +283,9 @@ def build_model(folder: Path, seed: int, steps: int, batch: int, peak: float) ->
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(torch.bfloat16).save_pretrained(folder)
+    config_file = folder / "config.json"  # where it says what the logs call it
+    named = {"_name_or_path": MODEL_NAME} | json.loads(config_file.read_text(encoding="utf-8"))
+    config_file.write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
 
 
 Rows = list[tuple[list[int], list[int]]]
@@ -367,7 +371,7 @@ def openai_line(session: Session, number: int) -> str:
         optional = {"tool_calls": calls, "tool_call_id": m["tool_call_id"], "name": m["name"]}
         return {"role": m["role"], "content": m["content"]} | {k: v for k, v in optional.items() if v}
 
-    row = {"id": f"chat-{number}", "model": "opdkit-sample", "messages": [wire(m) for m in session.messages]}
+    row = {"id": f"chat-{number}", "model": MODEL_NAME, "messages": [wire(m) for m in session.messages]}
     return json.dumps(row | {"tools": json.loads(session.tools or "[]")})
 
 

@@ -116,6 +116,12 @@ def test_toml_errors_say_where_and_what(tmp_path, text, message):
         configure("judge", {"run": RUN}, toml(tmp_path, text))
 
 
+def test_one_of_a_list_needs_no_brackets(tmp_path):
+    for text in ("teacher = 'big=models/72b'", "teacher = ['big=models/72b']"):
+        file = toml(tmp_path, f"[teacher]\nmodel = 'm'\n{text}\n")
+        assert configure("teacher", {"run": RUN}, file).teacher == ("big=models/72b",)
+
+
 def test_a_missing_file_and_another_stage_s_table(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         configure("judge", {"run": RUN}, tmp_path / "none.toml")

@@ -50,6 +50,8 @@ def test_the_logs_hold_what_they_should() -> None:
     assert max(replies) >= 6
     messages = [m for row in openai for m in row["messages"]]
     assert any(m.get("tool_calls") for m in messages)
+    named = json.loads((DATA / "model" / "config.json").read_text())["_name_or_path"]
+    assert {row["model"] for row in openai} == {named}  # its own logs: on-policy, and no warning about it
     assert any(m["role"] == "tool" and m["content"].startswith("error") for m in messages)
     assert any(m["role"] == "tool" and not m["content"].startswith("error") for m in messages)
 

@@ -1,5 +1,6 @@
 """The schemas: what the writer refuses, and that other tools open what it writes."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -94,3 +95,45 @@ def test_null_is_not_zero_and_not_empty():
     assert set(row) == set(TARGETS.schema.names)
     assert to_arrow(TARGETS, [row]).to_pylist() == [row]
     assert to_arrow(REJECTED, [dict.fromkeys(("source", "reason", "detail", "raw"), "") | {"line": 0}]).num_rows == 1
+
+
+# -- supports -------------------------------------------------------------------------------------------------------
+
+TARGET = {"turn_id": "t", "prompt_tokens": 1, "cut_messages": 0, "response_ids": [1, 2], "response_mask": [True] * 2,
+          "old_logprobs": [-1.0, -2.0], "teacher_logprobs": None, "unhinted_logprobs": None, "behavior_logprobs": None,
+          "hint": None, "overlap": None, "support_ids": None, "support_old": None, "support_teacher": None,
+          "reward": None}  # fmt: skip
+
+
+@given(st.lists(st.none() | st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=6))
+def test_a_matrix_is_stored_as_its_rows(shapes):
+    """As lists of lists and as 2-D arrays, among nulls, of whatever sizes: the same table."""
+    numbers = iter(range(1000))
+    lists = [shape and [[next(numbers) for _ in range(shape[1])] for _ in range(shape[0])] for shape in shapes]
+    arrays = [shape and np.array(rows, np.int32).reshape(shape) for shape, rows in zip(shapes, lists, strict=True)]
+    by_lists, by_arrays = (
+        to_arrow(TARGETS, [TARGET | {"support_ids": value} for value in values]) for values in (lists, arrays)
+    )
+    by_arrays.validate(full=True)
+    assert by_arrays.equals(by_lists)
+    assert by_arrays.column("support_ids").to_pylist() == lists
+
+
+@pytest.mark.parametrize("change", [
+    {"support_ids": np.array([[1.5]])}, {"support_ids": np.array([["a"]])}, {"support_ids": np.array([1, 2])},
+    {"old_logprobs": np.array([[1.0]])}, {"hint": np.array([[1]])},
+])  # fmt: skip
+def test_a_matrix_that_does_not_fit_is_refused(change):
+    with pytest.raises(OpdkitError, match="table targets"):
+        to_arrow(TARGETS, [TARGET | change])
+
+
+def test_half_precision_moves_no_probability_by_more_than_2e_4():
+    """What storing supports in float16 costs: |exp(stored) - exp(exact)|, largest between -2 and -1 (values near 0)."""
+    exact = -np.concatenate([np.linspace(1e-7, 20, 400_001), np.geomspace(1e-9, 60_000, 10_001)])
+    rows = to_arrow(TARGETS, [TARGET | {"support_old": exact.astype(np.float16).reshape(1, -1)}])
+    stored = rows.column("support_old").combine_chunks().flatten().flatten().to_numpy().astype(np.float64)
+    error = np.abs(np.exp(stored) - np.exp(exact))
+    assert 1e-4 < error.max() < 1.9e-4
+    assert -2 < exact[error.argmax()] < -0.9
+    assert (np.abs(stored - exact) <= np.maximum(np.abs(exact) * 2**-11, 2.0**-25)).all()

@@ -1,114 +1,32 @@
-"""opdkit/teacher: from verdicts to targets, on a run directory with a tiny random model."""
+"""opdkit/teacher/stage.py: from verdicts to targets, on a run directory with a tiny random model."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer, save_tiny_model
+from judged_runs import (
+    HINT,
+    message,
+    one_part,
+    plain,
+    prompts_of,
+    session,
+    talk,
+    targets,
+    three_parts,
+    turn,
+    verdict,
+    write_run,
+)
 from transformers import AutoModelForCausalLM
 
-from opdkit.chat import HINT_HEADER, Chat
+from opdkit.chat import HINT_HEADER
 from opdkit.errors import ConfigError
 from opdkit.models import load_model, load_tokenizer
-from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
-from opdkit.store import Stage, read_all
-from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.store import read_all
 from opdkit.teacher import examples, policies
 from opdkit.teacher import stage as teacher
-
-HINT = "Answer in one short sentence."
-
-
-def message(role: str, content: str | None, **fields) -> dict:
-    empty = {"reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
-    return {"role": role, "content": content} | empty | fields
-
-
-def session(session_id: str, *messages: dict, tools: str | None = None) -> dict:
-    return {"session_id": session_id, "source": "log", "line": 1, "format": "openai", "model": None,
-            "messages": list(messages), "tools": tools, "metadata": None}  # fmt: skip
-
-
-def turn(turn_id: str, **fields) -> dict:
-    session_id, _, index = turn_id.rpartition(":")
-    return {"turn_id": turn_id, "session_id": session_id, "message_index": int(index), "next_count": 1,
-            "next_role": "user", "kind": "main", "trainable": True, "skip_reason": None, "finish_reason": None,
-            "response_token_ids": None, "behavior_logprobs": None} | fields  # fmt: skip
-
-
-def verdict(turn_id: str, hint: str | None = None, reward: int | None = None) -> dict:
-    return {"turn_id": turn_id, "hint_votes": [], "reward_votes": [], "reward": reward,
-            "reward_status": "ok" if reward is not None else "no_quorum", "reward_agreement": None,
-            "hints": [hint] if hint else [], "hint": hint, "hint_status": "ok" if hint else "none"}  # fmt: skip
-
-
-def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]]) -> Path:
-    """A run with the extract and judge stages done: (sessions, turns, verdicts) of each part."""
-    extract = Stage.open(
-        ExtractConfig(run=run, logs=("log",)), "extract", [SESSIONS, TURNS, REJECTED], parts=len(parts)
-    )
-    for part, (sessions, turns, _) in enumerate(parts):
-        with extract.writing(part) as out:
-            out.rows("sessions", sessions)
-            out.rows("turns", turns)
-    judge = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
-    for part, (_, _, verdicts) in enumerate(parts):
-        with judge.writing(part) as out:
-            out.rows("verdicts", verdicts)
-    return run
-
-
-def talk(name: str, replies: int = 2) -> dict:
-    said = [message("system", f"You are {name}.")]
-    for n in range(replies):
-        said += [
-            message("user", f"{name} question {n}?"),
-            message("assistant", f"Answer {n} of {name}, at some length."),
-        ]
-    return session(name, *said, message("user", "No, shorter."))
-
-
-def three_parts() -> list[tuple[list[dict], list[dict], list[dict]]]:
-    """Three parts of two sessions with two turns each: hints, rewards, both, none."""
-    parts = []
-    for k in range(3):
-        names = [f"s{k}a", f"s{k}b"]
-        ids = [f"{name}:{index}" for name in names for index in (2, 4)]
-        verdicts = [
-            verdict(ids[0], HINT),
-            verdict(ids[1], None, 1),
-            verdict(ids[2], HINT + f" ({k})", -1),
-            verdict(ids[3]),
-        ]
-        parts.append(([talk(n) for n in names], [turn(i) for i in ids], verdicts))
-    return parts
-
-
-def one_part(sessions: list[dict], turns: list[dict], verdicts: list[dict]):
-    return [(sessions, turns, verdicts)]
-
-
-def targets(run: Path) -> list[dict]:
-    return list(read_all(run, "targets"))
-
-
-@pytest.fixture
-def run(tmp_path) -> Path:
-    return write_run(tmp_path / "run", three_parts())
-
-
-@pytest.fixture
-def config(tiny_model_dir):
-    return lambda run, **options: TeacherConfig(run=run, **({"model": str(tiny_model_dir), "device": "cpu"} | options))
-
-
-@torch.no_grad()
-def plain(model, prompt: list[int], response: list[int]) -> list[float]:
-    """One turn at a time: a forward over the whole, log-softmax, and the token at each next position."""
-    logprobs = model(torch.tensor([prompt + response])).logits[0].float().log_softmax(-1)
-    return [logprobs[len(prompt) + t - 1, token].item() for t, token in enumerate(response)]
-
 
 # -- the numbers ----------------------------------------------------------------------------------------------------
 
@@ -268,130 +186,107 @@ def test_a_limit_counts_sessions(run, config):
     assert summary.counters.rows_in == 6
 
 
-# -- what cannot be scored ------------------------------------------------------------------------------------------
+# -- supports -------------------------------------------------------------------------------------------------------
 
 
-def test_every_drop_has_its_reason(tmp_path, config):
-    cases = {
-        "no signal": (talk("a"), turn("a:2"), verdict("a:2")),
-        "too long": (
-            session("b", message("user", "x " * 2000), message("assistant", "ok")),
-            turn("b:1"),
-            verdict("b:1", HINT),
-        ),
-        "no response tokens": (
-            session("c", message("user", "x"), message("assistant", "")),
-            turn("c:1", finish_reason="length"),
-            verdict("c:1", HINT),
-        ),
-        "no user message": (
-            session("d", message("system", "x"), message("assistant", "y")),
-            turn("d:1"),
-            verdict("d:1", HINT),
-        ),
-        "no prompt": (session("e", message("assistant", "y")), turn("e:0"), verdict("e:0", None, 1)),
-        "private-use characters": (
-            session("f", message("user", "\U00100000"), message("assistant", "y")),
-            turn("f:1"),
-            verdict("f:1", None, 1),
-        ),
-    }
-    sessions, turns, verdicts = (list(column) for column in zip(*cases.values(), strict=True))
-    run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
-    summary = teacher.run(config(run))
-    assert summary.counters.dropped == dict.fromkeys(cases, 1)
-    assert targets(run) == []
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_supports_are_stored_in_half_precision(run, config, tiny_model_dir, whose):
+    """Each within half a unit in the last place of a plain forward; most likely first; none of the teacher unhinted."""
+    teacher.run(config(run, support=5, support_of=whose))
+    model = load_model(str(tiny_model_dir), device="cpu", dtype="float32")
+    for row in targets(run):
+        if row["hint"] is None:
+            assert row["support_teacher"] is None
+            if whose == "teacher":
+                assert (row["support_ids"], row["support_old"]) == (None, None)
+            continue
+        prompts = prompts_of(run, tiny_model_dir, row, "last-user")
+        for prompt, name, leads in zip(
+            prompts, ("old", "teacher"), (whose == "student", whose == "teacher"), strict=True
+        ):
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt + row["response_ids"]])).logits[0, len(prompt) - 1 : -1]
+            logprobs, ids = logits.log_softmax(-1), torch.tensor(row["support_ids"])
+            stored, exact = torch.tensor(row[f"support_{name}"]), logprobs.gather(1, ids)
+            assert stored.shape == (len(row["response_ids"]), 5)
+            assert ((stored - exact).abs() <= exact.abs() * 2**-11 + 1e-5).all()
+            if leads:
+                torch.testing.assert_close(exact, logprobs.topk(5).values, atol=1e-5, rtol=0)
+                assert (stored[:, 1:] <= stored[:, :-1]).all()
 
 
-def test_log_probs_that_are_not_finite_are_set_aside(run, config, tiny_model_dir, tmp_path):
-    """pitfall 2: a turn whose teacher overflows is no target; the others are."""
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "broken")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    tokenizer = load_tokenizer(str(folder))
-    with torch.no_grad():  # "(" is only in the hints of every third turn
-        model.model.embed_tokens.weight[tokenizer.convert_tokens_to_ids("(")] = float("nan")
-    model.save_pretrained(folder)
-    summary = teacher.run(config(run, model=str(folder)))
-    assert summary.counters.dropped == {"log-probs are not finite": 3, "no signal": 3}
-    assert all(torch.isfinite(torch.tensor(r["old_logprobs"])).all() for r in targets(run))
+def test_without_supports_there_are_none(run, config):
+    teacher.run(config(run))
+    for row in targets(run):
+        assert {row[name] for name in ("support_ids", "support_old", "support_teacher", "overlap")} == {None}
+        assert (row["unhinted_logprobs"], row["behavior_logprobs"]) == (None, None)
 
 
-def test_tokens_that_the_model_has_no_row_for_are_set_aside(tmp_path, config, tiny_model_dir, tiny_tokenizer):
-    """A tokenizer that was extended and a model that was not."""
-    folder = shutil.copytree(tiny_model_dir, tmp_path / "extended")
-    build_tokenizer(tiny_tokenizer.chat_template, CHATML_TOKENS, (*CHATML_WORDS, "<more>")).save_pretrained(folder)
-    said = [message("user", "x"), message("assistant", "a <more>"), message("user", "y"), message("assistant", "b")]
-    turns = [turn("a:1"), turn("a:3")]
-    run = write_run(
-        tmp_path / "run", one_part([session("a", *said)], turns, [verdict("a:1", HINT), verdict("a:3", HINT)])
-    )
-    assert teacher.run(config(run, model=str(folder))).counters.dropped == {"tokens outside the model's vocabulary": 2}
+def test_more_support_than_tokens_is_refused(run, config, tiny_tokenizer):
+    with pytest.raises(ConfigError, match=f"--support is 999; the models have {len(tiny_tokenizer)} tokens"):
+        teacher.run(config(run, support=999))
 
 
-def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_dir):
-    """The student's prompt loses the same messages as the teacher's, which is the longer one."""
-    long = talk("a", replies=6)
-    run = write_run(tmp_path / "run", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
-    chat = Chat(load_tokenizer(str(tiny_model_dir)), {})
-    whole = len(chat.prompt_ids(long["messages"][:12])) + len(chat.reply(long["messages"], 12).ids)
-    teacher.run(config(run, max_tokens=whole, too_long="cut"))
-    [row] = targets(run)
-    assert row["cut_messages"] == 2  # one exchange: the student alone would have fitted
-    kept = [long["messages"][0], *long["messages"][3:12]]
-    assert row["prompt_tokens"] == len(chat.prompt_ids(kept))
-    other = write_run(tmp_path / "other", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
-    assert teacher.run(config(other, max_tokens=whole)).counters.dropped == {"too long": 1}
+def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_path, tiny_tokenizer):
+    """The same rows, supports and all, whoever computes them in whatever order."""
+    big = save_tiny_model(tmp_path / "big", tiny_tokenizer, seed=7)
+    everything = {"support": 3, "support_of": "teacher", "hint_select": "overlap", "unhinted": True,
+                  "teacher": (f"big={big}", f"self={config(run).model}"), "teacher_weight": ("big=3",)}  # fmt: skip
+    teacher.run(config(run, **everything))
+    other = write_run(tmp_path / "other", three_parts())
+    for shard in ("1/2", "0/2"):
+        teacher.run(config(other, shard=shard, **everything))
+    (other / "teacher/targets/part-00001.parquet").unlink()  # killed before it was written
+    teacher.run(config(other, **everything))
+    assert targets(other) == targets(run)
+    assert any(row["support_teacher"] for row in targets(run))
 
 
-def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
-    with pytest.raises(ConfigError, match="built for at most 2048"):
-        teacher.run(config(run, max_tokens=2049))
+# -- the behaviour policy -------------------------------------------------------------------------------------------
 
 
-# -- logged tokens --------------------------------------------------------------------------------------------------
-
-
-def logged(tmp_path, config, ids: list[int], said: dict) -> tuple[dict, int]:
-    """The target of one turn with logged token ids, and how often such ids were not used."""
-    run = write_run(
-        tmp_path / "run",
-        one_part(
-            [session("a", message("user", "x"), said)], [turn("a:1", response_token_ids=ids)], [verdict("a:1", HINT)]
-        ),
-    )
-    summary = teacher.run(config(run))
-    return targets(run)[0], summary.counters.extra["with logged tokens of another tokenizer"]
-
-
-def test_logged_tokens_are_scored_as_they_are(tmp_path, config, tiny_tokenizer):
-    """Also where they are not how the tokenizer itself would split the text."""
+@pytest.mark.parametrize(("logprobs", "used"), [
+    ([-0.5, 0.0, -1.0, -2.0, -3.0, -0.25], True),
+    (None, None),
+    ([-0.5, -1.0], False),
+    ([-0.5, 0.5, -1.0, -2.0, -3.0, -0.25], False),
+    ([-0.5, float("nan"), -1.0, -2.0, -3.0, -0.25], False),
+    ([-0.5, float("-inf"), -1.0, -2.0, -3.0, -0.25], False),
+])  # fmt: skip
+def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokenizer, logprobs, used):
+    """pitfall 2: what does not fit is null, never a number."""
     ids = [tiny_tokenizer.convert_tokens_to_ids(c) for c in "hello"] + [tiny_tokenizer.eos_token_id]
-    assert ids != tiny_tokenizer("hello<|im_end|>")["input_ids"]
-    row, refused = logged(tmp_path, config, ids, message("assistant", "hello"))
-    assert (row["response_ids"], row["response_mask"], refused) == (ids, [True] * 6, 0)
+    reply = turn("a:1", response_token_ids=ids, behavior_logprobs=logprobs)
+    said = session("a", message("user", "x"), message("assistant", "hello"))
+    run = write_run(tmp_path / "run", one_part([said], [reply], [verdict("a:1", HINT)]))
+    extra = teacher.run(config(run)).counters.extra
+    assert targets(run)[0]["behavior_logprobs"] == (logprobs if used else None)
+    assert (extra["with behaviour log-probs"], extra["with unusable behaviour log-probs"]) == (
+        int(used is True),
+        int(used is False),
+    )
 
 
-@pytest.mark.parametrize("kind", ["out of range", "negative", "other text", "whole conversation", "empty"])
-def test_logged_tokens_of_another_tokenizer_are_encoded_anew(tmp_path, config, tiny_tokenizer, kind):
-    good = tiny_tokenizer("hello")["input_ids"]
-    ids = {
-        "out of range": [*good, len(tiny_tokenizer)],
-        "negative": [*good, -1],
-        "other text": tiny_tokenizer("world")["input_ids"],
-        "whole conversation": tiny_tokenizer("system: a long way before it, and then again: " * 2 + "hello")[
-            "input_ids"
-        ],
-        "empty": [],
-    }[kind]
-    row, refused = logged(tmp_path, config, ids, message("assistant", "hello"))
-    assert refused == 1
-    assert tiny_tokenizer.decode(row["response_ids"]).endswith("hello<|im_end|>")
+def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer):
+    """pitfall 2: the reply was encoded anew, in as many tokens as it happens."""
+    ids = tiny_tokenizer("world")["input_ids"]
+    reply = turn("a:1", response_token_ids=ids, behavior_logprobs=[-1.0] * len(ids))
+    said = session("a", message("user", "x"), message("assistant", "hello"))
+    run = write_run(tmp_path / "run", one_part([said], [reply], [verdict("a:1", HINT)]))
+    assert teacher.run(config(run)).counters.extra["with unusable behaviour log-probs"] == 1
+    assert targets(run)[0]["behavior_logprobs"] is None
 
 
-def test_logged_tokens_with_thinking_and_calls_are_recognised(tmp_path, config, tiny_tokenizer):
-    call = {"id": "1", "name": "search", "arguments": '{"query": "the \\"file\\""}'}
-    said = message("assistant", "Let me see.", reasoning="A file?", tool_calls=[call])
-    chat = Chat(tiny_tokenizer, {})
-    ids = chat.reply([message("user", "x"), said], 1).ids
-    row, refused = logged(tmp_path, config, ids, said)
-    assert (row["response_ids"], refused) == (ids, 0)
+def test_logs_of_another_model_are_said_to_be_off_policy(tmp_path, config, tiny_model_dir, capsys):
+    named = {"a": None, "b": "gpt-x", "c": f"hosted/{tiny_model_dir.name}", "d": "gpt-x", "e": "gpt-y"}
+    sessions = [talk(name) | {"model": model} for name, model in named.items()]
+    turns, verdicts = [turn(f"{n}:2") for n in named], [verdict(f"{n}:2", HINT) for n in named]
+    run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
+    for _ in range(2):  # also where all parts are done already
+        summary = teacher.run(config(run))
+        assert "3 sessions were written by another model" in (said := capsys.readouterr().err)
+        assert "gpt-x (2), gpt-y (1)" in said
+    assert summary.counters.rows_out == 5
+    alike = write_run(tmp_path / "alike", one_part([talk("a")], [turn("a:2")], [verdict("a:2", HINT)]))
+    teacher.run(config(alike))
+    assert "another model" not in capsys.readouterr().err

@@ -1,0 +1,101 @@
+"""Runs whose extract and judge stages are written directly: what the teacher stage starts from."""
+
+from pathlib import Path
+
+import torch
+
+from opdkit.chat import Chat, with_hint
+from opdkit.models import load_tokenizer
+from opdkit.stages import ExtractConfig, JudgeConfig
+from opdkit.store import Stage, read_all
+from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+
+HINT = "Answer in one short sentence."
+
+
+def message(role: str, content: str | None, **fields) -> dict:
+    empty = {"reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
+    return {"role": role, "content": content} | empty | fields
+
+
+def session(session_id: str, *messages: dict, tools: str | None = None) -> dict:
+    return {"session_id": session_id, "source": "log", "line": 1, "format": "openai", "model": None,
+            "messages": list(messages), "tools": tools, "metadata": None}  # fmt: skip
+
+
+def turn(turn_id: str, **fields) -> dict:
+    session_id, _, index = turn_id.rpartition(":")
+    return {"turn_id": turn_id, "session_id": session_id, "message_index": int(index), "next_count": 1,
+            "next_role": "user", "kind": "main", "trainable": True, "skip_reason": None, "finish_reason": None,
+            "response_token_ids": None, "behavior_logprobs": None} | fields  # fmt: skip
+
+
+def verdict(turn_id: str, hint: str | None = None, reward: int | None = None) -> dict:
+    return {"turn_id": turn_id, "hint_votes": [], "reward_votes": [], "reward": reward,
+            "reward_status": "ok" if reward is not None else "no_quorum", "reward_agreement": None,
+            "hints": [hint] if hint else [], "hint": hint, "hint_status": "ok" if hint else "none"}  # fmt: skip
+
+
+def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]]) -> Path:
+    """A run with the extract and judge stages done: (sessions, turns, verdicts) of each part."""
+    extract = Stage.open(
+        ExtractConfig(run=run, logs=("log",)), "extract", [SESSIONS, TURNS, REJECTED], parts=len(parts)
+    )
+    for part, (sessions, turns, _) in enumerate(parts):
+        with extract.writing(part) as out:
+            out.rows("sessions", sessions)
+            out.rows("turns", turns)
+    judge = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
+    for part, (_, _, verdicts) in enumerate(parts):
+        with judge.writing(part) as out:
+            out.rows("verdicts", verdicts)
+    return run
+
+
+def talk(name: str, replies: int = 2) -> dict:
+    said = [message("system", f"You are {name}.")]
+    for n in range(replies):
+        said += [
+            message("user", f"{name} question {n}?"),
+            message("assistant", f"Answer {n} of {name}, at some length."),
+        ]
+    return session(name, *said, message("user", "No, shorter."))
+
+
+def three_parts() -> list[tuple[list[dict], list[dict], list[dict]]]:
+    """Three parts of two sessions with two turns each: hints, rewards, both, none."""
+    parts = []
+    for k in range(3):
+        names = [f"s{k}a", f"s{k}b"]
+        ids = [f"{name}:{index}" for name in names for index in (2, 4)]
+        verdicts = [
+            verdict(ids[0], HINT),
+            verdict(ids[1], None, 1),
+            verdict(ids[2], HINT + f" ({k})", -1),
+            verdict(ids[3]),
+        ]
+        parts.append(([talk(n) for n in names], [turn(i) for i in ids], verdicts))
+    return parts
+
+
+def one_part(sessions: list[dict], turns: list[dict], verdicts: list[dict]):
+    return [(sessions, turns, verdicts)]
+
+
+def targets(run: Path) -> list[dict]:
+    return list(read_all(run, "targets"))
+
+
+def prompts_of(run: Path, model_dir: Path, row: dict, placement: str) -> tuple[list[int], list[int]]:
+    """Without the hint and with it, through transformers' own rendering."""
+    name, _, index = row["turn_id"].rpartition(":")
+    said = next(s for s in read_all(run, "sessions") if s["session_id"] == name)["messages"][: int(index)]
+    chat = Chat(load_tokenizer(str(model_dir)), {})
+    return chat.prompt_ids(said), chat.prompt_ids(with_hint(said, row["hint"], placement))
+
+
+@torch.no_grad()
+def plain(model, prompt: list[int], response: list[int]) -> list[float]:
+    """One turn at a time: a forward over the whole, log-softmax, and the token at each next position."""
+    logprobs = model(torch.tensor([prompt + response])).logits[0].float().log_softmax(-1)
+    return [logprobs[len(prompt) + t - 1, token].item() for t, token in enumerate(response)]

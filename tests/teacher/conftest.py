@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+from judged_runs import three_parts, write_run
+
+from opdkit.stages import TeacherConfig
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return write_run(tmp_path / "run", three_parts())
+
+
+@pytest.fixture
+def config(tiny_model_dir):
+    return lambda run, **options: TeacherConfig(run=run, **({"model": str(tiny_model_dir), "device": "cpu"} | options))

@@ -1,0 +1,89 @@
+"""opdkit/teacher/policies.py: one teacher or several, averaged or named by the session."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer, save_tiny_model
+from judged_runs import (
+    HINT,
+    one_part,
+    plain,
+    prompts_of,
+    talk,
+    targets,
+    turn,
+    verdict,
+    write_run,
+)
+
+from opdkit.errors import ConfigError
+from opdkit.models import load_model
+from opdkit.teacher import stage as teacher
+
+# -- teachers -------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
+    """Bit for bit; other weights do not, and a turn without a hint has still no teacher term (pitfall 9)."""
+    copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
+    for options in ({}, {"teacher": (str(copy),)}):
+        teacher.run(config(run, unhinted=True, overwrite=True, **options))
+        assert all(row["unhinted_logprobs"] == row["old_logprobs"] for row in targets(run))
+    other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
+    teacher.run(config(run, unhinted=True, overwrite=True, teacher=(str(other),)))
+    model = load_model(str(other), device="cpu", dtype="float32")
+    for row in targets(run):
+        prompt, _ = prompts_of(run, tiny_model_dir, row | {"hint": "x"}, "last-user")
+        assert row["unhinted_logprobs"] == pytest.approx(plain(model, prompt, row["response_ids"]), abs=1e-5)
+        assert row["unhinted_logprobs"] != row["old_logprobs"]
+        assert (row["teacher_logprobs"] is None) == (row["hint"] is None)
+
+
+def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
+    """log((3 p + q) / 4), by hand from plain forwards of both."""
+    other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
+    teacher.run(config(run, teacher=(f"big={other}", str(tiny_model_dir)), teacher_weight=("big=3",)))
+    models = [load_model(str(m), device="cpu", dtype="float32") for m in (other, tiny_model_dir)]
+    for row in (r for r in targets(run) if r["hint"]):
+        _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")
+        p, q = (torch.tensor(plain(m, prompt, row["response_ids"]), dtype=torch.float64).exp() for m in models)
+        assert row["teacher_logprobs"] == pytest.approx(((3 * p + q) / 4).log().tolist(), abs=1e-5)
+
+
+def test_each_of_several_teachers_must_have_the_students_tokens(run, config, tiny_model_dir, tmp_path, tiny_tokenizer):
+    """pitfall 12: also the second one, and also where the session decides."""
+    swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
+    other = save_tiny_model(tmp_path / "other", build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS))
+    for options in ({}, {"teacher_route": "tier"}):
+        with pytest.raises(ConfigError, match="share one tokenizer"):
+            teacher.run(config(run, teacher=(f"a={tiny_model_dir}", f"b={other}"), overwrite=True, **options))
+
+
+def test_a_session_names_its_teacher(tmp_path, config, tiny_model_dir, tiny_tokenizer, capsys):
+    other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
+    tiers = {"a": '{"tier": "gold"}', "b": '{"tier": 2}', "c": '{"tier": "lead"}', "d": "{}", "e": None}
+    sessions = [talk(name) | {"metadata": metadata} for name, metadata in tiers.items()]
+    ids = [f"{name}:{index}" for name in tiers for index in (2, 4)]
+
+    def new(folder: str) -> Path:
+        return write_run(tmp_path / folder, one_part(sessions, list(map(turn, ids)), [verdict(i, HINT) for i in ids]))
+
+    run = new("run")
+    roster = (f"gold={other}", f"2={tiny_model_dir}")
+    summary = teacher.run(config(run, teacher=roster, teacher_route="tier"))
+    assert summary.counters.dropped == {"session names an unknown teacher": 2, "session names no teacher": 4}
+    assert summary.counters.extra["sessions without a teacher"] == 3
+    assert summary.counters.rows_in == 10
+    alone = {}
+    for name, path in (("a", other), ("b", tiny_model_dir)):
+        one = new(f"only-{name}")
+        teacher.run(config(one, teacher=(str(path),)))
+        alone |= {r["turn_id"]: r for r in targets(one) if r["turn_id"].startswith(name)}
+    for row in targets(run):
+        assert row["teacher_logprobs"] == pytest.approx(alone[row["turn_id"]]["teacher_logprobs"], abs=1e-5)
+    capsys.readouterr()
+    nobody = teacher.run(config(new("nobody"), teacher=roster, teacher_route="team"))
+    assert nobody.counters.dropped == {"session names no teacher": 10}
+    assert "no session's metadata field 'team' names a teacher" in capsys.readouterr().err

@@ -1,0 +1,218 @@
+"""opdkit/teacher/session.py: supports, overlap and averaged teachers, against plain forwards one sequence at a time."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from opdkit.scoring import Mixture, Sequence
+from opdkit.teacher.session import Target, Wanted, score_session, shared
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
+
+
+def build(config_class, seed: int):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(config_class(**SIZES), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def student():
+    return build(Qwen3Config, 0)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return build(LlamaConfig, 1)
+
+
+@torch.no_grad()
+def full(model, sequence: Sequence) -> torch.Tensor:
+    """[R, V] log-softmax at every position of the response, from one plain forward."""
+    logits = model(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0].float()
+    return logits[len(sequence.prompt_ids) - 1 : -1].log_softmax(-1)
+
+
+def after(prompt: list[int], sequence: Sequence) -> Sequence:
+    return Sequence(prompt + sequence.prompt_ids, sequence.response_ids)
+
+
+def before(sequence: Sequence, ids: list[int]) -> Sequence:
+    """With `ids` right before the response, which changes more than what comes long before it."""
+    return Sequence(sequence.prompt_ids + ids, sequence.response_ids)
+
+
+def plain(count: int = 4) -> list[Sequence]:
+    draw = torch.Generator().manual_seed(2)
+
+    def ids(low: int, high: int) -> list[int]:
+        length = int(torch.randint(low, high, (), generator=draw))
+        return torch.randint(0, 61, (length,), generator=draw).tolist()
+
+    return [Sequence(ids(2, 12), ids(1, 9)) for _ in range(count)]
+
+
+def targets(hints: int = 1) -> list[Target]:
+    """Four targets with `hints` candidates each, the third one without any."""
+    made = []
+    for i, s in enumerate(plain()):
+        hinted = tuple((after([7 + i] * (1 + 2 * h), s),) for h in range(hints))
+        made.append(Target(s, () if i == 2 else hinted, (s,)))
+    return made
+
+
+def close(found, expected) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+# -- supports -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 1000])
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
+    """Before the cast to half precision; the most likely first, both models at the very same ids."""
+    for model in (student, other):
+        scored = score_session(
+            student, Mixture((model,)), targets(), Wanted(support=5, support_of=whose), batch_tokens=batch_tokens
+        )
+        for found, target in zip(scored, targets(), strict=True):
+            ours = full(student, target.student)
+            own = torch.tensor(target.student.response_ids)[:, None]
+            close(found.old, ours.gather(1, own)[:, 0])
+            if not target.hinted:
+                assert (found.teacher, found.chosen) == (None, None)
+                if whose == "teacher":
+                    assert found.support is None
+                    continue
+                assert found.support.teacher is None
+                theirs = ours
+            else:
+                theirs = full(model, target.hinted[0][0])
+                close(found.teacher, theirs.gather(1, own)[:, 0])
+                close(found.support.teacher, theirs.gather(1, found.support.ids))
+            close(found.support.old, ours.gather(1, found.support.ids))
+            leader = ours if whose == "student" else theirs
+            close(leader.gather(1, found.support.ids), leader.topk(5).values)
+
+
+def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
+    """Full-vocabulary log-probs, never renormalised over the support: the whole of it has mass 1, less has less."""
+    wanted = Wanted(support=61)
+    [found, *_] = score_session(student, Mixture((student,)), targets(), wanted, batch_tokens=100)
+    for side in (found.support.old, found.support.teacher):
+        torch.testing.assert_close(side.exp().sum(1), torch.ones(len(side)), atol=1e-5, rtol=0)
+        assert (side[:, :4].exp().sum(1) < 1).all()
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+@pytest.mark.parametrize("overlap", [0, 6])
+def test_without_a_difference_in_the_input_there_is_none_in_the_scores(student, whose, overlap):
+    """Guard: teacher == student gives exactly 0, in whatever batches the sequences would have fallen."""
+    base = plain()
+    same = [Target(s, ((Sequence(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
+    differing = [Target(s, ((after([9] * 11, s),),)) for s in base]
+    for batch_tokens in (1, 40, 10_000):
+        wanted = Wanted(support=6, support_of=whose, overlap=overlap)
+        scored = score_session(student, Mixture((student,)), same + differing, wanted, batch_tokens=batch_tokens)
+        for found in scored[:4]:
+            assert torch.equal(found.old, found.teacher)
+            assert torch.equal(found.support.old, found.support.teacher)
+            assert found.overlap == (1.0 if overlap else None)
+        assert not any(torch.equal(found.old, found.teacher) for found in scored[4:])
+
+
+# -- overlap --------------------------------------------------------------------------------------------------------
+
+
+def test_shared_by_hand():
+    """{1, 2, 3} and {3, 4, 1} have 2 in common, {5, 6, 7} and {8, 9, 0} none, {1, 2, 3} and {3, 2, 1} all 3."""
+    a = torch.tensor([[1, 2, 3], [5, 6, 7], [1, 2, 3]])
+    b = torch.tensor([[3, 4, 1], [8, 9, 0], [3, 2, 1]])
+    assert shared(a, b).tolist() == [2, 0, 3]
+
+
+@pytest.mark.parametrize(("support", "whose"), [(0, "student"), (3, "student"), (3, "teacher")])
+def test_overlap_takes_the_hint_with_the_largest_intersection(student, other, support, whose):
+    """Against sets, position by position; and everything else is then of the chosen hint."""
+    top = support or 4
+    wanted = Wanted(support, whose, overlap=top)
+    many = [Target(s, tuple((before(s, [9 * h + i]),) for h in range(3 * (i != 2)))) for i, s in enumerate(plain(10))]
+    scored = score_session(student, Mixture((other,)), many, wanted, batch_tokens=50)
+    chosen = []
+    for found, target in zip(scored, many, strict=True):
+        if not target.hinted:
+            assert (found.chosen, found.overlap, found.teacher) == (None, None, None)
+            continue
+        ours = full(student, target.student).topk(top).indices.tolist()
+        sums = []
+        for (reading,) in target.hinted:
+            theirs = full(other, reading).topk(top).indices.tolist()
+            sums.append(sum(len(set(a) & set(b)) for a, b in zip(ours, theirs, strict=True)))
+        chosen.append(found.chosen)
+        assert found.chosen == sums.index(max(sums))
+        assert found.overlap == pytest.approx(max(sums) / (top * len(ours)))
+        theirs = full(other, target.hinted[found.chosen][0])
+        close(found.teacher, theirs.gather(1, torch.tensor(target.student.response_ids)[:, None])[:, 0])
+        if support:
+            close(found.support.teacher, theirs.gather(1, found.support.ids))
+            close(found.support.old, full(student, target.student).gather(1, found.support.ids))
+    assert len(set(chosen)) > 1  # or the test would show nothing
+
+
+def test_of_equal_overlaps_the_shortest_hint_wins(student):
+    s = plain()[0]
+    longer = after([5] * 6, s)
+    [found] = score_session(
+        student, Mixture((student,)), [Target(s, ((longer,), (longer,), (longer,)))], Wanted(overlap=4), batch_tokens=50
+    )
+    assert found.chosen == 0
+
+
+# -- several teachers, and none of the hint -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whose", ["student", "teacher"])
+def test_averaged_teachers_by_hand(student, other, whose):
+    """log(0.2 p + 0.8 q) in float64, for the reply and for the support, each model after its own prompt."""
+    pairs = [Target(s, ((after([3], s), after([8, 9], s)),), (s, after([1], s))) for s in plain()]
+    mixture = Mixture((student, other), (0.2, 0.8))
+    scored = score_session(student, mixture, pairs, Wanted(support=4, support_of=whose), batch_tokens=40)
+    for found, target in zip(scored, pairs, strict=True):
+        own = torch.tensor(target.student.response_ids)[:, None]
+
+        def mean(readings) -> torch.Tensor:
+            p, q = (full(m, r).double().exp() for m, r in zip((student, other), readings, strict=True))
+            return (0.2 * p + 0.8 * q).log().float()
+
+        theirs = mean(target.hinted[0])
+        close(found.teacher, theirs.gather(1, own)[:, 0])
+        close(found.unhinted, mean(target.unhinted).gather(1, own)[:, 0])
+        close(found.support.teacher, theirs.gather(1, found.support.ids))
+        leader = theirs if whose == "teacher" else full(student, target.student)
+        close(leader.gather(1, found.support.ids), leader.topk(4).values)
+
+
+def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, other):
+    """Bit for bit, and no position more goes through the output layer."""
+    rows: list[int] = []
+    handle = student.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
+    with_it = score_session(student, Mixture((student,)), targets(), Wanted(support=3), batch_tokens=10)
+    read = sum(rows)
+    bare = [Target(t.student, t.hinted) for t in targets()]
+    without = score_session(student, Mixture((student,)), bare, Wanted(support=3), batch_tokens=10)
+    handle.remove()
+    assert sum(rows) == 2 * read
+    assert all(torch.equal(found.unhinted, found.old) for found in with_it)
+    assert [found.unhinted for found in without] == [None] * 4
+    for found, target in zip(
+        score_session(student, Mixture((other,)), targets(), Wanted(), batch_tokens=10), targets(), strict=True
+    ):
+        own = torch.tensor(target.student.response_ids)[:, None]
+        close(found.unhinted, full(other, target.student).gather(1, own)[:, 0])
+        assert not torch.equal(found.unhinted, found.old)
+
+
+def test_no_targets_are_no_scores(student):
+    assert score_session(student, Mixture((student,)), [], Wanted(support=3, overlap=3), batch_tokens=10) == []
