@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from opdkit.objective import PRESETS
+
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 assert _spec
@@ -33,3 +35,15 @@ def test_the_readme_names_options_that_exist() -> None:
     for line in re.findall(r"^.*opdkit \w+ .*$", text, re.MULTILINE):
         for flag in re.findall(r"--[a-z-]+", line):
             assert f"`{flag}`" in commands, f"{flag} in: {line}"
+
+
+def test_the_page_of_objectives_names_what_there_is() -> None:
+    """pitfall 29: every preset with its terms, and no option that does not exist."""
+    text = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
+    assert list(rows) == list(PRESETS)
+    for name, phases in PRESETS.items():
+        assert set(re.findall(r"reward|teacher|support|divergence", rows[name])) == {t for p in phases for t in p}
+    commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    for flag in re.findall(r"--[a-z][a-z-]+", text):
+        assert f"`{flag}`" in commands, flag

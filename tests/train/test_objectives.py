@@ -5,6 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
@@ -89,6 +91,24 @@ def test_weights_make_an_objective_of_one_s_own(run, plain_model_dir) -> None:
     (row,) = read_all(run, "metrics")
     assert row["teacher_loss"] == pytest.approx(-2 * row["teacher_advantage"], abs=1e-6)
     assert row["loss"] == pytest.approx(row["teacher_loss"] + row["divergence_loss"], abs=1e-6)
+
+
+def test_log_probs_from_the_log_weigh_its_tokens(run, tmp_path, plain_model_dir) -> None:
+    """Every token a quarter as likely for the policy that wrote the log as for the student: 4, cut to 2."""
+    plain = Path(shutil.copytree(run, tmp_path / "plain"))
+    for path in (run / "teacher/targets").iterdir():
+        table = pq.read_table(path)
+        index = table.schema.get_field_index("behavior_logprobs")
+        logged = [[x - np.log(4) for x in row] for row in table["old_logprobs"].to_pylist()]
+        field = table.schema.field(index)
+        pq.write_table(table.set_column(index, field, pa.array(logged, field.type)), path)
+    losses = {}
+    for where, cap in ((plain, 2.0), (run, 2.0), (run, 3.0), (run, 0.0)):
+        train.run(train_config(where, plain_model_dir, batch_turns=100, behavior_cap=cap, overwrite=True))
+        losses[where.name, cap] = next(iter(read_all(where, "metrics")))["teacher_loss"]
+    assert losses["run", 0.0] == losses["plain", 2.0]
+    assert losses["run", 2.0] == pytest.approx(2 * losses["plain", 2.0], rel=1e-5)
+    assert losses["run", 3.0] == pytest.approx(3 * losses["plain", 2.0], rel=1e-5)
 
 
 def test_kl_keeps_the_student_near_the_old_policy(run, tmp_path, plain_model_dir) -> None:
