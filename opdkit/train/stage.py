@@ -244,8 +244,8 @@ def _require_signal(turns: Sequence[Turn], config: TrainConfig, dropped: Mapping
 
 
 _REMEDIES = {
-    "opd": "It learns from hints: see why the judge found none with `opdkit status`, try a stronger --judge, or train "
-    "on the rewards with --objective binary.",
+    "opd": "It learns from hints: see in the closing lines of judge and teacher whether there were none or whether "
+    "they were dropped, try a stronger --judge, or train on the rewards with --objective binary.",
     "binary": "It learns from rewards: try a stronger --judge or more --votes, or train on the hints with "
     "--objective opd.",
     "combine": "It learns from hints and rewards: try a stronger --judge or more --votes.",
