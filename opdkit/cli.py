@@ -10,7 +10,7 @@ import typer
 
 from opdkit import __version__
 from opdkit.config import Field, StageConfig, fields_of
-from opdkit.console import is_main_process, say, stderr
+from opdkit.console import is_main_process, say, stderr, warn
 from opdkit.errors import OpdkitError
 from opdkit.stages import COMMANDS, configure
 
@@ -19,9 +19,9 @@ EXAMPLES = {
     "extract": "opdkit extract runs/try sample_data/logs",
     "judge": "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
     "teacher": "opdkit teacher runs/try --model sample_data/model",
-    "train": "opdkit train runs/try --model sample_data/model --learning-rate 3e-4",
+    "train": "opdkit train runs/try --model sample_data/model --learning-rate 3e-4 --epochs 4 --batch-turns 8",
     "eval": "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
-    "run": "opdkit run runs/all sample_data/logs --model sample_data/model --limit 40",
+    "run": "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
     "status": "opdkit status runs/try",
     "demo": "opdkit demo",
 }
@@ -142,7 +142,10 @@ def _register(name: str, cls: type[StageConfig], target: str) -> None:
 
         def body() -> None:
             config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            say(stage_runner(target)(config).text())
+            summary = stage_runner(target)(config)
+            say(summary.text())
+            for message in summary.warnings():
+                warn(message)
 
         guarded(body, debug)
 

@@ -81,7 +81,7 @@ def _share(values: list[bool]) -> str:
 
 
 def _closing(directory: Path, prompts: int) -> None:
-    counters = read_counters(part_path(directory, "targets", 0))
+    counters = read_counters(part_path(directory, "metrics", 0))
     stdout.print(
         f"{prompts} held-out requests, 4 sampled replies each. The model learned from {counters.rows_out} of its own\n"
         "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"

@@ -66,7 +66,7 @@ class ModelOptions(StageConfig):
 class JudgeConfig(ModelOptions):
     """`opdkit judge`: turns -> verdicts."""
 
-    judge: str = option("rules", "who judges: rules (patterns, offline), local (a model in this process), "
+    judge: str = option("rules", "who judges: rules (English patterns, a smoke test), local (a model in this process), "
                         "endpoint (an OpenAI-compatible server)", choices=JUDGES)  # fmt: skip
     model: str | None = option(None, "local: path of the judge; endpoint: the model's name on the server")
     base_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1",

@@ -92,6 +92,15 @@ class Summary:
         """What the stage counted beside rows; "" where it counted nothing."""
         return ", ".join(f"{n:,} {name}" for name, n in sorted(self.counters.extra.items()))
 
+    def warnings(self) -> list[str]:
+        """In words, when the stage kept less than half of what it was given."""
+        c = self.counters
+        if 2 * sum(c.dropped.values()) <= c.rows_in:
+            return []
+        reason, count = c.dropped.most_common(1)[0]
+        remedy = "; --max-tokens and --too-long decide what fits" if reason == "too long" else ""
+        return [f"{self.stage} dropped most of what it was given: {reason} {count:,} of {c.rows_in:,}{remedy}"]
+
     def text(self) -> str:
         """The closing line, with the details on a line before it."""
         details = self.details()
@@ -262,9 +271,11 @@ def _pin(stage: Stage, plan: JSON) -> None:
     if old["fingerprint"] == stage.plan:
         return
     changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
+    written = len(list(stage.home.glob("*/part-*.parquet")))
     raise ConfigError(
         f"{stage.home} was begun under another plan:\n{changes}\n"
-        f"Choose another run directory, or pass --overwrite to throw away what {stage.name} has written."
+        f"Choose another run directory, or pass --overwrite to throw away what {stage.name} has written "
+        f"({written:,} files)."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if stage.shards > 1 else "")
     )
 
@@ -315,10 +326,12 @@ def model_identity(name: str) -> JSON:
     """What pins a model in a plan: its name and, for a folder, sizes and digests of what decides its outputs.
 
     Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
-    training run changes every block.
+    training run changes every block. Raises OpdkitError for a path where no folder is.
     """
     folder = Path(name)
     if not folder.is_dir():
+        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like this
+            raise OpdkitError(f"{name} is not there; a model is a folder in Hugging Face format or a name on the hub")
         return {"name": name}
     files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
     return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}

@@ -304,3 +304,9 @@ def test_rows_keep_their_order(tmp_path):
         for line in (3, 1, 2):
             out.rows("rejected", [row(line)])
     assert pq.read_table(stage.path("rejected", 0)).column("line") == pa.chunked_array([[3, 1, 2]], pa.int64())
+
+
+def test_a_path_where_no_model_is_binds_no_plan():
+    with pytest.raises(OpdkitError, match="is not there"):
+        store.model_identity("/nowhere/model")
+    assert store.model_identity("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}

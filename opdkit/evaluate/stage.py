@@ -172,7 +172,7 @@ def neutral_shifts(models: dict[str, Any], chat: Chat, passages: Sequence[str], 
     bounds = interval([s.kl / s.tokens for s in shifts], tokens, seed=config.seed)
     return [
         _shift_score("logprob_neutral", shifts, config.seed),
-        _score("kl_neutral", "all", None, None, bounds, len(shifts), kl),
+        _score("kl_neutral", "all", 0.0, kl, bounds, len(shifts)),  # a model does not differ from itself
     ]
 
 
@@ -201,6 +201,8 @@ def show(scores: Sequence[JSON]) -> None:
     for metric, words in METRICS.items():
         rows = [row for row in scores if row["metric"] == metric]
         rows = [row for row in rows if len(rows) != 2 or row["domain"] == "all"]  # one domain is everything
+        if metric == "cut_off":  # mostly never happens, and then says nothing
+            rows = [row for row in rows if row["before"] or row["after"]]
         if rows:
             table.add_row(words, style="bold")
         for n, row in enumerate(rows):

@@ -76,7 +76,14 @@ def reaction(said: str, asked: str, reply: str) -> Finding:
         return Finding(0, None, "an answer to the reply's question")
     if phrases.DOUBT.match(text):
         return Finding(0, None, "a question about the reply")
+    if not _in_latin_letters(text):
+        return Finding(0, None, "no English, which is all that the patterns know")
     return Finding(1, None, "the user moves on")
+
+
+def _in_latin_letters(text: str) -> bool:
+    letters = [c for c in text if c.isalpha()]
+    return 2 * sum(c.isascii() for c in letters) >= len(letters)
 
 
 def asks(reply: str) -> bool:

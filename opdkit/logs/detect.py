@@ -11,6 +11,7 @@ from opdkit.logs.parse import COMMENT, parse
 
 _LOOKED_AT = 20  # records
 NO_LINES = "no JSON lines"
+UNKNOWN = "unknown format"
 _TRIED = 1_000  # lines: a log may begin with a page of comments or of damage
 
 
@@ -29,7 +30,7 @@ def detect(source: str, lines: Iterable[Line]) -> str:
         return found.pop()
     if records and (problem is None or problem.reason == NO_LINES):
         keys = ", ".join(sorted(records[-1])[:12])
-        problem = Unreadable("unknown format", f"no reader knows records with the keys {keys}"[:500])
+        problem = Unreadable(UNKNOWN, f"no reader knows records with the keys {keys}"[:500])
     raise problem or Unreadable(NO_LINES, "nothing but blank and comment lines")
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.logs import READERS
 from opdkit.logs.conversation import JSON, Line, Unreadable
-from opdkit.logs.detect import detect
+from opdkit.logs.detect import UNKNOWN, detect
 from opdkit.logs.inputs import Input, compression, is_damage, lines, open_plain
 from opdkit.logs.openclaw_rl import VOTES, is_votes, logged_id
 from opdkit.logs.parse import parse
@@ -129,7 +129,8 @@ def _survey_one(found: Surveyed, done: Survey, format: str, part_size: int, scra
         found.format = format if format != AUTO else _detected(found.input, limit)
     except Unreadable as why:
         if found.input.given and why.reason != VOTES:
-            raise ConfigError(f"{source}: {why.reason} ({why.detail}); --format names the format") from None
+            remedy = "; --format names the format" if why.reason == UNKNOWN else ""
+            raise ConfigError(f"{source}: {why.reason} ({why.detail}){remedy}") from None
         found.problem = why
         return
     grouping = READERS[found.format].grouping

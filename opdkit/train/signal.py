@@ -213,8 +213,8 @@ def _remedy(terms: set[str]) -> str:
                 "--objective opd.")  # fmt: skip
     if "reward" in terms:
         return "It learns from hints and rewards: try a stronger --judge or more --votes."
-    return ("It learns from hints: see why the judge found none with `opdkit status`, try a stronger --judge, or train "
-            "on the rewards with --objective binary.")  # fmt: skip
+    return ("It learns from hints: see in the closing lines of judge and teacher whether there were none or whether "
+            "they were dropped, try a stronger --judge, or train on the rewards with --objective binary.")  # fmt: skip
 
 
 # -- --dry-run ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import time
 import pytest
 from runs import message
 
-from opdkit.judge.rules import asks, judge, own_words, votes
+from opdkit.judge.rules import asks, judge, own_words, reaction, votes
 
 TOLD = "The trip takes three hours by train and costs 40 euros."
 ASKED = "I can book that for you. Would you like a window seat?"
@@ -284,3 +284,9 @@ def test_no_text_takes_long() -> None:
         heard(text, reply=text, asked=text)
         heard(text + "!", asked=text)
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("said", ["那下一步是什么？", "Покажи ещё один пример", "次は何ですか"])
+def test_what_it_cannot_read_it_does_not_reward(said: str) -> None:
+    """Silence about a language is no praise: what is not in Latin letters cannot be told."""
+    assert reaction(said, "hello", "Hello!").reward == 0

@@ -140,7 +140,9 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
     for rows in zip(read_all(run, "metrics"), read_all(other, "metrics"), strict=True):
         assert {k for k, v in rows[0].items() if v is None} == {k for k, v in rows[1].items() if v is None}
         a, b = ({k: v for k, v in row.items() if v is not None and k not in timed} for row in rows)
-        assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
+        # Where nothing has been trained yet, rounding alone differs; later, what the optimizer made of it.
+        close = 1e-6 if rows[0]["step"] == 1 else 1e-5
+        assert a == pytest.approx(b, rel=close, abs=close)
 
 
 @pytest.mark.slow
@@ -158,6 +160,7 @@ def test_two_processes_are_one(run, tmp_path, plain_model_dir, options) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    assert losses(other)[0] == pytest.approx(losses(run)[0], abs=1e-6)
     assert losses(other) == pytest.approx(losses(run), abs=1e-5)
     a, b = weights(run / "train/model"), weights(other / "train/model")
     assert all(torch.allclose(a[k], b[k], atol=1e-4) for k in a)
