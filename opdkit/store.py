@@ -95,7 +95,7 @@ class Summary:
     def warnings(self) -> list[str]:
         """In words, when the stage kept less than half of what it was given."""
         c = self.counters
-        if 2 * sum(c.dropped.values()) <= c.rows_in:
+        if 2 * sum(c.dropped.values()) <= c.rows_in or self.stage == "train":  # which says so before it begins
             return []
         reason, count = c.dropped.most_common(1)[0]
         remedy = "; --max-tokens and --too-long decide what fits" if reason == "too long" else ""
