@@ -216,5 +216,5 @@ def _stop(totals: Mapping[str, float], turn_ids: Sequence[str]) -> None:
     names = ", ".join(turn_ids[:8]) + (f" and {len(turn_ids) - 8} more" if len(turn_ids) > 8 else "")
     raise OpdkitError(
         f"the loss is {totals['loss']:g} and the gradient norm {totals['grad_norm']:g}: stopped before the step, at "
-        f"turns {names}. Look at them with `opdkit show`; a lower --learning-rate or --dtype float32 may help"
+        f"turns {names}. Look at their rows in the targets; a lower --learning-rate or --dtype float32 may help"
     )
