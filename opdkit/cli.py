@@ -1,6 +1,5 @@
 """The command line: parse, build the configuration, call the stage. Options derive from opdkit/stages.py."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from opdkit import __version__
 from opdkit.config import Field, StageConfig, fields_of
 from opdkit.console import is_main_process, say, stderr, warn
 from opdkit.errors import OpdkitError
-from opdkit.stages import COMMANDS, configure
+from opdkit.stages import COMMANDS, configure, imported
 
 # One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
 EXAMPLES = {
@@ -86,13 +85,6 @@ def _fail(message: str, code: int) -> None:
     raise typer.Exit(code) from None
 
 
-def stage_runner(target: str) -> Callable[[Any], Any]:
-    """ "opdkit.judge:run" -> the function; the import happens here, not above."""
-    module, _, name = target.partition(":")
-    function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
-    return function
-
-
 def _parameter(field: Field) -> inspect.Parameter:
     """A typer parameter for one field. Flags default to None, so that TOML can tell what was given."""
     kind = list[str] if field.is_list else field.type
@@ -142,7 +134,7 @@ def _register(name: str, cls: type[StageConfig], target: str) -> None:
 
         def body() -> None:
             config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            summary = stage_runner(target)(config)
+            summary = imported(target)(config)
             say(summary.text())
             for message in summary.warnings():
                 warn(message)
@@ -164,7 +156,7 @@ def status(
     run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
 ) -> None:
-    guarded(lambda: stage_runner("opdkit.status:run")(run), debug)
+    guarded(lambda: imported("opdkit.status:run")(run), debug)
 
 
 @app.command("demo", help=HELP["demo"], epilog=f"\b\nExample:\n  {EXAMPLES['demo']}")
@@ -172,4 +164,4 @@ def demo(
     run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")] = Path("opdkit-demo"),
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
 ) -> None:
-    guarded(lambda: stage_runner("opdkit.demo:run")(run), debug)
+    guarded(lambda: imported("opdkit.demo:run")(run), debug)

@@ -1,12 +1,11 @@
 """`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
 
-import importlib
 from typing import Any
 
 from opdkit.config import JSON, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
-from opdkit.stages import STAGES, RunConfig, StageConfig, configure
+from opdkit.stages import STAGES, RunConfig, StageConfig, configure, imported
 from opdkit.store import Summary
 
 ORDER = ("extract", "judge", "teacher", "train")
@@ -22,8 +21,7 @@ def run(config: RunConfig) -> Summary:
 
 def run_stage(name: str, config: StageConfig) -> Summary:
     """Run one stage by its name."""
-    module, _, function = STAGES[name][1].partition(":")
-    summary: Summary = getattr(importlib.import_module(module), function)(config)
+    summary: Summary = imported(STAGES[name][1])(config)
     return summary
 
 

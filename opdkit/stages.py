@@ -1,6 +1,7 @@
 """Every option of every stage, declared once. Imports nothing heavy, so that `opdkit --help` answers at once."""
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,13 @@ COMMANDS: dict[str, tuple[type[StageConfig], str]] = STAGES | {"run": (RunConfig
 def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
     """The configuration of a command: flags over its table in a TOML file over the defaults. Raises ConfigError."""
     return build(COMMANDS[command][0], flags, file, command, list(STAGES))
+
+
+def imported(target: str) -> Callable[[Any], Any]:
+    """ "opdkit.judge:run" -> the function; its module, and with it torch, is imported here and not above."""
+    module, _, name = target.partition(":")
+    function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def home(run: Path, stage: str) -> Path:

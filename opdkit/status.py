@@ -7,9 +7,8 @@ from rich.table import Table as RichTable
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.stages import STAGES, home
-from opdkit.store import Counters, manifest, part_path, read_counters
-
-_PRIMARY = {"extract": "sessions", "judge": "verdicts", "teacher": "targets", "train": "metrics", "eval": "replies"}
+from opdkit.store import part_count, summary_of
+from opdkit.tables import TABLES
 
 
 def run(directory: Path) -> None:
@@ -24,10 +23,9 @@ def run(directory: Path) -> None:
 
 
 def _row(directory: Path, stage: str) -> tuple[str, ...]:
-    parts = manifest(directory, stage)["plan"]["parts"]
-    done = [path for k in range(parts) if (path := part_path(directory, _PRIMARY[stage], k)).exists()]
-    total = Counters()
-    for path in done:
-        total.merge(read_counters(path))
+    primary = next(table for table in TABLES.values() if table.stage == stage)  # the first of a stage says what is done
+    found = summary_of(directory, stage, primary, part_count(directory, stage))
+    total = found.counters
     dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
-    return (stage, f"{len(done)}/{parts}", f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, f"{total.seconds:.1f}")
+    numbers = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, f"{total.seconds:.1f}"
+    return (stage, f"{found.parts_done}/{found.parts}", *numbers)

@@ -161,7 +161,7 @@ class Stage:
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def path(self, table: str, part: int) -> Path:
-        return self.home / table / f"part-{part:05d}.parquet"
+        return part_path(self.config.run, table, part)
 
     def done(self, part: int) -> bool:
         return self.path(self.tables[0].name, part).exists()
@@ -211,11 +211,7 @@ class Stage:
 
     def summary(self) -> Summary:
         """A fold over the footers of all finished parts, whoever wrote them."""
-        total = Counters()
-        done = [k for k in range(self.parts) if self.done(k)]
-        for part in done:
-            total.merge(read_counters(self.path(self.tables[0].name, part)))
-        return Summary(self.name, total, len(done), self.parts, self.home / self.tables[0].name)
+        return summary_of(self.config.run, self.name, self.tables[0], self.parts)
 
 
 def _alive(pid: int) -> bool:
@@ -392,6 +388,16 @@ def read_all(run: Path, table: str) -> Iterator[JSON]:
     """The rows of all parts, in order."""
     for part in range(part_count(run, TABLES[table].stage)):
         yield from read_part(run, table, part)
+
+
+def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
+    """A fold over the footers of a stage's finished parts."""
+    total, done = Counters(), 0
+    for path in (part_path(run, primary.name, k) for k in range(parts)):
+        if path.exists():
+            total.merge(read_counters(path))
+            done += 1
+    return Summary(stage, total, done, parts, home(run, stage) / primary.name)
 
 
 def read_counters(path: Path) -> Counters:

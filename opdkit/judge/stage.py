@@ -1,6 +1,5 @@
 """The loop of `opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
 
-import importlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from opdkit.judge.flags import flags
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import reward_of
-from opdkit.stages import JudgeConfig
+from opdkit.stages import JudgeConfig, imported
 from opdkit.store import Counters, Stage, Summary, limited, model_identity, part_count, read_part
 from opdkit.tables import VERDICTS
 
@@ -72,8 +71,7 @@ def run(config: JudgeConfig) -> Summary:
 
 
 def _open_judge(config: JudgeConfig) -> Ask:
-    module, _, name = JUDGES[config.judge].partition(":")
-    ask: Ask = getattr(importlib.import_module(module), name)(config)
+    ask: Ask = imported(JUDGES[config.judge])(config)
     return ask
 
 
