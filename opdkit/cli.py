@@ -9,7 +9,7 @@ import typer
 
 from opdkit import __version__
 from opdkit.config import Field, StageConfig, fields_of
-from opdkit.console import is_main_process, say, stderr, warn
+from opdkit.console import is_main_process, say, stderr
 from opdkit.errors import OpdkitError
 from opdkit.stages import COMMANDS, configure, imported
 
@@ -134,10 +134,7 @@ def _register(name: str, cls: type[StageConfig], target: str) -> None:
 
         def body() -> None:
             config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            summary = imported(target)(config)
-            say(summary.text())
-            for message in summary.warnings():
-                warn(message)
+            say(imported(target)(config).text())
 
         guarded(body, debug)
 

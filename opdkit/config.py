@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 
 C = TypeVar("C", bound="StageConfig")
 JSON = dict[str, Any]
@@ -210,6 +210,12 @@ def type_name(field: Field) -> str:
     if field.is_list:
         return "list of text"
     return {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}[field.type]
+
+
+def refuse_missing_folder(model: str) -> None:
+    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either."""
+    if not Path(model).is_dir() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise OpdkitError(f"{model} is not there; a model is a folder in Hugging Face format or a name on the hub")
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:

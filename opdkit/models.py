@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from opdkit.config import refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
@@ -67,8 +68,7 @@ def _refuse_what_is_no_model(name: str, any_of: tuple[str, ...]) -> None:
             raise OpdkitError(f"{name} is no model folder: it has no {' or '.join(any_of)}")
     elif path.exists():
         raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise OpdkitError(f"{name} is not there; a model is a folder in Hugging Face format or a name on the hub")
+    refuse_missing_folder(name)
 
 
 def _first_line(error: Exception) -> str:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit import __version__
-from opdkit.config import JSON, StageConfig, parse_shard
+from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.stages import home
 from opdkit.tables import TABLES, Table, encodings, to_arrow
@@ -69,6 +69,15 @@ class Counters:
         return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], Counter(raw["extra"]))
 
 
+def mostly_dropped(stage: str, counters: Counters) -> list[str]:
+    """In words, when a stage kept less than half of what it was given."""
+    if 2 * sum(counters.dropped.values()) <= counters.rows_in:
+        return []
+    reason, count = counters.dropped.most_common(1)[0]
+    remedy = "; --max-tokens and --too-long decide what fits" if reason == "too long" else ""
+    return [f"{stage} dropped most of what it was given: {reason} {count:,} of {counters.rows_in:,}{remedy}"]
+
+
 @dataclass
 class Summary:
     """The closing line of a stage, and what tests and callers read from it."""
@@ -91,15 +100,6 @@ class Summary:
     def details(self) -> str:
         """What the stage counted beside rows; "" where it counted nothing."""
         return ", ".join(f"{n:,} {name}" for name, n in sorted(self.counters.extra.items()))
-
-    def warnings(self) -> list[str]:
-        """In words, when the stage kept less than half of what it was given."""
-        c = self.counters
-        if 2 * sum(c.dropped.values()) <= c.rows_in or self.stage == "train":  # which says so before it begins
-            return []
-        reason, count = c.dropped.most_common(1)[0]
-        remedy = "; --max-tokens and --too-long decide what fits" if reason == "too long" else ""
-        return [f"{self.stage} dropped most of what it was given: {reason} {count:,} of {c.rows_in:,}{remedy}"]
 
     def text(self) -> str:
         """The closing line, with the details on a line before it."""
@@ -324,10 +324,9 @@ def model_identity(name: str) -> JSON:
     Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
     training run changes every block. Raises OpdkitError for a path where no folder is.
     """
+    refuse_missing_folder(name)
     folder = Path(name)
     if not folder.is_dir():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on the hub looks like this
-            raise OpdkitError(f"{name} is not there; a model is a folder in Hugging Face format or a name on the hub")
         return {"name": name}
     files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
     return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}

@@ -13,7 +13,7 @@ from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import reward_of
 from opdkit.stages import JudgeConfig, imported
-from opdkit.store import Counters, Stage, Summary, limited, model_identity, part_count, read_part
+from opdkit.store import Counters, Stage, Summary, limited, model_identity, mostly_dropped, part_count, read_part
 from opdkit.tables import VERDICTS
 
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
@@ -173,10 +173,11 @@ def _kind(error: str) -> str:
 
 def warnings(counters: Counters) -> list[str]:
     """In words, what looks wrong with a stage's verdicts as a whole."""
-    extra, found = counters.extra, []
+    extra, found = counters.extra, list[str]()
     if not counters.rows_out:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common(3))
         return [f"no turn was judged: none of {counters.rows_in:,} is trainable" + (f" ({reasons})" if reasons else "")]
+    found += mostly_dropped("judge", counters)
     votes, failed = extra["votes"], extra["failed votes"]
     if 2 * failed > votes:
         kinds = Counter({k[14:-1]: n for k, n in extra.items() if k.startswith("failed votes (")})

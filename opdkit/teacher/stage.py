@@ -13,7 +13,7 @@ from torch import Tensor, isfinite
 from opdkit.chat import ChatError
 from opdkit.console import progress, warn
 from opdkit.stages import TeacherConfig
-from opdkit.store import Counters, Stage, Summary, limited, part_count, read_part
+from opdkit.store import Counters, Stage, Summary, limited, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
@@ -120,7 +120,7 @@ def _list(logprobs: Tensor | None) -> list[float] | None:
 
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
     """In words, what looks wrong with a stage's targets as a whole."""
-    found = []
+    found = mostly_dropped("teacher", counters)
     if counters.rows_in and counters.extra[_UNROUTED] and not counters.rows_out:
         found.append(
             f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
