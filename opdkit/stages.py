@@ -186,6 +186,8 @@ class TrainConfig(ModelOptions):
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: slower, less memory")
     holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
     checkpoint_every: int = option(100, "steps between checkpoints; 0 is none", unit="steps", low=0, plan=False)
+    keep_epochs: bool = option(False, "also keep the model as it is after each epoch, in train/epochs/N/model; holds "
+                               "the weights twice while it writes")  # fmt: skip
     tracker: str | None = option(None, "also log to tensorboard, wandb or trackio",
                                  choices=("tensorboard", "wandb", "trackio"), plan=False)  # fmt: skip
     dry_run: bool = option(False, "say what would be trained on, in how many steps, and write nothing", plan=False)

@@ -6,10 +6,13 @@ a step's loss and gradient are the same to rounding, however it is split.
 """
 
 import contextlib
+import copy
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,14 +39,22 @@ from opdkit.objective import (
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.scoring import response_logits
 from opdkit.stages import TrainConfig, home
-from opdkit.store import Counters, Stage, Summary
+from opdkit.store import Counters, Summary
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, micro_batches, optimizer_steps, tokens_of
 from opdkit.train.launch import accelerator_of, committing, open_stage, refuse
 from opdkit.train.metrics import line, metrics_row
 from opdkit.train.plan import at_step, objectives
 from opdkit.train.signal import TrainingSet, check_signal, describe, shaped, training_set
-from opdkit.train.student import autocast, learning_rate, load_student, make_optimizer, save_student, trainable
+from opdkit.train.student import (
+    autocast,
+    epoch_home,
+    learning_rate,
+    load_student,
+    make_optimizer,
+    save_student,
+    trainable,
+)
 from opdkit.train.targets import Turn, load_prompts, load_turns, refuse_another_student, scored_template_args, select
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
@@ -68,10 +79,11 @@ def run(config: TrainConfig) -> Summary:
         with committing(stage, accelerator) as out:
             prompts = prompts or load_prompts(config.run, data.turns, chat)
             model = load_student(config)
-            rows = _train(model, data.turns, steps, phases, prompts, config, accelerator, stage)
+            save = partial(save_student, tokenizer=chat.tokenizer, config=config)
+            rows = _train(model, data.turns, steps, phases, prompts, config, accelerator, stage.home, save)
             out.rows("metrics", rows)
             if accelerator.is_main_process:
-                save_student(model, chat.tokenizer, config, stage.home)
+                save(model, home=stage.home)
             _count(out.counters, data, len(rows))
         if accelerator.is_main_process:
             checkpoints.clear(stage.home / "checkpoints")
@@ -112,11 +124,12 @@ def _train(
     prompts: Prompts,
     config: TrainConfig,
     accelerator: Accelerator,
-    stage: Stage,
+    folder: Path,
+    save: Callable[..., None],
 ) -> list[JSON]:
     """Train `student` in place; one metrics row a step."""
     optimizer = make_optimizer(student, config)
-    rows = checkpoints.restore(stage.home / "checkpoints", student, optimizer)
+    rows = checkpoints.restore(folder / "checkpoints", student, optimizer)
     if rows:
         say(f"going on after step {len(rows)} of {len(steps)}")
     model = accelerator.prepare_model(student)  # several processes: DistributedDataParallel
@@ -135,8 +148,12 @@ def _train(
         accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
         if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
             say(line(rows[-1], len(steps)))
-        if config.checkpoint_every and number % config.checkpoint_every == 0 and accelerator.is_main_process:
-            checkpoints.save(stage.home / "checkpoints", student, optimizer, rows)
+        if not accelerator.is_main_process:
+            continue
+        if config.keep_epochs and trained % len(turns) == 0:
+            save(copy.deepcopy(student), home=epoch_home(folder, trained // len(turns)))
+        if config.checkpoint_every and number % config.checkpoint_every == 0:
+            checkpoints.save(folder / "checkpoints", student, optimizer, rows)
     return rows
 
 

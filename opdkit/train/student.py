@@ -95,6 +95,11 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
 # -- saving ---------------------------------------------------------------------------------------------------------
 
 
+def epoch_home(home: Path, epoch: int) -> Path:
+    """Where the student is kept as it is after an epoch (from 1)."""
+    return home / "epochs" / f"{epoch:03d}"
+
+
 def save_student(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: TrainConfig, home: Path) -> None:
     """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
@@ -116,6 +121,7 @@ def save_student(model: nn.Module, tokenizer: PreTrainedTokenizerBase, config: T
 def _replace_folder(final: Path, write: Any) -> None:
     """Fill a folder beside its place, then move it there: whoever finds it finds all of it."""
     temporary = final.with_name(f".{final.name}-{os.getpid()}")
+    final.parent.mkdir(parents=True, exist_ok=True)
     for left_over in final.parent.glob(f".{final.name}-*"):
         shutil.rmtree(left_over)
     write(temporary)

@@ -245,6 +245,20 @@ def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_rank) -> None:
+    """Epoch 1 of 2 is what a training of 1 epoch ends with, and keeping it leaves the rest as it was."""
+    shorter, plain = (Path(shutil.copytree(run, tmp_path / name)) for name in ("shorter", "plain"))
+    train.run(train_config(run, plain_model_dir, epochs=2, keep_epochs=True, lora_rank=lora_rank))
+    train.run(train_config(shorter, plain_model_dir, epochs=1, lora_rank=lora_rank))
+    train.run(train_config(plain, plain_model_dir, epochs=2, lora_rank=lora_rank))
+    for kept, whole in (("001", shorter), ("002", plain)):
+        found, expected = weights(run / "train/epochs" / kept / "model"), weights(whole / "train/model")
+        assert all(torch.equal(found[k], expected[k]) for k in expected)
+    assert sorted(p.name for p in (run / "train/epochs").iterdir()) == ["001", "002"]
+    assert not (plain / "train/epochs").exists()
+
+
 def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_dir) -> None:
     peft = pytest.importorskip("peft")
     train.run(train_config(run, plain_model_dir, lora_rank=4, lora_alpha=8.0))
