@@ -119,6 +119,10 @@ class Chat:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
+    def opens_thinking(self, prompt_ids: list[int]) -> bool:
+        """Whether a prompt ends with an open think block, as templates of reasoning models write it."""
+        return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
+
     # -- rendering --------------------------------------------------------------------------------------------------
 
     def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:

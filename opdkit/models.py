@@ -122,6 +122,14 @@ def context_length(model: PreTrainedModel) -> int:
     return int(length)
 
 
+def known_context(model: PreTrainedModel) -> float:
+    """`context_length`, or infinity where the configuration names none: then none is known to be exceeded."""
+    try:
+        return context_length(model)
+    except ConfigError:
+        return float("inf")
+
+
 def token_generator(seed: int, *parts: str | int) -> torch.Generator:
     """A CPU generator that depends on (seed, parts) alone, such as (seed, turn_id, vote): never on a global stream.
 

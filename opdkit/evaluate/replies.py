@@ -8,12 +8,13 @@ from opdkit.chat import Chat, ChatError
 from opdkit.config import JSON
 from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, criterion_messages, question_id, verdict, visible
-from opdkit.judge.exchange import Ask, Question
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, verdict
+from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
+from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
 from opdkit.models import token_generator
 from opdkit.sampling import Request, Sample, sample
-from opdkit.stages import EvalConfig, JudgeConfig
+from opdkit.stages import EvalConfig
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def generate(
         drawn = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
                        stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
         for (prompt, ids), draws in zip(asked, drawn, strict=True):
-            thinking = chat.text(ids[-8:]).rstrip().endswith("<think>")
+            thinking = chat.opens_thinking(ids)
             replies += [_reply(prompt, label, k, draw, chat, thinking) for k, draw in zip(numbers, draws, strict=True)]
     return replies
 
@@ -93,11 +94,11 @@ def _passed(reply: Reply, verdicts: dict[str, bool | None]) -> bool | None:
 
 def _judged(asked: dict[str, Reply], config: EvalConfig) -> dict[str, bool | None]:
     questions = [
-        Question(name, "criterion", criterion_messages(r.prompt, r.prompt.check.text, r.seen))
+        Question(name, "criterion", criterion_messages(r.prompt.messages, r.prompt.check.text, r.seen))
         for name, r in asked.items()
         if isinstance(r.prompt.check, Criterion)
     ]
-    votes = _open_judge(config)(questions)
+    votes = open_criterion_judge(config)(questions)
     verdicts = {
         question.turn_id: verdict([parse_reward(answer).score for answer in answers])
         for question, answers in zip(questions, votes, strict=True)
@@ -106,14 +107,3 @@ def _judged(asked: dict[str, Reply], config: EvalConfig) -> dict[str, bool | Non
     if unknown:
         warn(f"the judge gave no verdict on {unknown} of {len(verdicts)} replies; they count neither way")
     return verdicts
-
-
-def _open_judge(config: EvalConfig) -> Ask:
-    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local", model=config.judge_model,
-                        base_url=config.judge_url, api_key_env=config.api_key_env, device=config.device,
-                        dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
-    if config.judge_url:
-        from opdkit.judge.endpoint import open_judge
-    else:
-        from opdkit.judge.local import open_judge
-    return open_judge(judge)

@@ -6,9 +6,8 @@ from typing import Any
 from opdkit.chat import Chat, ChatError
 from opdkit.config import parse_pairs
 from opdkit.console import progress
-from opdkit.errors import ConfigError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
-from opdkit.models import context_length, load_model, load_tokenizer, token_generator
+from opdkit.models import known_context, load_model, load_tokenizer, token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import JudgeConfig
 
@@ -37,7 +36,7 @@ def open_judge(config: JudgeConfig) -> Ask:
 class _Judge:
     def __init__(self, config: JudgeConfig, model: Any, chat: Chat) -> None:
         self.config, self.model, self.chat = config, model, chat
-        self.context = _context(model)
+        self.context = known_context(model)
         self.has_system_role = _takes_system(chat)
 
     def answers(self, questions: Sequence[Question]) -> list[list[Answer]]:
@@ -87,20 +86,12 @@ class _Judge:
         return [token_generator(seed, question.turn_id, question.name, vote) for vote in range(self.config.votes)]
 
     def _read(self, prompt_ids: list[int], samples: Sequence[Sample]) -> list[Answer]:
-        # Templates of reasoning models end the prompt with an open think block.
-        thinking = self.chat.text(prompt_ids[-8:]).rstrip().endswith("<think>")
+        thinking = self.chat.opens_thinking(prompt_ids)
         return [Answer(self._text(s), s.finish_reason, thinking) for s in samples]
 
     def _text(self, drawn: Sample) -> str:
         ids = drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids
         return self.chat.text(ids)
-
-
-def _context(model: Any) -> float:
-    try:
-        return context_length(model)
-    except ConfigError:  # the configuration names none, so none is known to be exceeded
-        return float("inf")
 
 
 def _takes_system(chat: Chat) -> bool:
