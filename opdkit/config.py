@@ -69,8 +69,13 @@ class Field:
     meta: Meta
 
     @property
+    def key(self) -> str:
+        """The option's name outside Python, where `from_` may be called `from`."""
+        return self.name.rstrip("_")
+
+    @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return "--" + self.key.replace("_", "-")
 
     @property
     def is_list(self) -> bool:
@@ -112,11 +117,11 @@ class StageConfig:
 
     def plan(self) -> JSON:
         """The fields that decide the rows, as JSON values."""
-        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
+        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
 
     def effective(self) -> JSON:
         """Every field but the run directory itself, as JSON values."""
-        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
+        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
 
 
 def _jsonable(value: Any) -> Any:
@@ -154,9 +159,11 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
 
     `sections` are all tables that the file may have. Raises ConfigError.
     """
-    known = {f.name: f for f in fields_of(cls)}
-    table = {key.replace("-", "_"): (key, value) for key, value in _table(file, section, sections).items()}
-    values = {name: _from_toml(known, name, key, value, section, file) for name, (key, value) in table.items()}
+    known = {f.key: f for f in fields_of(cls)}
+    values: JSON = {}
+    for written, value in _table(file, section, sections).items():
+        field = _named(known, written, section, file)
+        values[field.name] = convert(field, value, f"--config {file}: [{section}] {written}")
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
     missing = [f for f in known.values() if f.meta.positional and f.name not in values]
     for field in missing:
@@ -182,11 +189,13 @@ def _table(file: Path | None, section: str, sections: Sequence[str]) -> JSON:
     return table
 
 
-def _from_toml(known: Mapping[str, Field], name: str, key: str, value: Any, section: str, file: Path | None) -> Any:
-    if name not in known or name == "run":
-        options = [n for n in known if n != "run"]
-        raise ConfigError(f"--config {file}: [{section}] has no option {key!r}; {did_you_mean(name, options)}")
-    return convert(known[name], value, f"--config {file}: [{section}] {key}")
+def _named(known: Mapping[str, Field], written: str, section: str, file: Path | None) -> Field:
+    """The option that a key of a TOML table, with hyphens or underscores, stands for."""
+    key = written.replace("-", "_")
+    if key not in known or key == "run":
+        options = [k for k in known if k != "run"]
+        raise ConfigError(f"--config {file}: [{section}] has no option {written!r}; {did_you_mean(key, options)}")
+    return known[key]
 
 
 def convert(field: Field, value: Any, where: str) -> Any:
