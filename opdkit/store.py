@@ -139,8 +139,11 @@ class Stage:
         parts: int,
         inputs: JSON | None = None,
         upstream: Sequence[str] = (),
+        command: str | None = None,
     ) -> "Stage":
         """Pin the plan in the manifest, or check that the one there is the same.
+
+        `command` is the one that writes the stage, where that is not the stage's own.
 
         Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs.
         """
@@ -152,7 +155,7 @@ class Stage:
             "config": config.plan(),
             "inputs": inputs or {},
             "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
-        }
+        } | ({"command": command} if command else {})
         stage = cls(config, name, tables, parts, fingerprint(plan))
         _pin(stage, plan)
         stage._sweep_temporary_files()
@@ -250,6 +253,12 @@ def manifest(run: Path, stage: str) -> JSON:
     except json.JSONDecodeError as error:
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
     return found
+
+
+def command_of(run: Path, stage: str) -> str:
+    """The command that writes a stage of a run: its own, unless the manifest names another."""
+    path = home(run, stage) / "manifest.json"
+    return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
 def _pin(stage: Stage, plan: JSON) -> None:
@@ -368,7 +377,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    again = f"run `opdkit {spec.stage} {run} ...` again"
+    again = f"run `opdkit {command_of(run, spec.stage)} {run} ...` again"
     try:
         arrow = pq.read_table(path, partitioning=None, columns=columns)
     except FileNotFoundError:

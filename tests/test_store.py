@@ -269,6 +269,14 @@ def test_reading_says_which_stage_to_run_again(tmp_path):
         read_part(tmp_path, "rejected", 0)
 
 
+def test_a_stage_of_another_command_says_so(tmp_path):
+    Stage.open(Config(run=tmp_path), "extract", [REJECTED], parts=1, command="rollout")
+    with pytest.raises(OpdkitError, match=f"run `opdkit rollout {tmp_path} ...` again"):
+        read_part(tmp_path, "rejected", 0)
+    with pytest.raises(ConfigError, match='command: "rollout" -> null'):
+        opened(tmp_path, parts=1)
+
+
 def test_limit_counts_sessions_over_the_parts(tmp_path):
     stage = Stage.open(Config(run=tmp_path), "extract", [SESSIONS], parts=3)
     for part in range(3):
