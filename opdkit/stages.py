@@ -76,7 +76,9 @@ class JudgeConfig(ModelOptions):
     votes: int = option(5, "votes per question and turn; rules always give one", unit="votes", low=1, high=255)
     temperature: float = option(0.6, "sampling temperature of a vote", low=0.0, high=5.0)
     max_new_tokens: int = option(512, "a vote longer than this is cut off and counts as none", unit="tokens", low=1)
-    hint_select: str = option("longest", "which accepted hint is chosen", choices=("longest", "shortest", "score"))
+    hint_select: str = option("consensus", "which accepted hint is chosen; consensus: the one that has most words in "
+                              "common with all votes", choices=("consensus", "longest", "shortest", "score"),
+                              )  # fmt: skip
     max_hint_chars: int = option(600, "a longer hint is not accepted", unit="characters", low=11)
     max_section_chars: int = option(6000, "request, reply and next state are each cut to this in the judge's prompt",
                                     unit="characters", low=100)  # fmt: skip

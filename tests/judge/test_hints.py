@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
-from opdkit.judge.hints import MIN_CHARS, choose, distinct, leaks, rejection, score, selected, words
+from opdkit.judge.hints import MIN_CHARS, choose, consensus, distinct, leaks, rejection, score, selected, words
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
 GOOD = "Give the temperature in Celsius."
@@ -138,6 +138,29 @@ def test_why_there_is_no_hint() -> None:
     assert chosen([1, -1, -1], ["wrong", None, None]).status == "none"
 
 
+def test_the_consensus_is_the_hint_that_most_votes_give() -> None:
+    """Two of three name the 24-hour clock; the longest vote names both clocks, and is alone with that."""
+    clock, reworded = "Use the 24-hour clock for times.", "Write the time on the 24-hour clock."
+    both = "Use the 24-hour clock with am or pm as they like it."
+    assert chosen([1, 1, 1], [clock, both, reworded], select="consensus").hint == clock
+    assert chosen([1, 1, 1], [clock, both, reworded], select="longest").hint == both
+
+
+def test_the_consensus_counts_equal_votes_and_sums_similarities() -> None:
+    """Words {a b}, {a c}, {a c}: sums 1 + 1/3 + 1/3 and 1/3 + 1 + 1."""
+    first, second = "alpha beta", "alpha gamma"
+    assert consensus([first, second], [first, second, second]) == second
+    assert consensus([first, second], [first, first, second]) == first
+    assert consensus([first, second], [first, second]) == first
+
+
+@given(st.lists(st.sampled_from(["use celsius for it", "use fahrenheit for it", "answer in words"]), min_size=1))
+def test_a_majority_of_equal_votes_is_the_consensus(votes: list[str]) -> None:
+    most, count = Counter(votes).most_common(1)[0]
+    if 2 * count > len(votes):
+        assert consensus(distinct(votes), votes) == most
+
+
 def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
     """pitfall 18."""
     found = chosen([1, 1, 1], [NEXT * 3, "z" * 700, GOOD])
@@ -148,7 +171,7 @@ def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
 @given(
     st.lists(st.tuples(st.sampled_from([1, -1, None]), st.none() | st.text(max_size=40)), min_size=1, max_size=7),
     st.text(max_size=60),
-    st.sampled_from(["longest", "shortest", "score"]),
+    st.sampled_from(["consensus", "longest", "shortest", "score"]),
 )
 def test_whatever_the_votes(votes, next_state: str, select: str) -> None:
     found = chosen(*zip(*votes, strict=True), select=select, next_state=next_state)
