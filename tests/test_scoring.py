@@ -15,6 +15,7 @@ from opdkit.scoring import (
     batches,
     most_likely,
     response_logits,
+    response_logits_by_rows,
     score,
     token_logprobs,
 )
@@ -191,6 +192,27 @@ def test_the_model_is_left_as_it_was(tiny):
         score(tiny, [Sequence([1], [10**6, 1])], batch_tokens=100)
     assert not tiny.lm_head._forward_pre_hooks
     assert tiny(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, tiny.config.vocab_size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
+    """pitfall 27: however long the replies, logits of a few rows are in memory at once."""
+    model, wanted = build(family), sequences(3)
+    whole, lengths = response_logits(model, wanted)
+    heads, bodies = [], []
+    handles = [
+        model.lm_head.register_forward_hook(lambda module, args, output: heads.append(output.shape[1])),
+        model.get_decoder().layers[0].register_forward_hook(lambda *_: bodies.append(1)),
+    ]
+    monkeypatch.setattr("opdkit.scoring._LOGITS", 4 * model.config.vocab_size + 1)
+    parts = list(response_logits_by_rows(model, wanted))
+    for handle in handles:
+        handle.remove()
+    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
+    assert parts[0].dtype == torch.float32
+    assert sum(lengths) > 4 == max(heads)
+    assert len(bodies) == 1
 
 
 def test_gradients_are_those_of_a_plain_forward():
