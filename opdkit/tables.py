@@ -90,7 +90,8 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
     _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
-    _col("reward_status", STR, "ok, tie, no_quorum or failed"),
+    _col("reward_status", STR, "ok, tie, no_quorum or failed; of fresh replies also empty (nothing but a stop token or "
+         "thinking: -1 without a vote), or not_judged"),
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
     _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
     _col("hint", STR, "the chosen one", null=True),
@@ -142,7 +143,7 @@ METRICS = Table("train", "metrics", 2, pa.schema([
     _col("tokens_per_second", F64, "tokens read / seconds"),
     _col("seconds", F64, "wall time of the step"),
 ]))  # fmt: skip
-REPLIES = Table("eval", "replies", 1, pa.schema([
+REPLIES = Table("eval", "replies", 2, pa.schema([
     _col("prompt_id", STR, "held-out prompt"),
     _col("domain", STR, "its group in the tables"),
     _col("model", STR, "before or after"),
@@ -150,16 +151,20 @@ REPLIES = Table("eval", "replies", 1, pa.schema([
     _col("reply", STR, "what the model wrote"),
     _col("finish_reason", STR, "stop or length"),
     _col("passed", BOOL, "it satisfies the prompt's check; null: the judge gave no verdict", null=True),
+    _col("hint_echo", STR, "what in it speaks of a hint that the prompt does not have, folded", null=True),
 ]))  # fmt: skip
-SCORES = Table("eval", "scores", 1, pa.schema([
-    _col("metric", STR, "what was measured"),
-    _col("domain", STR, "group of prompts or turns; all is everything"),
+SCORES = Table("eval", "scores", 2, pa.schema([
+    _col("metric", STR, "passed_sampled, passed_greedy, cut_off, hint_echo: shares of replies; reply_tokens: their "
+         "mean length; logprob_good, logprob_bad (logged replies with reward 1, -1), logprob_neutral: nats a token; "
+         "kl_replies (on replies of the model before), kl_neutral: KL of before to after, nats a token"),
+    _col("domain", STR, "domain of the prompts; all: everything; corrected, uncorrected: prompts that say so"),
     _col("before", F64, "value before training", null=True),
     _col("after", F64, "value after training", null=True),
     _col("difference", F64, "after - before", null=True),
-    _col("low", F64, "2.5% quantile of the difference over bootstrap resamples of the prompts", null=True),
+    _col("low", F64, "2.5% quantile of the difference over resamples of the prompts, turns or passages", null=True),
     _col("high", F64, "97.5% quantile", null=True),
-    _col("count", I64, "prompts, turns or tokens behind the value"),
+    _col("count", I64, "prompts behind the value; logprob_good, logprob_bad: turns; logprob_neutral, kl_neutral: "
+         "passages"),
 ]))  # fmt: skip
 
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}

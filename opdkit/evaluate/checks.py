@@ -8,13 +8,16 @@ A file of prompts has one JSON object a line:
 `match`: every pattern is found (Python's re.search); `absent`: none of them is; both may be given, and
 `"ignore_case": true`. `^` and `$` stand for the ends of the whole reply unless a pattern begins with `(?m)`.
 `judge`: a criterion that a judge model votes on. `id` (default: the line) and `domain` (the rows that the tables put
-together) may be left out; other fields of a row are left alone.
+together) may be left out. `"corrected": true` says that the logs correct replies like this one, `false` that they do
+not, so that whatever changes there was not asked for; where rows have it, the scores also put all `true` rows together
+as "corrected" and all `false` ones as "uncorrected". Other fields of a row are left alone.
 """
 
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ from opdkit.logs.conversation import Unreadable
 from opdkit.logs.messages import message, read_messages
 from opdkit.logs.openai import read_tools
 
+# Domains that the scores make themselves: everything, and what the logs correct or do not.
+ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
+POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
 _FIELDS = ("match", "absent", "ignore_case", "judge")
 
 
@@ -57,6 +63,17 @@ class HeldOutPrompt:
     messages: list[JSON]  # tables.MESSAGE
     tools: str | None
     check: Patterns | Criterion
+    corrected: bool | None = None  # whether the logs correct such replies; None: the row does not say
+
+    def domains(self) -> tuple[str, ...]:
+        """The domains that it counts in: its own, and those that put several together."""
+        pooled = () if self.corrected is None else (CORRECTED if self.corrected else UNCORRECTED,)
+        return (ALL, *pooled, self.domain)
+
+    def text(self) -> str:
+        """All that a reply may take up from it: what was said, called and thought, and the tool definitions."""
+        said = [(m["content"], m["reasoning"], *(c["arguments"] for c in m["tool_calls"])) for m in self.messages]
+        return "\n".join(text for text in (*chain.from_iterable(said), self.tools) if text)
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
@@ -91,10 +108,14 @@ def _prompt(row: Any, line: int) -> HeldOutPrompt:
     for name in ("id", "domain"):
         if not isinstance(row[name], str) or not row[name]:
             raise ValueError(f"{name!r} must be a text that is not empty")
-    if row["domain"] == "all":
-        raise ValueError("the domain 'all' stands for everything in the tables; use another name")
-    tools = read_tools(row.get("tools"))
-    return HeldOutPrompt(row["id"], row["domain"], _messages(row), tools, _check(row.get("check")))
+    if row["domain"] in POOLED:
+        meaning = POOLED[row["domain"]]
+        raise ValueError(f"the domain {row['domain']!r} stands for {meaning} in the tables; use another name")
+    corrected = row.get("corrected", False)
+    if not isinstance(corrected, bool):
+        raise ValueError("'corrected' must be true or false")
+    messages, tools, check = _messages(row), read_tools(row.get("tools")), _check(row.get("check"))
+    return HeldOutPrompt(row["id"], row["domain"], messages, tools, check, row.get("corrected"))
 
 
 def _messages(row: JSON) -> list[JSON]:

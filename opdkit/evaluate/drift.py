@@ -1,8 +1,8 @@
-"""How far a model has moved: on logged replies, and on text that has nothing to do with what it was taught."""
+"""How far a model has moved: on logged replies, on its own earlier replies, and on text that nothing pushes on."""
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,11 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
 from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.scoring import batches, response_logits, score, token_logprobs
+from opdkit.scoring import batches, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
 
 # Enough for an interval of a few hundredths of a nat; more would only take longer.
 MAX_TURNS, MAX_PASSAGES, PASSAGE_TOKENS = 512, 256, 512
-# Logits of two models over the whole vocabulary are held at once: at V = 152k these are 2.5 GB.
-KL_TOKENS, _ROWS = 2048, 256
 
 
 @dataclass(frozen=True)
@@ -84,25 +82,37 @@ def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str
     return [ScoredSequence(ids[:1], ids[1:]) for ids in encoded if len(ids) > 1]
 
 
-def passage_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batch_tokens: int) -> list[Shift]:
-    """For each passage, its log-prob under both models and KL(before || after) over the whole vocabulary."""
-    found: dict[int, Shift] = {}
-    for batch in batches([len(s) for s in sequences], min(batch_tokens, KL_TOKENS)):
-        found.update(zip(batch, _batch_shifts(before, after, [sequences[i] for i in batch]), strict=True))
-    return [found[i] for i in range(len(sequences))]
+# -- over the whole vocabulary --------------------------------------------------------------------------------------
+
+
+def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batch_tokens: int) -> list[Shift]:
+    """For each response, its log-prob under both models and the sum of KL(before || after) at its positions.
+
+    The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a model that is sure of
+    itself samples the same reply again and again.
+    """
+    keys = [(*s.prompt_ids, -1, *s.response_ids) for s in sequences]
+    distinct = dict(zip(keys, sequences, strict=True))
+    found: dict[tuple[int, ...], Shift] = {}
+    for batch in batches([len(s) for s in distinct.values()], batch_tokens):
+        some = [list(distinct.items())[i] for i in batch]
+        shifts = _batch_shifts(before, after, [s for _, s in some])
+        found.update(zip((key for key, _ in some), shifts, strict=True))
+    return [found[key] for key in keys]
 
 
 @torch.inference_mode()
-def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) -> Iterator[Shift]:
-    old_NV, lengths = response_logits(before, sequences)
-    new_NV, _ = response_logits(after, sequences)
-    new_NV = new_NV.to(old_NV.device)
-    ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=old_NV.device)
-    rows = zip(old_NV.split(_ROWS), new_NV.split(_ROWS), ids_N.split(_ROWS), strict=True)
-    numbers_3N = torch.cat([torch.stack(_row_numbers(*row)) for row in rows], dim=1).double().cpu()
-    return iter(
-        [Shift(n, *part.sum(1).tolist()) for n, part in zip(lengths, numbers_3N.split(lengths, 1), strict=True)]
-    )
+def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) -> list[Shift]:
+    lengths = [len(s.response_ids) for s in sequences]
+    ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
+    numbers, start = [], 0
+    both = (response_logits_by_rows(model, sequences) for model in (before, after))
+    for old_nV, new_nV in zip(*both, strict=True):
+        ids_n = ids_N[start : start + len(old_nV)].to(old_nV.device)
+        numbers.append(torch.stack(_row_numbers(old_nV, new_nV.to(old_nV.device), ids_n)).double().cpu())
+        start += len(old_nV)
+    parts = torch.cat(numbers, dim=1).split(lengths, dim=1)
+    return [Shift(n, *part_3n.sum(1).tolist()) for n, part_3n in zip(lengths, parts, strict=True)]
 
 
 def _row_numbers(old_nV: Tensor, new_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:

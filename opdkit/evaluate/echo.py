@@ -13,7 +13,8 @@ The share before training says how often an ordinary reply looks like an echo; w
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from opdkit.chat import HINT_HEADER
 
@@ -64,23 +65,34 @@ def echo_of(reply: str, prompt: str, hints: Hints) -> str | None:
 
     `reply` is the whole of it, thinking included; `prompt` is everything the model had read.
     """
-    said, asked = _fold(reply), _fold(prompt)
-    for marker in _MARKER.finditer(said):
-        if marker[0] not in asked:
-            return marker[0]
-    for phrases, reason in _PHRASES.items():
-        if (phrase := phrases.search(said)) and not reason.search(asked):
-            return phrase[0].strip()
-    return _repeated(_words(said), _words(asked), hints)
-
-
-def _repeated(said: tuple[str, ...], asked: tuple[str, ...], hints: Hints) -> str | None:
-    prompt = f" {' '.join(asked)} "
-    for start in range(len(said) - MIN_WORDS + 1):
-        for hint in hints.get(said[start : start + MIN_WORDS], ()):
-            if said[start : start + len(hint)] == hint and f" {' '.join(hint)} " not in prompt:
-                return " ".join(hint)
+    asked = None
+    for echo, excused in _candidates(_fold(reply), hints):
+        asked = _fold(prompt) if asked is None else asked  # only now: prompts are long, and candidates rare
+        if not excused(asked):
+            return echo
     return None
+
+
+def _candidates(said: str, hints: Hints) -> Iterator[tuple[str, Callable[[str], object]]]:
+    """What looks like an echo, and what tells whether a (folded) prompt gives a reason for it."""
+    for marker in _MARKER.findall(said):
+        yield marker, partial(_has_text, marker)
+    for phrases, reason in _PHRASES.items():
+        if phrase := phrases.search(said):
+            yield phrase[0].strip(), reason.search
+    words = _words(said)
+    for start in range(len(words) - MIN_WORDS + 1):
+        for hint in hints.get(words[start : start + MIN_WORDS], ()):
+            if words[start : start + len(hint)] == hint:
+                yield " ".join(hint), partial(_has_words, hint)
+
+
+def _has_text(marker: str, asked: str) -> bool:
+    return marker in asked
+
+
+def _has_words(hint: tuple[str, ...], asked: str) -> bool:
+    return f" {' '.join(hint)} " in f" {' '.join(_words(asked))} "
 
 
 def _fold(text: str) -> str:

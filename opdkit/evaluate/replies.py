@@ -1,6 +1,6 @@
 """Replies of the models under evaluation: sampled with common random streams, and checked."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,11 +9,13 @@ from opdkit.config import JSON
 from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, verdict
+from opdkit.evaluate.echo import echo_of, index_hints
 from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
 from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
 from opdkit.models import token_generator
 from opdkit.sampling import Request, Sample, sample
+from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig
 
 
@@ -26,13 +28,19 @@ class Reply:
     sample: int
     text: str
     seen: str  # the text without its thinking: what checks look at
-    tokens: int
+    sequence: ScoredSequence  # the prompt and the reply as token ids, its stop token included
     finish_reason: str
     passed: bool | None = None
+    hint_echo: str | None = None  # what in it echoes a hint
+
+    @property
+    def tokens(self) -> int:
+        return len(self.sequence.response_ids)
 
     def row(self) -> JSON:
         return {"prompt_id": self.prompt.id, "domain": self.prompt.domain, "model": self.model, "sample": self.sample,
-                "reply": self.text, "finish_reason": self.finish_reason, "passed": self.passed}  # fmt: skip
+                "reply": self.text, "finish_reason": self.finish_reason, "passed": self.passed,
+                "hint_echo": self.hint_echo}  # fmt: skip
 
 
 def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: int) -> list[int]:
@@ -67,13 +75,27 @@ def generate(
                        stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
         for (prompt, ids), draws in zip(asked, drawn, strict=True):
             thinking = chat.opens_thinking(ids)
-            replies += [_reply(prompt, label, k, draw, chat, thinking) for k, draw in zip(numbers, draws, strict=True)]
+            for k, draw in zip(numbers, draws, strict=True):
+                text = _text(chat, draw)
+                seen, sequence = visible(text, thinking), ScoredSequence(ids, draw.ids)
+                replies.append(Reply(prompt, label, k, text, seen, sequence, draw.finish_reason))
     return replies
 
 
-def _reply(prompt: HeldOutPrompt, label: str, number: int, draw: Sample, chat: Chat, thinking: bool) -> Reply:
-    text = chat.text(draw.ids[:-1] if draw.finish_reason == "stop" else draw.ids)
-    return Reply(prompt, label, number, text, visible(text, thinking), len(draw.ids), draw.finish_reason)
+def _text(chat: Chat, draw: Sample) -> str:
+    return chat.text(draw.ids[:-1] if draw.finish_reason == "stop" else draw.ids)
+
+
+def measured(replies: Sequence[Reply]) -> list[Reply]:
+    """What lengths and the like are taken of: the sampled replies, the greedy ones where there are no others."""
+    return [r for r in replies if r.sample] or list(replies)
+
+
+def with_echoes(replies: Sequence[Reply], hints: Iterable[str]) -> list[Reply]:
+    """The replies with what in them echoes a hint, be it one of `hints` (see `opdkit.evaluate.echo`)."""
+    index = index_hints(hints)
+    prompts = {r.prompt.id: r.prompt.text() for r in replies}
+    return [replace(r, hint_echo=echo_of(r.text, prompts[r.prompt.id], index)) for r in replies]
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------

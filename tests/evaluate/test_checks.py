@@ -47,9 +47,24 @@ def test_id_and_domain_may_be_left_out(tmp_path) -> None:
     assert [(p.id, p.domain) for p in found] == [("line-1", "prompts"), ("line-2", "prompts")]
 
 
+def test_what_the_logs_correct_may_be_said(tmp_path) -> None:
+    rows = [GOOD, GOOD | {"id": "b", "corrected": True}, GOOD | {"id": "c", "corrected": False}]
+    found = read_prompts(prompts_file(tmp_path, *rows))
+    assert [p.corrected for p in found] == [None, True, False]
+    assert [p.domains() for p in found] == [
+        ("all", "dates"), ("all", "corrected", "dates"), ("all", "uncorrected", "dates"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("row", "message"), [
     ('{"id": ', "line 2: "), ("[1]", "JSON object"), ({}, "'prompt'"), (GOOD | {"id": ""}, "'id'"), (GOOD, "twice"),
-    (GOOD | {"id": "b", "domain": "all"}, "'all'"), (GOOD | {"id": "b", "messages": []}, "not both"),
+    (GOOD | {"id": "b", "domain": "all"}, "'all' stands for everything"),
+    (GOOD | {"id": "b", "domain": "corrected"}, "'corrected' stands for what the logs correct"),
+    (GOOD | {"id": "b", "domain": "uncorrected"}, "'uncorrected' stands for what the logs do not"),
+    (GOOD | {"id": "b", "corrected": 1}, "'corrected' must be true or false"),
+    (GOOD | {"id": "b", "corrected": "true"}, "'corrected' must be true or false"),
+    (GOOD | {"id": "b", "corrected": None}, "'corrected' must be true or false"),
+    (GOOD | {"id": "b", "messages": []}, "not both"),
     ({k: v for k, v in GOOD.items() if k != "prompt"} | {"id": "b"}, "not both"),
     (GOOD | {"id": "b", "prompt": " "}, "not empty"),
     ({"id": "b", "domain": "d", "messages": [{"role": "assistant", "content": "x"}], "check": GOOD["check"]},

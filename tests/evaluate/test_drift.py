@@ -7,7 +7,7 @@ import torch
 from conftest import save_tiny_model
 
 from opdkit.errors import ConfigError
-from opdkit.evaluate.drift import few, kl_divergence, neutral_passages, passage_sequences, passage_shifts, reply_shifts
+from opdkit.evaluate.drift import few, kl_divergence, kl_shifts, neutral_passages, passage_sequences, reply_shifts
 from opdkit.models import load_model
 from opdkit.scoring import Sequence
 
@@ -33,7 +33,7 @@ def test_kl_worked_by_hand_and_against_torch() -> None:
 def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_tokenizer) -> None:
     texts = ["The tool returned an error.", "thanks", "No, I said the other file, please."]
     sequences = passage_sequences(plain_tokenizer, texts)
-    for shift, text in zip(passage_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
+    for shift, text in zip(kl_shifts(*models, sequences, batch_tokens=40), texts, strict=True):
         ids = torch.tensor([plain_tokenizer(text)["input_ids"]])
         with torch.no_grad():
             old, new = (m(input_ids=ids).logits[0, :-1].double().log_softmax(-1) for m in models)
@@ -45,7 +45,39 @@ def test_passages_are_measured_as_a_plain_forward_measures_them(models, plain_to
 
 def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
     sequences = passage_sequences(plain_tokenizer, ["hello world", "def main():"])
-    assert all(s.kl == 0 and s.before == s.after for s in passage_shifts(models[0], models[0], sequences, 100))
+    assert all(s.kl == 0 and s.before == s.after for s in kl_shifts(models[0], models[0], sequences, 100))
+
+
+def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models, monkeypatch) -> None:
+    """pitfall 1: the first token of a reply is scored by the last of its prompt. pitfall 27: a few rows at a time."""
+    sequences = [
+        Sequence([5, 6, 7], [8, 9]),
+        Sequence([5, 6], [7, 8, 9]),
+        Sequence([3], [4] * 9),
+        Sequence([3], [4] * 9),
+    ]
+    monkeypatch.setattr("opdkit.scoring._LOGITS", 4 * models[0].config.vocab_size)
+    read = []
+    handle = models[0].lm_head.register_forward_hook(lambda _module, _args, output: read.append(output.shape[1]))
+    shifts = kl_shifts(*models, sequences, batch_tokens=12)
+    handle.remove()
+    assert sum(read) == 2 + 3 + 9
+    assert max(read) == 4
+    for shift, sequence in zip(shifts, sequences, strict=True):
+        ids = torch.tensor([sequence.prompt_ids + sequence.response_ids])
+        with torch.no_grad():
+            old, new = (m(input_ids=ids).logits[0, :-1].double().log_softmax(-1) for m in models)
+        rows = slice(len(sequence.prompt_ids) - 1, None)
+        kl = torch.distributions.kl_divergence(*(torch.distributions.Categorical(logits=x[rows]) for x in (old, new)))
+        assert shift.tokens == len(sequence.response_ids) == len(kl)
+        assert shift.kl == pytest.approx(kl.sum().item(), abs=1e-4)
+
+
+def test_a_longer_prompt_is_not_a_shorter_reply(models) -> None:
+    """The same ids, divided at another place, are two sequences."""
+    one, two = kl_shifts(*models, [Sequence([1, 2], [3]), Sequence([1], [2, 3])], 100)
+    assert (one.tokens, two.tokens) == (1, 2)
+    assert two.kl > one.kl > 0
 
 
 def test_only_sampled_tokens_of_a_reply_count(models) -> None:

@@ -7,16 +7,18 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import save_tiny_model
-from scored_runs import toy_sessions, write_run
+from scored_runs import Said, Toy, toy_sessions, write_run
 
 from opdkit import evaluate, train
+from opdkit.chat import Chat
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import HeldOutPrompt, Patterns
-from opdkit.evaluate.replies import Reply
-from opdkit.evaluate.stage import reply_scores
+from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.replies import generate
+from opdkit.models import load_model
 from opdkit.stages import EvalConfig, TrainConfig
-from opdkit.store import read_all
+from opdkit.store import manifest, read_all
 
 ANYTHING = {"match": ["."]}
 
@@ -51,15 +53,18 @@ def scores(run: Path) -> dict[tuple[str, str], dict]:
     return {(row["metric"], row["domain"]): row for row in read_all(run, "scores")}
 
 
+def replies(run: Path) -> dict[tuple[str, str, int], dict]:
+    return {(row["prompt_id"], row["model"], row["sample"]): row for row in read_all(run, "replies")}
+
+
 # -- the stage ------------------------------------------------------------------------------------------------------
 
 
 def test_a_trained_model_is_compared_with_the_one_before(run, tmp_path, capsys) -> None:
     prompts = prompts_file(tmp_path, easy=ANYTHING, never={"match": ["no model says this"]})
     summary = evaluate.run(config(run, prompts))
-    replies = list(read_all(run, "replies"))
-    assert len(replies) == summary.counters.extra["replies"] == 4 * 3 * 2
-    assert {(r["prompt_id"], r["model"], r["sample"]) for r in replies} == {
+    assert len(replies(run)) == summary.counters.extra["replies"] == 4 * 3 * 2
+    assert replies(run).keys() == {
         (f"{d}-{n}", m, k) for d in ("easy", "never") for n in range(2) for m in ("before", "after") for k in range(3)
     }
     found = scores(run)
@@ -70,6 +75,8 @@ def test_a_trained_model_is_compared_with_the_one_before(run, tmp_path, capsys) 
     assert found["logprob_bad", "all"]["difference"] < 0
     assert found["kl_neutral", "all"]["difference"] > 0
     assert found["kl_neutral", "all"]["before"] == 0.0
+    assert found["kl_replies", "all"]["count"] == 4
+    assert all(found["kl_replies", d]["difference"] > 0 == found["kl_replies", d]["before"] for d in ("easy", "never"))
     for row in found.values():
         if row["low"] is not None:
             assert row["low"] <= row["difference"] <= row["high"]
@@ -106,11 +113,11 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
 
 def test_a_reply_does_not_depend_on_the_other_prompts(run, tmp_path) -> None:
     evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING, never={"match": ["q"]})))
-    both = {(r["prompt_id"], r["model"], r["sample"]): r["reply"] for r in read_all(run, "replies")}
+    both = replies(run)
     evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), overwrite=True, limit=1))
-    alone = {(r["prompt_id"], r["model"], r["sample"]): r["reply"] for r in read_all(run, "replies")}
+    alone = replies(run)
     assert len(alone) == 6
-    assert all(both[key] == reply for key, reply in alone.items())
+    assert all(both[key]["reply"] == row["reply"] for key, row in alone.items())
 
 
 def test_held_out_sessions_are_measured_apart(tmp_path, plain_model_dir, capsys) -> None:
@@ -130,6 +137,57 @@ def test_neutral_text_from_a_file(run, tmp_path) -> None:
     (tmp_path / "text").write_text("def main():\nhello world thanks\n")
     evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), neutral=str(tmp_path / "text")))
     assert scores(run)["kl_neutral", "all"]["count"] == 2
+
+
+def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, plain_model_dir, plain_tokenizer) -> None:
+    """KL(before || after) at every position of its sampled replies, against a plain forward of each."""
+    prompts = prompts_file(tmp_path, easy=ANYTHING, never={"match": ["q"]})
+    rows = [json.loads(line) | {"corrected": "easy" in line} for line in prompts.read_text().splitlines()]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    evaluate.run(config(run, prompts))
+    found = scores(run)
+    models = [load_model(str(path), device="cpu", dtype="float32") for path in (plain_model_dir, run / "train/model")]
+    chat = Chat(plain_tokenizer, {})
+    asked = [(p, chat.prompt_ids(p.messages, p.tools)) for p in read_prompts(prompts)]
+    own = generate("before", models[0], chat, asked, config(run, prompts))
+    for domains, name in (("all", "say"), ("corrected", "easy"), ("uncorrected", "never"), ("easy", "easy")):
+        kl, tokens = 0.0, 0
+        for reply in (r for r in own if r.sample and name in r.prompt.messages[0]["content"]):
+            assert replies(run)[reply.prompt.id, "before", reply.sample]["reply"] == reply.text
+            ids = torch.tensor([reply.sequence.prompt_ids + reply.sequence.response_ids])
+            with torch.no_grad():
+                rows_V = [m(ids).logits[0, len(reply.sequence.prompt_ids) - 1 : -1].double() for m in models]
+            old, new = (torch.distributions.Categorical(logits=x) for x in rows_V)
+            kl += torch.distributions.kl_divergence(old, new).sum().item()
+            tokens += reply.tokens
+        assert found["kl_replies", domains]["after"] == pytest.approx(kl / tokens, rel=1e-4)
+
+
+def test_a_hint_of_the_run_in_a_reply_is_an_echo(run, tmp_path, plain_model_dir) -> None:
+    """The hint is what the model happens to say, so that it is found where it was said and nowhere else."""
+    options = {"model": str(plain_model_dir), "trained": str(plain_model_dir), "max_new_tokens": 24}
+    prompts = prompts_file(tmp_path, easy=ANYTHING, other=ANYTHING)
+    evaluate.run(config(run, prompts, **options))
+    assert {row["hint_echo"] for row in replies(run).values()} == {None}
+    said = max((row["reply"] for row in replies(run).values() if row["sample"]), key=lambda text: len(text.split()))
+    toys = [Toy("toy", [Said("red", 1, said), Said("blue", -1, "Say blue")])]
+    judged = write_run(tmp_path / "judged", plain_model_dir, toys)
+    evaluate.run(config(judged, prompts, **options))
+    echoes = {key: row["hint_echo"] for key, row in replies(judged).items()}
+    assert {key for key, echo in echoes.items() if echo} == {k for k, r in replies(run).items() if said in r["reply"]}
+    share = sum(echo is not None for (_, model, sample), echo in echoes.items() if model == "after" and sample) / 8
+    assert scores(judged)["hint_echo", "all"]["after"] == scores(judged)["hint_echo", "all"]["before"] == share > 0
+    assert "judge" in manifest(judged, "eval")["plan"]["upstream"]
+
+
+def test_two_models_can_be_compared_without_any_logs(tmp_path, plain_model_dir, plain_tokenizer) -> None:
+    other = save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1)
+    options = {"model": str(plain_model_dir), "trained": str(other)}
+    evaluate.run(config(tmp_path / "bare", prompts_file(tmp_path, easy=ANYTHING), samples=0, **options))
+    found = scores(tmp_path / "bare")
+    assert found["kl_replies", "all"]["difference"] > 0  # of the greedy replies
+    assert found["kl_replies", "all"]["count"] == 2
+    assert not {"kl_neutral", "logprob_good", "passed_sampled"} & {metric for metric, _ in found}
 
 
 # -- judged checks --------------------------------------------------------------------------------------------------
@@ -175,30 +233,6 @@ def test_a_judge_that_makes_no_sense_gives_no_verdict(run, tmp_path, plain_model
     row = scores(run)["passed_greedy", "all"]
     assert (row["before"], row["after"], row["count"]) == (None, None, 0)
     assert "no verdict" in capsys.readouterr().err
-
-
-# -- the arithmetic -------------------------------------------------------------------------------------------------
-
-
-def reply(prompt_id: str, model: str, sample: int, passed: bool | None, domain: str = "d") -> Reply:
-    prompt = HeldOutPrompt(prompt_id, domain, [], None, Patterns((), ()))
-    return Reply(prompt, model, sample, "x", "x", 10 if model == "after" else 5, "stop", passed)
-
-
-def test_shares_are_means_over_prompts_worked_by_hand() -> None:
-    replies = [reply("a", "before", k, p) for k, p in ((1, False), (2, False))]
-    replies += [reply("a", "after", k, p) for k, p in ((1, True), (2, None))]  # a null vote leaves one reply
-    replies += [reply("b", "before", k, p, "e") for k, p in ((1, True), (2, False))]
-    replies += [reply("b", "after", k, p, "e") for k, p in ((1, True), (2, True))]
-    replies += [reply("c", "before", 1, None), reply("c", "after", 1, True)]  # nothing to compare with
-    rows = {(r["metric"], r["domain"]): r for r in reply_scores(replies, seed=0)}
-    row = rows["passed_sampled", "all"]
-    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.25, 1.0, 0.75, 2)
-    assert (row["low"], row["high"]) == (0.5, 1.0)
-    assert rows["passed_sampled", "e"]["difference"] == 0.5
-    assert rows["passed_sampled", "e"]["low"] is None  # one prompt says nothing about the spread
-    assert rows["reply_tokens", "all"]["difference"] == 5
-    assert ("passed_greedy", "all") not in rows
 
 
 # -- what it refuses ------------------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""From replies and shifts to rows of `scores`: by hand, and against plain loops."""
+
+import math
+import random
+
+import pytest
+
+from opdkit.evaluate.checks import HeldOutPrompt, Patterns
+from opdkit.evaluate.drift import Shift
+from opdkit.evaluate.replies import Reply, with_echoes
+from opdkit.evaluate.scores import logprob_score, neutral_kl_score, reply_kl_scores, reply_scores
+from opdkit.logs.messages import message
+from opdkit.scoring import Sequence
+
+
+def reply(
+    prompt_id: str, model: str, sample: int, passed: bool | None = True, domain: str = "d",
+    corrected: bool | None = None, text: str = "x", tokens: int | None = None,
+) -> Reply:  # fmt: skip
+    prompt = HeldOutPrompt(prompt_id, domain, [message("user", "say x")], None, Patterns((), ()), corrected)
+    sequence = Sequence([1], [2] * (tokens or (10 if model == "after" else 5)))
+    return Reply(prompt, model, sample, text, text, sequence, "stop", passed)
+
+
+def by_key(rows: list[dict]) -> dict[tuple[str, str], dict]:
+    return {(row["metric"], row["domain"]): row for row in rows}
+
+
+def test_shares_are_means_over_prompts_worked_by_hand() -> None:
+    replies = [reply("a", "before", k, p) for k, p in ((1, False), (2, False))]
+    replies += [reply("a", "after", k, p) for k, p in ((1, True), (2, None))]  # a null vote leaves one reply
+    replies += [reply("b", "before", k, p, "e") for k, p in ((1, True), (2, False))]
+    replies += [reply("b", "after", k, p, "e") for k, p in ((1, True), (2, True))]
+    replies += [reply("c", "before", 1, None), reply("c", "after", 1, True)]  # nothing to compare with
+    rows = by_key(reply_scores(replies, seed=0))
+    row = rows["passed_sampled", "all"]
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.25, 1.0, 0.75, 2)
+    assert (row["low"], row["high"]) == (0.5, 1.0)
+    assert rows["passed_sampled", "e"]["difference"] == 0.5
+    assert rows["passed_sampled", "e"]["low"] is None  # one prompt says nothing about the spread
+    assert rows["reply_tokens", "all"]["difference"] == 5
+    assert ("passed_greedy", "all") not in rows
+
+
+def test_what_the_logs_correct_is_put_together() -> None:
+    """A prompt that does not say counts in neither, and a domain may hold both kinds."""
+    kinds = {"a": ("d", True), "b": ("d", False), "c": ("e", True), "f": ("g", None)}
+    replies = [
+        reply(name, model, sample, model == "after" and bool(corrected), domain, corrected)
+        for name, (domain, corrected) in kinds.items() for model in ("before", "after") for sample in (0, 1)
+    ]  # fmt: skip
+    rows = reply_scores(replies, seed=0)
+    metrics = ("passed_sampled", "passed_greedy", "reply_tokens", "cut_off", "hint_echo")
+    domains = ("all", "corrected", "uncorrected", "d", "e", "g")
+    assert [(r["domain"], r["metric"]) for r in rows] == [(d, m) for d in domains for m in metrics]
+    found = by_key(rows)
+    assert [found["passed_sampled", d]["after"] for d in domains] == [0.5, 1.0, 0.0, 0.5, 1.0, 0.0]
+    assert [found["passed_greedy", d]["count"] for d in domains] == [4, 2, 1, 2, 1, 1]
+    assert {r["domain"] for r in reply_scores([r for r in replies if r.prompt.corrected is None], 0)} == {"all", "g"}
+    assert {r["domain"] for r in reply_scores([r for r in replies if r.prompt.corrected], 0)} == {
+        "all", "corrected", "d", "e",
+    }  # fmt: skip
+
+
+def test_echoes_are_counted_in_sampled_replies_and_in_greedy_ones_where_there_are_no_others() -> None:
+    before = [reply("a", "before", k) for k in range(3)]
+    after = [reply("a", "after", 0, text="As you hinted: x."), reply("a", "after", 1),
+             reply("a", "after", 2, text="I say it in three letters, x.")]  # fmt: skip
+    replies = with_echoes([*before, *after], ["Say it in three letters", "Say x."])
+    assert [r.hint_echo for r in replies] == [None] * 3 + ["as you hinted", None, "say it in three letters"]
+    row = by_key(reply_scores(replies, 0))["hint_echo", "all"]
+    assert (row["before"], row["after"]) == (0.0, 0.5)
+    assert replies[3].row()["hint_echo"] == "as you hinted"
+    greedy = by_key(reply_scores([r for r in replies if not r.sample], 0))["hint_echo", "all"]
+    assert (greedy["before"], greedy["after"]) == (0.0, 1.0)
+
+
+# -- KL -------------------------------------------------------------------------------------------------------------
+
+
+def test_kl_is_a_mean_over_tokens_and_prompts_are_drawn_whole_worked_by_hand() -> None:
+    replies = [reply("a", "before", 1, corrected=True), reply("a", "before", 2, corrected=True),
+               reply("b", "before", 1, domain="e", corrected=False)]  # fmt: skip
+    shifts = [Shift(2, -1.0, -2.0, 1.0), Shift(2, -1.0, -2.0, 3.0), Shift(4, -1.0, -2.0, 8.0)]
+    found = by_key(reply_kl_scores(replies, shifts, seed=0))
+    row = found["kl_replies", "all"]
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.0, 1.5, 1.5, 2)
+    assert (row["low"], row["high"]) == (1.0, 2.0)  # both draws prompt a, or both prompt b
+    assert found["kl_replies", "corrected"]["after"] == found["kl_replies", "d"]["after"] == 1.0
+    assert found["kl_replies", "uncorrected"]["after"] == found["kl_replies", "e"]["after"] == 2.0
+    assert found["kl_replies", "e"]["low"] is None
+    assert list(found) == [("kl_replies", d) for d in ("all", "corrected", "uncorrected", "d", "e")]
+
+
+def test_prompts_with_longer_replies_weigh_more() -> None:
+    rng = random.Random(0)
+    replies, shifts = [], []
+    for n in range(30):
+        for k in (1, 2):
+            replies.append(reply(f"p{n}", "before", k, domain=f"d{n % 3}"))
+            shifts.append(Shift(rng.randint(1, 50), -1.0, -1.0, rng.random() * 9))
+    found = by_key(reply_kl_scores(replies, shifts, seed=0))
+    for domain in ("all", "d0", "d1", "d2"):
+        mine = [s for r, s in zip(replies, shifts, strict=True) if domain in ("all", r.prompt.domain)]
+        row = found["kl_replies", domain]
+        assert row["after"] == pytest.approx(sum(s.kl for s in mine) / sum(s.tokens for s in mine))
+        assert row["low"] < row["after"] < row["high"]
+        assert row["count"] == len(mine) / 2
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_is_no_number_is_left_out_and_said(broken: float, capsys) -> None:
+    """pitfall 2: never an invented value."""
+    replies = [
+        reply("a", "before", 1),
+        reply("a", "before", 2),
+        reply("b", "before", 1),
+        reply("c", "before", 1, domain="e"),
+    ]
+    shifts = [
+        Shift(1, -1.0, -1.0, 1.0),
+        Shift(1, -1.0, -1.0, broken),
+        Shift(1, -1.0, -1.0, 3.0),
+        Shift(1, 0, 0, broken),
+    ]
+    found = by_key(reply_kl_scores(replies, shifts, seed=0))
+    assert (found["kl_replies", "all"]["after"], found["kl_replies", "all"]["count"]) == (3.0, 1)
+    assert (found["kl_replies", "e"]["after"], found["kl_replies", "e"]["count"]) == (None, 0)
+    assert "2 of 3 are not finite" in capsys.readouterr().err
+    row = neutral_kl_score(shifts, seed=0)
+    assert (row["after"], row["count"]) == (2.0, 2)
+    row = logprob_score("logprob_good", [Shift(2, -4.0, -2.0), Shift(1, -1.0, broken)], seed=0)
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (-2.0, -1.0, 1.0, 1)
+    row = logprob_score("logprob_good", [Shift(1, broken, 0.0)], seed=0)
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (None, None, None, 0)

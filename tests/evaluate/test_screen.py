@@ -1,0 +1,71 @@
+"""The scores as people see them: what is shown, and that it fits."""
+
+import io
+from collections.abc import Sequence
+
+import pytest
+from rich.console import Console
+
+from opdkit.evaluate import screen
+from opdkit.evaluate.scores import METRICS
+
+POOLED = ("all", "corrected", "uncorrected")
+
+
+def rows(domains: tuple[str, ...], **values: float) -> list[dict]:
+    """Every metric in every domain; `values` are after training, 0.5 otherwise."""
+    return [
+        {"metric": metric, "domain": domain, "before": values.get(metric, 0.25), "after": values.get(metric, 0.5),
+         "difference": 0.25, "low": -123.456, "high": 0.5, "count": 1234}
+        for metric in METRICS for domain in domains
+    ]  # fmt: skip
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, scores: list[dict], replies: Sequence[dict] = (), width: int = 80
+) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    monkeypatch.setattr(screen, "stdout", console)
+    screen.show(scores, replies)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_row_is_a_line(monkeypatch, width) -> None:
+    lines = shown(monkeypatch, rows((*POOLED, "weather", "trains", "orders")), width=width)
+    assert max(map(len, lines)) <= width
+    assert len(lines) == 2 + len(METRICS) * 3 + 3 * 3 + 1
+    assert all(any(line.startswith(words) for line in lines) for words in METRICS.values())
+    assert sum("weather" in line for line in lines) == 3
+
+
+def test_a_long_or_odd_name_is_shown_whole_and_drives_nothing(monkeypatch) -> None:
+    name = "[bold]" + "a-domain-of-a-very-long-name" * 2 + "\x1b[31m"
+    lines = shown(monkeypatch, rows(("all", name, "b")))
+    assert max(map(len, lines)) <= 80
+    text = "".join("".join(line.split()) for line in lines)
+    assert "[bold]" in text
+    assert "\x1b" not in text
+
+
+def test_one_domain_is_everything(monkeypatch) -> None:
+    assert not any("weather" in line for line in shown(monkeypatch, rows(("all", "weather"))))
+
+
+def test_what_never_happens_is_one_line(monkeypatch) -> None:
+    """As many replies as were measured: the sampled ones, and the greedy ones where there are no others."""
+    sampled = [{"model": m, "sample": k} for m in ("before", "after") for k in range(5)]
+    lines = shown(monkeypatch, rows(POOLED, hint_echo=0.0, cut_off=0.0), [*sampled, {"model": "after", "sample": 1}])
+    assert lines[-3:-1] == [
+        "cut off by the limit: 0 of 5 replies, before 0 of 4",
+        "hint echo: 0 of 5 replies, before 0 of 4",
+    ]
+    greedy = [{"model": m, "sample": 0} for m in ("before", "after")]
+    assert "hint echo: 0 of 1 replies, before 0 of 1" in shown(monkeypatch, rows(POOLED, hint_echo=0.0), greedy)
+    assert sum(line.startswith("hint echo") for line in shown(monkeypatch, rows(POOLED))) == 1
+
+
+def test_nothing_to_compare_is_a_dash(monkeypatch) -> None:
+    row = rows(("all",))[0] | {"before": None, "after": None, "difference": None, "low": None, "high": None, "count": 0}
+    (line,) = [line for line in shown(monkeypatch, [row]) if "share passed" in line]
+    assert line.split()[3:] == ["all", "-", "-", "-", "-", "0"]
