@@ -225,6 +225,35 @@ class EvalConfig(ModelOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RolloutConfig(ModelOptions):
+    """`opdkit rollout`: hinted turns of one run -> sessions, turns and verdicts of another, with fresh replies."""
+
+    run: Path = argument("the new run directory", plan=False)
+    from_: Path = option(..., "the run whose hinted turns are answered afresh; its hints carry over", plan=False)
+    limit: int | None = option(None, "only the hinted turns of the first N sessions of --from, for a cheap trial",
+                               unit="sessions", low=1)  # fmt: skip
+    model: str = option(..., "the student as it is now: a folder in Hugging Face format, or a name on the hub")
+    samples: int = option(1, "replies to each prompt; several are a group for the --group-normalise of train",
+                          unit="replies", low=1)  # fmt: skip
+    max_new_tokens: int = option(512, "a longer reply is cut off", unit="tokens", low=1)
+    template_arg: tuple[str, ...] = option((), f"{_TEMPLATE_ARG_HELP} (default: those of the teacher stage of --from)")
+    judge_model: str | None = option(None, "model that says whether a reply does what the hint asks, which is its "
+                                     "reward: a path, or with --judge-url its name on the server (default: no "
+                                     "rewards)")  # fmt: skip
+    judge_url: str | None = option(None, "OpenAI-compatible server of the judge model", plan=False)
+    api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
+    batch_tokens: int = option(16384, "prompt tokens read at once", unit="tokens", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.run.resolve() == self.from_.resolve():
+            raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
+        if self.judge_url and not self.judge_model:
+            raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
+        check_server("--judge-url", self.judge_url)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig(StageConfig):
     """`opdkit run`: extract, judge, teacher and train with one configuration."""
 
@@ -253,6 +282,7 @@ STAGES: dict[str, tuple[type[StageConfig], str]] = {
     "teacher": (TeacherConfig, "opdkit.teacher:run"),
     "train": (TrainConfig, "opdkit.train:run"),
     "eval": (EvalConfig, "opdkit.evaluate:run"),
+    "rollout": (RolloutConfig, "opdkit.rollout:run"),
 }
 
 

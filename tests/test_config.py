@@ -8,7 +8,7 @@ import pytest
 
 from opdkit.config import StageConfig, build, fields_of, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
-from opdkit.stages import STAGES, EvalConfig, ExtractConfig, JudgeConfig, TrainConfig, configure
+from opdkit.stages import STAGES, EvalConfig, ExtractConfig, JudgeConfig, RolloutConfig, TrainConfig, configure
 
 PACKAGE = Path(__file__).parent.parent / "opdkit"
 RUN = Path("run")
@@ -45,7 +45,7 @@ def test_every_option_is_read_somewhere():
 
 def test_one_option_has_one_default_wherever_it_is_declared():
     """pitfall 29: two defaults for one option."""
-    assert JudgeConfig.api_key_env == EvalConfig.api_key_env
+    assert JudgeConfig.api_key_env == EvalConfig.api_key_env == RolloutConfig.api_key_env
     assert {cls.shard for cls, _ in STAGES.values()} == {"auto"}
 
 

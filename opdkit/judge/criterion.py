@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from opdkit.config import JSON
 from opdkit.judge.exchange import Ask
-from opdkit.judge.prompts import turn_text
+from opdkit.judge.prompts import defuse, quote, turn_text
 from opdkit.logs.messages import message
-from opdkit.stages import EvalConfig, JudgeConfig
+from opdkit.stages import EvalConfig, JudgeConfig, RolloutConfig
 
 _SYSTEM = (
     "You check one reply of an assistant against a criterion. "
@@ -31,10 +31,15 @@ def question_id(prompt_id: str, reply: str) -> str:
     return f"{prompt_id}:{hashlib.sha256(reply.encode()).hexdigest()[:16]}"
 
 
-def criterion_messages(messages: Sequence[JSON], criterion: str, reply: str) -> list[JSON]:
-    """The chat that asks a judge whether `reply` to `messages` meets the criterion."""
+def criterion_messages(messages: Sequence[JSON], criterion: str, reply: str, hint: str | None = None) -> list[JSON]:
+    """The chat that asks a judge whether `reply` to `messages` meets the criterion, which may speak of `hint`.
+
+    A hint was written by a model over a log: it is quoted like the rest.
+    """
     common = turn_text([*messages, message("assistant", reply)], len(messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
+    if hint is not None:
+        common += f"\n\n## Hint\n{quote(defuse(hint))}"
     ask = (
         f"## Question\nDoes the reply meet this criterion: {criterion}\n"
         "\\boxed{1}: it does. \\boxed{-1}: it does not. \\boxed{0}: it cannot be told.\n"
@@ -43,7 +48,12 @@ def criterion_messages(messages: Sequence[JSON], criterion: str, reply: str) -> 
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": f"{common}\n\n{ask}"}]
 
 
-def open_criterion_judge(config: EvalConfig) -> Ask:
+def hint_messages(messages: Sequence[JSON], hint: str, reply: str) -> list[JSON]:
+    """The chat that asks a judge whether `reply` to `messages` does what `hint` says."""
+    return criterion_messages(messages, "The reply does what the hint asks for.", reply, hint)
+
+
+def open_criterion_judge(config: EvalConfig | RolloutConfig) -> Ask:
     """The judge that `--judge-model` names: a local model, or with `--judge-url` one on a server."""
     judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local", model=config.judge_model,
                         base_url=config.judge_url, api_key_env=config.api_key_env, device=config.device,

@@ -41,7 +41,7 @@ def turn_text(messages: Sequence[Message], index: int, next_count: int, max_sect
     asked = _spoken(request) if request else ""
     came = "\n\n".join(f"(from the {_speaker(m)})\n{_spoken(m)}" for m in following)
     sections = (("Request", asked), ("Reply", _spoken(messages[index])), ("What came next", came))
-    return "\n\n".join(f"## {title}\n{_quote(_cut(text, max_section_chars))}" for title, text in sections)
+    return "\n\n".join(f"## {title}\n{quote(_cut(text, max_section_chars))}" for title, text in sections)
 
 
 def judge_messages(common: str, question: str) -> list[Message]:
@@ -76,5 +76,6 @@ def _cut(text: str, limit: int) -> str:
     return f"{text[:head]}\n[... {len(text) - head - tail:,} characters left out ...]\n{text[-tail:]}"
 
 
-def _quote(text: str) -> str:
+def quote(text: str) -> str:
+    """`text` line by line behind "| "."""
     return "\n".join(f"| {line}" for line in text.splitlines()) or "| (empty)"

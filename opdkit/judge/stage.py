@@ -126,7 +126,10 @@ def _verdict(
         max_chars=config.max_hint_chars,
     )
     shown = flags(case.messages, case.index, case.next_count, case.turn["finish_reason"])
-    _count(counters.extra, [*hint_votes, *reward_votes], reward.reward, choice, shown)
+    count_votes(counters.extra, [*hint_votes, *reward_votes])
+    count_reward(counters.extra, reward.reward)
+    _count_hint(counters.extra, choice)
+    _count_flags(counters.extra, shown, reward.reward)
     return {
         "turn_id": case.turn["turn_id"],
         "hint_votes": [v.row() for v in hint_votes],
@@ -143,23 +146,28 @@ def _verdict(
 # -- counting, and what it shows ------------------------------------------------------------------------------------
 
 
-def _count(
-    extra: Counter[str],
-    votes: Sequence[HintVote | RewardVote],
-    reward: int | None,
-    choice: hints.Choice,
-    shown: Sequence[str],
-) -> None:
+def count_votes(extra: Counter[str], votes: Sequence[HintVote | RewardVote]) -> None:
+    """Count the votes of a question, and those that failed by their kind."""
     extra["votes"] += len(votes)
     for vote in votes:
         if vote.error:
             extra["failed votes"] += 1
             extra[f"failed votes ({_kind(vote.error)})"] += 1
+
+
+def count_reward(extra: Counter[str], reward: int | None) -> None:
+    """Count one reward under its name: "rewards +1"."""
     extra["no reward" if reward is None else f"rewards {reward:+d}" if reward else "rewards 0"] += 1
+
+
+def _count_hint(extra: Counter[str], choice: hints.Choice) -> None:
     if choice.hint is not None:
         extra["hints"] += 1
     for reason, count in choice.rejected.items():
         extra[f"rejected hints ({reason})"] += count
+
+
+def _count_flags(extra: Counter[str], shown: Sequence[str], reward: int | None) -> None:
     for flag in shown:
         extra[f"flagged {flag}"] += 1
         if reward == 1:
@@ -186,10 +194,7 @@ def warnings(counters: Counters) -> list[str]:
         found.append(f"{share} {votes:,} votes failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}")
     if not extra["hints"]:
         found.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
-    rewards = {name: extra[name] for name in ("rewards +1", "rewards 0", "rewards -1") if extra[name]}
-    if len(rewards) == 1 and sum(rewards.values()) >= _FEW_REWARDS:
-        name, count = next(iter(rewards.items()))
-        found.append(f"all {count:,} rewards are {name.split()[1]}: they tell no reply from another")
+    found += all_alike(extra)
     for flag, words in _FLAGGED.items():
         rewarded, shown = extra[f"flagged {flag}, rewarded"], extra[f"flagged {flag}"]
         if 2 * rewarded > shown:
@@ -197,6 +202,15 @@ def warnings(counters: Counters) -> list[str]:
                 f"{rewarded:,} of {shown:,} turns {words} were rewarded +1: look at some before training on them"
             )
     return found
+
+
+def all_alike(extra: Counter[str]) -> list[str]:
+    """In words, when many rewards have one value."""
+    rewards = {name: extra[name] for name in ("rewards +1", "rewards 0", "rewards -1") if extra[name]}
+    if len(rewards) != 1 or sum(rewards.values()) < _FEW_REWARDS:
+        return []
+    name, count = next(iter(rewards.items()))
+    return [f"all {count:,} rewards are {name.split()[1]}: they tell no reply from another"]
 
 
 _REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars."}

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from opdkit.logs.conversation import JSON, Conversation, Note
+from opdkit.turn_ids import turn_id
 
 SIDE, EMPTY, TRUNCATED, NO_USER, NO_NEXT, DUPLICATE, RETRY = (
     "side",
@@ -35,7 +36,7 @@ def turns(session_id: str, conversation: Conversation) -> list[JSON]:
         reaction = _reaction(messages, index, end)
         skip = note.skip_reason or _skip_reason(messages, index, request, reaction, note)
         rows.append({
-            "turn_id": f"{session_id}:{index}",
+            "turn_id": turn_id(session_id, index),
             "session_id": session_id,
             "message_index": index,
             "next_count": end - index - 1,

@@ -1,20 +1,42 @@
 """The behaviour policy: who wrote the log, and whether that is the student. Imports nothing heavy."""
 
+import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 _MODEL = "sessions of another model"
 _LONGEST_NAME = 80  # characters of a logged name that are kept
+_WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
-def student_names(model: str) -> frozenset[str]:
-    """What a log may call the student: the name it was given, its folder's, and the one in its config.json."""
-    names: list[str | None] = [model]
+def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
+    """What a log may call the student: the name it was given, its folder's, the one in its config.json, its weights'.
+
+    `files` are the digests of a folder's files, as `model_identity` finds them.
+    """
+    names: list[str | None] = [model, weights_name(model, files)]
     folder = Path(model)
     if folder.is_dir():
         names += [folder.resolve().name, _name_in(folder / "config.json")]
     return frozenset(_bare(name) for name in names if name)
+
+
+def weights_name(model: str, files: Mapping[str, str]) -> str:
+    """What a rollout calls the model that it sampled from: "model@3fa9c2d1e07b", a folder and a digest of its weights.
+
+    The folders of all trainings are called `model`: the name alone would not tell one round from the next. A model on
+    the hub has its name alone.
+    """
+    digest = weights_digest(files)
+    return f"{Path(model).resolve().name}@{digest}" if digest else model
+
+
+def weights_digest(files: Mapping[str, str]) -> str | None:
+    """A digest of what decides a model folder's log-probs; None where there are no `files`."""
+    decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 
 
 def is_another(logged: str | None, student: frozenset[str]) -> bool:
@@ -42,8 +64,10 @@ def off_policy(extra: Mapping[str, int], model: str) -> str | None:
 
 
 def _bare(name: str) -> str:
-    """ "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name."""
-    return name.rstrip("/").rpartition("/")[2].casefold()
+    """ "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name; of a name with a digest, the digest is what counts."""
+    bare = name.rstrip("/").rpartition("/")[2].casefold()
+    with_digest = _WITH_DIGEST.fullmatch(bare)
+    return with_digest[1] if with_digest else bare
 
 
 def _name_in(config: Path) -> str | None:

@@ -167,12 +167,18 @@ def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:
     """Whether logged ids are this tokenizer's for the logged message: in range, and reading as what it says.
 
     White space aside, since templates and servers trim it. Beside the text there may be a little more (think and call
-    tags), not another message.
+    tags), not another message. Special tokens in the middle of a reply may be left out of the message, or stand there.
     """
     if not ids or not all(0 <= i < len(chat.tokenizer) for i in ids):
         return False
-    said = _squeezed(chat.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-    calls = message["tool_calls"]
+    return any(
+        _reads_as(chat.tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False), message)
+        for skip in (True, False)
+    )
+
+
+def _reads_as(text: str, message: Row) -> bool:
+    said, calls = _squeezed(text), message["tool_calls"]
     pieces = [message["reasoning"], message["content"], *(call["name"] for call in calls)]
     position, rest = 0, len(said)
     for piece in (_squeezed(p) for p in pieces if p):

@@ -12,7 +12,7 @@ from opdkit.models import context_length, load_model, load_tokenizer, same_token
 from opdkit.scoring import Mixture
 from opdkit.stages import TeacherConfig
 from opdkit.store import model_identity
-from opdkit.teacher.behavior import student_names
+from opdkit.teacher.behavior import student_names, weights_digest
 from opdkit.teacher.roster import parse_teachers, parse_weights, routed
 
 JSON = dict[str, Any]
@@ -93,7 +93,8 @@ def load_scorer(config: TeacherConfig) -> Scorer:
         weights = parse_weights(config.teacher_weight, list(paths))
         average = Teacher(tuple(policies.values()), tuple(weights.values())) if paths else Teacher((student,))
         teachers = {"": average}
-    return Scorer(student, teachers, config.teacher_route, longest, vocabulary, student_names(config.model))
+    names = student_names(config.model, model_identity(config.model).get("files", {}))
+    return Scorer(student, teachers, config.teacher_route, longest, vocabulary, names)
 
 
 def _load_teacher(
@@ -114,10 +115,8 @@ def _load_teacher(
 
 
 def _weights(name: str) -> str:
-    """What decides a model folder's log-probs, sizes and digests, as text; the name of a model on the hub."""
-    files = model_identity(name).get("files", {})
-    decisive = {k: v for k, v in files.items() if k == "config.json" or k.endswith(".safetensors")}
-    return repr(sorted(decisive.items())) if decisive else name
+    """A digest of what decides a model folder's log-probs; the name of a model on the hub."""
+    return weights_digest(model_identity(name).get("files", {})) or name
 
 
 def _refuse_what_no_model_can(

@@ -5,15 +5,19 @@ the hint. A turn that cannot be scored is dropped under a named reason and count
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, isfinite
 
 from opdkit.chat import ChatError
+from opdkit.config import parse_pairs
 from opdkit.console import progress, warn
+from opdkit.errors import ConfigError
 from opdkit.stages import TeacherConfig
-from opdkit.store import Counters, Stage, Summary, limited, mostly_dropped, part_count, read_part
+from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
@@ -31,13 +35,14 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
+    config = replace(config, template_arg=sampled_template_args(config))
     parts, inputs = part_count(config.run, "judge"), identities(config)
     stage = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"])
     if todo := stage.todo():
         scorer = load_scorer(config)
         for part in progress(todo, "teacher", len(todo), "parts"):
             with stage.writing(part) as out:
-                for session, judged in judged_sessions(config, part):
+                for session, judged in judged_sessions(config.run, part, config.limit):
                     out.rows("targets", list(session_rows(config, scorer, session, judged, out.counters)))
     summary = stage.summary()
     for message in warnings(config, summary.counters):
@@ -45,12 +50,32 @@ def run(config: TeacherConfig) -> Summary:
     return summary
 
 
-def judged_sessions(config: TeacherConfig, part: int) -> Iterator[tuple[Row, list[tuple[Row, Row]]]]:
-    """The sessions of a part with their judged turns, each as (turn, verdict), in the order of the verdicts."""
-    sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
+def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
+    """The chat template's arguments: in a run of fresh replies (`opdkit rollout`), those that they were sampled with.
+
+    Raises ConfigError when `--template-arg` says otherwise: the prompts would not be those that the replies answer.
+    """
+    sampled = manifest(config.run, "extract")["plan"]["config"].get("template_arg")
+    if sampled is None:
+        return config.template_arg
+    flag = "--template-arg"
+    if config.template_arg and parse_pairs(config.template_arg, flag) != parse_pairs(sampled, flag):
+        raise ConfigError(
+            f"{flag} {' '.join(config.template_arg)} differs from what the replies of {config.run} were sampled with "
+            f"({' '.join(sampled) or 'none'}); leave it out: the same arguments are used"
+        )
+    return tuple(sampled)
+
+
+def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[Row, list[tuple[Row, Row]]]]:
+    """The sessions of a part (of the first `limit` of the run) with their judged turns, each as (turn, verdict).
+
+    In the order of the verdicts.
+    """
+    sessions = read_part(run, "sessions", part)[: limited(run, part, limit)]
     session_of = {s["session_id"]: s for s in sessions}
-    turn_of = {t["turn_id"]: t for t in read_part(config.run, "turns", part)}
-    judged = [(turn_of[v["turn_id"]], v) for v in read_part(config.run, "verdicts", part)]
+    turn_of = {t["turn_id"]: t for t in read_part(run, "turns", part)}
+    judged = [(turn_of[v["turn_id"]], v) for v in read_part(run, "verdicts", part)]
     for session_id, group in groupby(judged, key=lambda pair: pair[0]["session_id"]):
         if session_id in session_of:
             yield session_of[session_id], list(group)

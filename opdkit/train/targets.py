@@ -20,6 +20,7 @@ from opdkit.chat import Chat, ChatError, without_first
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
+from opdkit.turn_ids import logged_session_id
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,9 @@ def held_out(session_id: str, share: float) -> bool:
     """Whether a session is kept out of training: the same answer in every stage, process and run.
 
     A hash, not a draw: a session stays where it is when others are added to the logs. Raising `share` adds sessions.
+    Fresh replies (`opdkit rollout`) stay where the session of the log is whose prompts they answer.
     """
-    digest = hashlib.sha256(f"holdout:{session_id}".encode()).digest()
+    digest = hashlib.sha256(f"holdout:{logged_session_id(session_id)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 

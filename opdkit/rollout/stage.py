@@ -1,0 +1,135 @@
+"""The loop of `opdkit rollout`: the on-policy round.
+
+The student as it is now answers the prompts of the hinted turns of a run afresh. Its replies are the sessions and
+turns of another run, the hints carry over, and `opdkit teacher` and `opdkit train` work on that run as on any other.
+
+Two tables' worth of work, one after the other, both by parts: replies (the `extract` stage of the new run), then
+verdicts on the committed replies (its `judge` stage). So whatever is killed in between, no prompt is answered twice,
+and the student is out of the way when a local judge is loaded.
+"""
+
+from dataclasses import replace
+
+from opdkit.config import JSON
+from opdkit.console import progress, say, warn
+from opdkit.errors import OpdkitError
+from opdkit.judge.stage import all_alike
+from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
+from opdkit.rollout.rewards import Judge, write_verdicts
+from opdkit.stages import RolloutConfig, home
+from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
+from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+
+_SOURCE = ("extract", "judge")
+
+
+def run(config: RolloutConfig) -> Summary:
+    """Answer the hinted turns of `--from`; parts that are done are skipped.
+
+    Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
+    replies are kept then, and the same command goes on with them.
+    """
+    config = replace(config, template_arg=template_arg(config))
+    parts = part_count(config.from_, "judge")
+    refuse_without_hints(config, parts)
+    replies, verdicts = open_stages(config, parts)
+    sample_parts(config, replies)
+    judge_parts(config, verdicts)
+    summary = both(replies.summary(), verdicts.summary())
+    if config.judge_model is None:
+        say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
+            "--judge-model gives rewards")  # fmt: skip
+    for message in warnings(config, summary.counters):
+        warn(message)
+    return summary
+
+
+def sample_parts(config: RolloutConfig, stage: Stage) -> None:
+    """Replies for the parts of this shard that have none yet."""
+    if todo := stage.todo():
+        student = load_student(config)
+        for part in progress(todo, "rollout", len(todo), "parts"):
+            with stage.writing(part) as out:
+                write_replies(config, student, part, out)
+
+
+def judge_parts(config: RolloutConfig, stage: Stage) -> None:
+    """Verdicts on the replies of this shard's parts that have none yet."""
+    if todo := stage.todo():
+        judge = Judge(config) if config.judge_model else None
+        for part in todo:
+            with stage.writing(part) as out:
+                write_verdicts(config, judge, part, out)
+
+
+# -- setting up -----------------------------------------------------------------------------------------------------
+
+
+def template_arg(config: RolloutConfig) -> tuple[str, ...]:
+    """`--template-arg`, or what the teacher stage of the source run rendered its prompts with."""
+    if config.template_arg or not (home(config.from_, "teacher") / "manifest.json").exists():
+        return config.template_arg
+    return tuple(manifest(config.from_, "teacher")["plan"]["config"]["template_arg"])
+
+
+def refuse_without_hints(config: RolloutConfig, parts: int) -> None:
+    """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
+    if not any(True for part in range(parts) for _ in hinted_turns(config, part)):
+        within = f" in its first {config.limit} sessions" if config.limit else ""
+        raise OpdkitError(
+            f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
+            f"line of `opdkit judge {config.from_}` why, and try a stronger --judge"
+            + (" or a larger --limit" if config.limit else "")
+        )
+
+
+def open_stages(config: RolloutConfig, parts: int) -> tuple[Stage, Stage]:
+    """The two stages of the new run that this command writes.
+
+    Who judges is no part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
+    costs no second sampling.
+    """
+    inputs: JSON = {
+        "model": model_identity(config.model),
+        "from": {stage: manifest(config.from_, stage)["fingerprint"] for stage in _SOURCE},
+    }
+    judge = {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
+    sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
+    try:
+        replies = _open(sampling, "extract", parts, inputs)
+    except OpdkitError:
+        if not config.overwrite:
+            raise
+        replies = _open(replace(sampling, overwrite=True), "extract", parts, inputs)
+    return replies, _open(config, "judge", parts, inputs | judge)
+
+
+def _open(config: RolloutConfig, stage: str, parts: int, inputs: JSON) -> Stage:
+    tables, upstream = ([VERDICTS], ["extract"]) if stage == "judge" else ([SESSIONS, TURNS, REJECTED], [])
+    return Stage.open(config, stage, tables, parts=parts, inputs=inputs, upstream=upstream, command="rollout")
+
+
+# -- what came of it ------------------------------------------------------------------------------------------------
+
+
+def both(replies: Summary, verdicts: Summary) -> Summary:
+    """One closing line for both stages: hinted turns in, replies out."""
+    counters = replies.counters
+    counters.seconds += verdicts.counters.seconds
+    counters.extra.update(verdicts.counters.extra)
+    return replace(verdicts, stage="rollout", counters=counters, where=replies.where)
+
+
+def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
+    """In words, what looks wrong with the replies as a whole."""
+    extra = counters.extra
+    found = mostly_dropped("rollout", counters)
+    if counters.dropped[NO_ROOM]:
+        found.append(f"{counters.dropped[NO_ROOM]:,} prompts leave less than --max-new-tokens {config.max_new_tokens} "
+                     "of what the model was built for: lower it")  # fmt: skip
+    if 2 * extra[CUT_OFF] > extra["replies"]:
+        found.append(f"{extra[CUT_OFF]:,} of {extra['replies']:,} replies were cut off: raise --max-new-tokens")
+    if 2 * extra["failed votes"] > extra["votes"]:
+        found.append(f"{extra['failed votes']:,} of {extra['votes']:,} votes failed, {extra['no reward']:,} replies "
+                     "have no reward: is --judge-model a chat model that does as it is told?")  # fmt: skip
+    return found + all_alike(extra)

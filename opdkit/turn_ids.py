@@ -1,0 +1,34 @@
+"""How turns and sessions are named: a turn after its session, a session that was sampled after the turn it answers.
+
+chat.jsonl:17               a session of a log
+chat.jsonl:17:3             its message 3
+chat.jsonl:17:3/rollout-0   the session of `opdkit rollout` that answers anew what message 3 answered
+"""
+
+import re
+
+_SAMPLED = "/rollout-"
+_ROLLOUTS = re.compile(rf"(?::\d+{_SAMPLED}\d+)+\Z")
+
+
+def turn_id(session_id: str, message_index: int) -> str:
+    return f"{session_id}:{message_index}"
+
+
+def rollout_session_id(answered: str, sample: int) -> str:
+    """The session of reply number `sample`, from 0, to the prompt of turn `answered`."""
+    return f"{answered}{_SAMPLED}{sample}"
+
+
+def answered_turn_id(session_id: str) -> str:
+    """The turn that a rollout's session answers anew."""
+    return session_id.rpartition(_SAMPLED)[0]
+
+
+def logged_session_id(session_id: str) -> str:
+    """The session of the log that a session goes back to, over any number of rollouts; its own name in a log.
+
+    >>> logged_session_id("chat.jsonl:17:3/rollout-0:3/rollout-2")
+    'chat.jsonl:17'
+    """
+    return _ROLLOUTS.sub("", session_id)

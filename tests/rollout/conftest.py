@@ -1,0 +1,40 @@
+"""A judged run, and what answers its hinted turns."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from judged_runs import three_parts, write_run
+from safetensors.torch import load_file, save_file
+
+from opdkit.models import load_tokenizer
+from opdkit.stages import RolloutConfig
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> Path:
+    """Three parts with two hinted turns each, beside turns without; no test writes into it."""
+    return write_run(tmp_path_factory.mktemp("source") / "run", three_parts())
+
+
+@pytest.fixture(scope="session")
+def student(tmp_path_factory, plain_model_dir) -> Path:
+    """A random model that stops within a dozen tokens about as often as not."""
+    folder = Path(shutil.copytree(plain_model_dir, tmp_path_factory.mktemp("student") / "model"))
+    weights = load_file(folder / "model.safetensors")
+    with torch.no_grad():
+        weights["lm_head.weight"][load_tokenizer(str(folder)).eos_token_id] *= -2.5
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture
+def config(source, tmp_path, student):
+    """A rollout into tmp_path/new: short replies, two to a prompt."""
+
+    def make(run: Path | None = None, **options) -> RolloutConfig:
+        defaults = {"from_": source, "model": str(student), "device": "cpu", "samples": 2, "max_new_tokens": 12}
+        return RolloutConfig(run=run or tmp_path / "new", **(defaults | options))
+
+    return make
