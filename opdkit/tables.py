@@ -59,7 +59,7 @@ SESSIONS = Table("extract", "sessions", 1, pa.schema([
     _col("session_id", STR, "unique in the run"),
     _col("source", STR, "input it came from"),
     _col("line", I64, "line of that input where it starts, from 1"),
-    _col("format", STR, "log format it was read as"),
+    _col("format", STR, "log format it was read as; rollout: fresh replies"),
     _col("model", STR, "behaviour policy, if the log says", null=True),
     _col("messages", _list(MESSAGE), "the conversation, stored once"),
     _col("tools", STR, "tool definitions, JSON as logged", null=True),

@@ -5,7 +5,7 @@ Its text is for people and for the judge.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -96,11 +96,10 @@ def write_replies(config: RolloutConfig, student: Student, part: int, out: PartW
     drawn = sample(student.model, requests, temperature=1.0, max_new_tokens=config.max_new_tokens,
                    stop_ids=student.chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
     for (hinted, _), draws in zip(asked, drawn, strict=True):
-        for g, draw in enumerate(draws):
-            if _usable(student, draw, out.counters):
-                session = session_row(student, hinted, g, draw)
-                out.rows("sessions", [session])
-                out.rows("turns", [turn_row(session, draw)])
+        for g, draw in _usable(student, draws, out.counters):
+            session = session_row(student, hinted, g, draw)
+            out.rows("sessions", [session])
+            out.rows("turns", [turn_row(session, draw)])
 
 
 def prompt_ids(student: Student, hinted: Hinted, max_new_tokens: int) -> list[int]:
@@ -113,18 +112,30 @@ def prompt_ids(student: Student, hinted: Hinted, max_new_tokens: int) -> list[in
     return ids
 
 
-def _usable(student: Student, draw: Sample, counters: Counters) -> bool:
-    """Whether a draw is a reply that every later stage can take as it is; the others are dropped and counted."""
+def _usable(student: Student, draws: Sequence[Sample], counters: Counters) -> Iterator[tuple[int, Sample]]:
+    """The draws of one prompt, each with its number, that every later stage can take as they are.
+
+    The others are counted; a turn that has none left is dropped.
+    """
+    reasons = [_why_not(student, draw) for draw in draws]
+    for g, (draw, reason) in enumerate(zip(draws, reasons, strict=True)):
+        if reason:
+            counters.extra[f"lost replies ({reason})"] += 1
+            continue
+        counters.extra["replies"] += 1
+        counters.extra["sampled tokens"] += len(draw.ids)
+        counters.extra[CUT_OFF] += draw.finish_reason == "length"
+        yield g, draw
+    if all(reasons):
+        counters.drop(str(reasons[0]))
+
+
+def _why_not(student: Student, draw: Sample) -> str | None:
     if not all(map(math.isfinite, draw.logprobs)):
-        counters.drop("log-probs are not finite")
-        return False
+        return "log-probs are not finite"
     if max(draw.ids) >= len(student.chat.tokenizer):  # models have rows to spare, for tokens that there are not
-        counters.drop("sampled a token that the tokenizer lacks")
-        return False
-    counters.extra["replies"] += 1
-    counters.extra["sampled tokens"] += len(draw.ids)
-    counters.extra[CUT_OFF] += draw.finish_reason == "length"
-    return True
+        return "a token that the tokenizer lacks"
+    return None
 
 
 def session_row(student: Student, hinted: Hinted, number: int, draw: Sample) -> JSON:

@@ -1,0 +1,22 @@
+"""What a rollout wrote, and what the teacher stage makes of it."""
+
+from pathlib import Path
+
+from opdkit import teacher
+from opdkit.stages import TeacherConfig
+from opdkit.store import read_all
+
+TABLES = ("sessions", "turns", "rejected", "verdicts")
+
+
+def rows(run: Path, table: str) -> list[dict]:
+    return list(read_all(run, table))
+
+
+def everything(run: Path) -> dict[str, list[dict]]:
+    return {table: rows(run, table) for table in TABLES}
+
+
+def scored(run: Path, model: Path | str, **options) -> list[dict]:
+    teacher.run(TeacherConfig(run=run, model=str(model), device="cpu", **options))
+    return rows(run, "targets")
