@@ -56,6 +56,19 @@ def test_what_the_logs_correct_may_be_said(tmp_path) -> None:
     ]  # fmt: skip
 
 
+def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"q": "a hint"}'}}
+    chat = [
+        {"role": "system", "content": "Be short."},
+        {"role": "assistant", "content": None, "reasoning": "A thought.", "tool_calls": [call]},
+        {"role": "tool", "content": "Found.", "tool_call_id": "1"},
+    ]
+    row = {"messages": chat, "tools": [{"type": "function", "description": "Finds."}], "check": GOOD["check"]}
+    (prompt,) = read_prompts(prompts_file(tmp_path, row))
+    for said in ("Be short.", "A thought.", '{"q": "a hint"}', "Found.", "Finds."):
+        assert said in prompt.text()
+
+
 @pytest.mark.parametrize(("row", "message"), [
     ('{"id": ', "line 2: "), ("[1]", "JSON object"), ({}, "'prompt'"), (GOOD | {"id": ""}, "'id'"), (GOOD, "twice"),
     (GOOD | {"id": "b", "domain": "all"}, "'all' stands for everything"),
