@@ -24,7 +24,7 @@ Hints = Mapping[tuple[str, ...], list[tuple[str, ...]]]  # first MIN_WORDS words
 # Emphasis and quotation marks say nothing here; typographic apostrophes are apostrophes.
 _FOLDED = str.maketrans(dict.fromkeys('*`"“”„«»') | {"’": "'", "‘": "'"})
 # Scripts that put no space between words: a character is a word.
-_UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+_UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"
 _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:['-][^\W{_UNSPACED}]+)*")
 
 _YOURS = r"(?:your|(?:the )?user's)(?: (?:earlier|previous|last|helpful))?"
