@@ -65,12 +65,12 @@ def hinted_turns(config: RolloutConfig, part: int) -> Iterator[Hinted]:
 
 def load_student(config: RolloutConfig) -> Student:
     """The model that answers, from disk or hub."""
-    chat_tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model)
     model = load_model(config.model, device=config.device, dtype=config.dtype)
     args = parse_pairs(config.template_arg, "--template-arg")
     return Student(
         model,
-        Chat(chat_tokenizer, args, model.generation_config.eos_token_id),
+        Chat(tokenizer, args, model.generation_config.eos_token_id),
         weights_name(config.model, model_identity(config.model).get("files", {})),
         known_context(model),
         model.get_input_embeddings().weight.shape[0],
