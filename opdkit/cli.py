@@ -18,7 +18,7 @@ EXAMPLES = {
     "extract": "opdkit extract runs/try sample_data/logs",
     "judge": "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
     "teacher": "opdkit teacher runs/try --model sample_data/model",
-    "train": "opdkit train runs/try --model sample_data/model --learning-rate 3e-4 --epochs 4 --batch-turns 8",
+    "train": "opdkit train runs/try --model sample_data/model --learning-rate 1e-3 --batch-turns 8",
     "eval": "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
     "rollout": "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
     "run": "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",

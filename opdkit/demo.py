@@ -27,7 +27,7 @@ def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
     """(stage, what it does in a newcomer's words, its configuration)."""
     data = sample_data()
     model = str(data / "model")
-    train = TrainConfig(run=directory, model=model, learning_rate=3e-4, epochs=3)
+    train = TrainConfig(run=directory, model=model, learning_rate=1e-3)
     evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
     return [
         ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),

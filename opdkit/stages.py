@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from opdkit.config import StageConfig, argument, build, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
-from opdkit.teacher.roster import check_roster
+from opdkit.roster import check_roster
 
 FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
 JUDGES = ("rules", "local", "endpoint")
-OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "alternate")
+OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 HINT_SELECTIONS = ("judge", "longest", "shortest", "score", "overlap")
 PLACEMENTS = ("last-user", "tail", "system")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -109,7 +109,7 @@ class TeacherConfig(ModelOptions):
                                        "the average of all")  # fmt: skip
     unhinted: bool = option(False, "also the teacher's log-probs without the hint, which tell the effect of the hint "
                             "from that of other weights")  # fmt: skip
-    support: int = option(0, "tokens stored at each position, with the log-probs of both models; 0 is none",
+    support: int = option(20, "tokens stored at each position, with the log-probs of both models; 0 is none",
                           unit="tokens", low=0, high=1000)  # fmt: skip
     support_of: str = option("student", "whose most likely tokens are stored", choices=("student", "teacher"))
     hint_select: str = option("judge", "which accepted hint the teacher reads: the judge's choice, or another one; "
@@ -133,9 +133,10 @@ class TrainConfig(ModelOptions):
 
     model: str = option(..., "the student: the model that the teacher stage scored")
     objective: str = option(
-        "opd", "opd: teacher - student on the logged token; binary: the reward; combine: both; topk: teacher - student "
-        "on the tokens of the support; hybrid: topk + binary; distill: divergence from the teacher over the support; "
-        "alternate: a step of binary on turns without a hint, a step of opd on those with one", choices=OBJECTIVES,
+        "blend", "opd: teacher - student on the logged token; binary: the reward; combine: opd + 0.2 binary; topk: "
+        "teacher - student on the tokens of the support; hybrid: topk + 0.2 binary; distill: divergence from the "
+        "teacher over the support; blend: distill + 0.1 binary; alternate: a step of binary on turns without a hint, "
+        "a step of opd on those with one", choices=OBJECTIVES,
     )  # fmt: skip
     reward_weight: float | None = option(None, "weight of the reward term (default: the objective's)", low=0.0)
     teacher_weight: float | None = option(None, "weight of the teacher term (default: the objective's)", low=0.0)
@@ -151,7 +152,7 @@ class TrainConfig(ModelOptions):
     dual_clip: float = option(0.0, "bound of the probability ratio where the advantage is negative, over 1; 0 is off",
                               low=0.0)  # fmt: skip
     divergence_alpha: float = option(
-        1.0, "0: forward KL(teacher, student), 1: reverse KL(student, teacher), between: generalised Jensen-Shannon "
+        0.5, "0: forward KL(teacher, student), 1: reverse KL(student, teacher), between: generalised Jensen-Shannon "
         "with the mixture (1 - this) student + this teacher", low=0.0, high=1.0,
     )  # fmt: skip
     kl_coef: float = option(0.0, "weight of the KL to the student before training; 0 is off", low=0.0)
@@ -163,6 +164,8 @@ class TrainConfig(ModelOptions):
     confidence_weight: bool = option(False, "teacher terms: weigh each token by the teacher's probability of it")
     behavior_cap: float = option(2.0, "tokens whose log-probs the log has are weighed by their probability under the "
                                  "student over that in the log, at most this; 0 is off", low=0.0)  # fmt: skip
+    blame_below: float = option(0.95, "a negative reward falls on the tokens that the student gave less than this "
+                                "probability; 1 is all of them", low=0.0, high=1.0)  # fmt: skip
     group_normalise: str = option(
         "off", "rewards of turns with the same prompt less their mean, over their standard deviation. repeated: a "
         "prompt that comes once keeps its reward; all: it gets 0", choices=("off", "repeated", "all"),
@@ -177,7 +180,8 @@ class TrainConfig(ModelOptions):
     batch_turns: int = option(16, "turns in one optimizer step, over all processes", unit="turns", low=1)
     micro_batch_tokens: int = option(8192, "tokens in one forward pass", unit="tokens", low=1)
     learning_rate: float | None = option(None, "peak learning rate (default: 1e-5, with LoRA 1e-4)", low=0.0)
-    schedule: str = option("constant", "learning rate after the warm-up", choices=("constant", "cosine"))
+    schedule: str = option("cosine", "learning rate after the warm-up: half a cosine down to 0, or constant",
+                           choices=("cosine", "constant"))  # fmt: skip
     warmup_steps: int = option(0, "steps over which the learning rate rises from 0", unit="steps", low=0)
     weight_decay: float = option(0.1, "AdamW weight decay", low=0.0)
     beta1: float = option(0.9, "AdamW beta 1", low=0.0, high=1.0)

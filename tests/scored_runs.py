@@ -81,8 +81,8 @@ def write_run(
 
 
 def train_config(run: Path, model: Path, **options: Any) -> TrainConfig:
-    """Training of a toy run: small steps, a rate that is seen at once."""
-    defaults = {"batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
+    """Training of a toy run: small steps, a rate that is seen at once, the simplest objective."""
+    defaults = {"objective": "opd", "batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
     return TrainConfig(run=run, model=str(model), **(defaults | options))
 
 

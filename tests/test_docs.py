@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from opdkit.objective import PRESETS
+from opdkit.stages import TrainConfig
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
@@ -44,6 +45,9 @@ def test_the_page_of_objectives_names_what_there_is() -> None:
     assert list(rows) == list(PRESETS)
     for name, phases in PRESETS.items():
         assert set(re.findall(r"reward|teacher|support|divergence", rows[name])) == {t for p in phases for t in p}
+        for weight, term in re.findall(r"(0\.\d+) (\w+)", rows[name]):
+            assert phases[0][term] == float(weight)
+    assert re.findall(r"^\| `(\w+)` .*the default \|$", text, re.MULTILINE) == [TrainConfig.objective]
     commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for flag in re.findall(r"--[a-z][a-z-]+", text):
         assert f"`{flag}`" in commands, flag

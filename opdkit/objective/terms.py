@@ -30,14 +30,16 @@ from torch import Tensor
 from opdkit.objective.advantages import behavior_weights, reward_advantages, support_advantages, teacher_advantages
 from opdkit.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient, was_clipped
 
-# objective -> the weights of its terms; one set, or several that optimizer steps take in turn
+# objective -> the weights of its terms; one set, or several that optimizer steps take in turn. A reward speaks at every
+# token, a teacher only where it disagrees: beside a teacher, a reward of weight 1 would be all that is heard.
 PRESETS: dict[str, tuple[dict[str, float], ...]] = {
     "opd": ({"teacher": 1.0},),
     "binary": ({"reward": 1.0},),
-    "combine": ({"reward": 1.0, "teacher": 1.0},),
+    "combine": ({"reward": 0.2, "teacher": 1.0},),
     "topk": ({"support": 1.0},),
-    "hybrid": ({"reward": 1.0, "support": 1.0},),
+    "hybrid": ({"reward": 0.2, "support": 1.0},),
     "distill": ({"divergence": 1.0},),
+    "blend": ({"reward": 0.1, "divergence": 1.0},),
     "alternate": ({"reward": 1.0}, {"teacher": 1.0}),
 }
 SUPPORTED = ("support", "divergence")  # the terms that need the teacher's support
@@ -53,13 +55,14 @@ class Objective:
     clip_low: float = 0.2
     clip_high: float = 0.28
     dual_clip: float = 0.0
-    divergence_alpha: float = 1.0
+    divergence_alpha: float = 0.5
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
     min_advantage: float = 0.0
     skip_first: int = 0
     confidence_weight: bool = False
     behavior_cap: float = 2.0
+    blame_below: float = 0.95
     aggregation: str = "token-mean"
 
 
@@ -108,7 +111,7 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
     old_N, clip = tokens.old_logprobs_N, objective.advantage_clip
-    mask_N = tokens.sampled_N & ~tokens.reward_N.isnan() if name == "reward" else _taught(name, objective, tokens)
+    mask_N = _rewarded(objective, tokens) if name == "reward" else _taught(name, objective, tokens)
     weight_N = weight * torch.ones_like(old_N)
     if name != "reward" and objective.confidence_weight:
         weight_N = weight_N * tokens.teacher_logprobs_N.exp()
@@ -122,6 +125,14 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
     elif name == "support":
         advantages = support_advantages(tokens.support_old_NK, tokens.support_teacher_NK, mask_N, clip)
     return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages)
+
+
+def _rewarded(objective: Objective, tokens: Tokens) -> Tensor:
+    """Where the reward is felt: bool [N]. What the student was sure of is not what a negative reward is about."""
+    mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
+    if objective.blame_below < 1:
+        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.blame_below))
+    return mask_N
 
 
 def _taught(name: str, objective: Objective, tokens: Tokens) -> Tensor:

@@ -9,11 +9,11 @@ from opdkit.chat import Chat, ChatError
 from opdkit.config import parse_pairs
 from opdkit.errors import ConfigError
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.roster import parse_teachers, parse_weights, routed
 from opdkit.scoring import Mixture
 from opdkit.stages import TeacherConfig
 from opdkit.store import model_identity
 from opdkit.teacher.behavior import student_names, weights_digest
-from opdkit.teacher.roster import parse_teachers, parse_weights, routed
 
 JSON = dict[str, Any]
 

@@ -64,8 +64,10 @@ def grad_of(leaf: Tensor) -> Tensor:
 
 def test_presets_are_weights_of_terms_and_all_on_offer_are_defined() -> None:
     assert tuple(PRESETS) == OBJECTIVES
-    assert PRESETS["hybrid"][0] == PRESETS["topk"][0] | PRESETS["binary"][0]
-    assert PRESETS["combine"][0] == PRESETS["opd"][0] | PRESETS["binary"][0]
+    for mixed, alone in (("combine", "opd"), ("hybrid", "topk"), ("blend", "distill")):
+        (weights,) = PRESETS[mixed]
+        assert {name: w for name, w in weights.items() if name != "reward"} == PRESETS[alone][0]
+        assert 0 < weights["reward"] < 1
     assert PRESETS["alternate"] == PRESETS["binary"] + PRESETS["opd"]
     for name in {n for preset in PRESETS.values() for weights in preset for n in weights}:
         assert [term.name for term in terms_of(Objective({name: 2.0}), example().tokens)] == [name]
@@ -94,6 +96,18 @@ def test_filters_take_tokens_from_the_teacher_and_from_its_count() -> None:
     assert reward.mask_N.tolist() == [True] * 4
     assert teacher.mask_N.tolist() == [False, False, True, True]  # |A| of 0.05 is less than 0.1, 0.1 is not
     assert step_totals([reward, teacher], some, "token-mean")["teacher"] == 2
+
+
+def test_a_negative_reward_falls_on_what_the_student_was_not_sure_of() -> None:
+    """Probabilities .99, .95, .5 under -1, then .99 under +1 and 0: only the first two are spared."""
+    old = t(0.99, 0.95, 0.5, 0.99, 0.99).log()
+    some = tokens(old, reward=t(-1, -1, -1, 1, 0), teacher=old)
+    reward, teacher = terms_of(Objective(BOTH, blame_below=0.94), some)
+    assert reward.mask_N.tolist() == [False, False, True, True, True]
+    assert teacher.mask_N.tolist() == [True] * 5
+    assert step_totals([reward], some, "token-mean")["reward"] == 3
+    (everywhere,) = terms_of(Objective({"reward": 1.0}, blame_below=1.0), some)
+    assert everywhere.mask_N.tolist() == [True] * 5
 
 
 def test_teacher_tokens_weigh_as_much_as_the_teacher_believes_in_them() -> None:

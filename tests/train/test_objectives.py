@@ -16,6 +16,7 @@ from opdkit.errors import OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.objective import gathered_logprobs, support_advantages
 from opdkit.scoring import Sequence, response_logits
+from opdkit.stages import TrainConfig
 from opdkit.store import read_all
 from opdkit.train import stage as train
 from opdkit.train.signal import shaped
@@ -63,13 +64,23 @@ def test_distill_lowers_the_divergence(run, plain_model_dir, alpha: float) -> No
 
 
 def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
-    train.run(train_config(run, plain_model_dir, objective="hybrid", batch_turns=100))
+    train.run(train_config(run, plain_model_dir, objective="hybrid", blame_below=1.0, batch_turns=100))
     (row,) = read_all(run, "metrics")
     turns = load_turns(run)
     assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None)
     assert row["support_tokens"] == sum(t.sampled.sum() for t in turns if t.teacher_logprobs is not None)
     assert row["loss"] == pytest.approx(row["reward_loss"] + row["support_loss"], abs=1e-6)
-    assert row["reward_loss"] == pytest.approx(-row["reward_advantage"], abs=1e-6)
+    assert row["reward_loss"] == pytest.approx(-0.2 * row["reward_advantage"], abs=1e-6)
+
+
+def test_the_default_is_a_divergence_and_a_little_reward(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, objective=TrainConfig.objective, batch_turns=100))
+    (row,) = read_all(run, "metrics")
+    turns = load_turns(run)
+    sure = sum((t.sampled & (np.exp(t.old_logprobs) >= 0.95)).sum() for t in turns if t.reward == -1)
+    assert row["divergence_tokens"] == sum(t.sampled.sum() for t in turns if t.teacher_logprobs is not None)
+    assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None) - sure
+    assert row["loss"] == pytest.approx(row["divergence_loss"] - 0.1 * row["reward_advantage"], abs=1e-6)
 
 
 def test_alternate_takes_turns(run, plain_model_dir) -> None:

@@ -15,13 +15,13 @@ def weights(**options) -> list[dict[str, float]]:
 
 
 def test_a_preset_is_its_weights() -> None:
-    assert weights() == [{"teacher": 1.0}]
-    assert weights(objective="hybrid") == [{"reward": 1.0, "support": 1.0}]
+    assert weights(objective="blend") == [{"reward": 0.1, "divergence": 1.0}]
+    assert weights(objective="hybrid") == [{"reward": 0.2, "support": 1.0}]
     assert weights(objective="alternate") == [{"reward": 1.0}, {"teacher": 1.0}]
 
 
 def test_given_weights_win() -> None:
-    assert weights(teacher_weight=2.0, divergence_weight=0.5) == [{"teacher": 2.0, "divergence": 0.5}]
+    assert weights(objective="opd", teacher_weight=2.0, divergence_weight=0.5) == [{"teacher": 2.0, "divergence": 0.5}]
     assert weights(objective="combine", reward_weight=0.0) == [{"teacher": 1.0}]
     assert weights(objective="alternate", reward_weight=3.0) == [{"reward": 3.0}, {"teacher": 1.0}]
     assert weights(objective="alternate", divergence_weight=0.5) == [
@@ -36,12 +36,14 @@ def test_no_term_is_no_objective() -> None:
 
 def test_every_number_of_the_formulas_is_an_option() -> None:
     """pitfall 29: two defaults for one option, and options that do not arrive."""
-    config = train_config(Path("run"), Path("model"))
+    config = train_config(Path("run"), Path("model"), objective="opd")
     assert objectives(config) == [Objective({"teacher": 1.0})]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
                "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3, "confidence_weight": True,
-               "behavior_cap": 5.0, "aggregation": "turn-mean"}  # fmt: skip
-    assert objectives(train_config(Path("run"), Path("model"), **changed)) == [Objective({"teacher": 1.0}, **changed)]
+               "behavior_cap": 5.0, "blame_below": 0.5, "aggregation": "turn-mean"}  # fmt: skip
+    assert objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
+        Objective({"teacher": 1.0}, **changed)
+    ]
 
 
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:

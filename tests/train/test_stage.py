@@ -249,9 +249,10 @@ def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
 def test_the_model_of_every_epoch_is_kept(run, tmp_path, plain_model_dir, lora_rank) -> None:
     """Epoch 1 of 2 is what a training of 1 epoch ends with, and keeping it leaves the rest as it was."""
     shorter, plain = (Path(shutil.copytree(run, tmp_path / name)) for name in ("shorter", "plain"))
-    train.run(train_config(run, plain_model_dir, epochs=2, keep_epochs=True, lora_rank=lora_rank))
-    train.run(train_config(shorter, plain_model_dir, epochs=1, lora_rank=lora_rank))
-    train.run(train_config(plain, plain_model_dir, epochs=2, lora_rank=lora_rank))
+    options = {"lora_rank": lora_rank, "schedule": "constant"}
+    train.run(train_config(run, plain_model_dir, epochs=2, keep_epochs=True, **options))
+    train.run(train_config(shorter, plain_model_dir, epochs=1, **options))
+    train.run(train_config(plain, plain_model_dir, epochs=2, **options))
     for kept, whole in (("001", shorter), ("002", plain)):
         found, expected = weights(run / "train/epochs" / kept / "model"), weights(whole / "train/model")
         assert all(torch.equal(found[k], expected[k]) for k in expected)

@@ -1,0 +1,48 @@
+"""Who wrote the log, and whether that is the student."""
+
+import json
+import re
+
+import pytest
+
+from opdkit.teacher.behavior import counted_as, is_another, off_policy, student_names, weights_name
+
+
+def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
+    folder = tmp_path / "Qwen3-4B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"_name_or_path": "acme/Assistant"}))
+    names = student_names(f"{folder}/", {})
+    for logged in (None, "", "qwen3-4b", "Qwen/Qwen3-4B", str(folder), "assistant", "hosted/acme/assistant"):
+        assert not is_another(logged, names), logged
+    for logged in ("Qwen3-8B", "assistant-2", "4b"):
+        assert is_another(logged, names), logged
+    assert not is_another("Qwen3-4B", student_names("Qwen/Qwen3-4B", {}))  # a name on the hub
+
+
+def test_weights_have_a_name_of_their_own(tmp_path):
+    """The folder of every training is called model: only the digest tells one round from the next."""
+    files = {"config.json": "2:ab", "model.safetensors": "9:cd", "tokenizer.json": "7:ef"}
+    name = weights_name(f"{tmp_path}/train/model/", files)
+    assert re.fullmatch(r"model@[0-9a-f]{12}", name)
+    names = student_names(f"{tmp_path}/other", files | {"tokenizer.json": "8:00"})
+    assert not is_another(name, names)  # the same weights elsewhere
+    for other in ({"model.safetensors": "9:ce"}, {"config.json": "3:ab"}):
+        assert is_another(name, student_names(f"{tmp_path}/train/model", files | other))
+    assert weights_name("Qwen/Qwen3-4B", {}) == "Qwen/Qwen3-4B"  # on the hub
+    assert is_another("someone@example", student_names("someone", {}))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"_name_or_path": 3}', "\ufeff{}"])
+def test_a_damaged_configuration_has_no_name(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    assert student_names(str(tmp_path), {}) == {tmp_path.name.casefold()}
+
+
+def test_other_models_are_said_with_their_counts():
+    extra = {counted_as("a (1)"): 3, counted_as("b"): 10, counted_as("c"): 1, counted_as("d" * 500): 1, "votes": 7}
+    message = off_policy(extra, "mine")
+    assert "15 sessions" in message
+    assert "b (10), a (1) (3), c (1) and 1 more" in message
+    assert off_policy({"votes": 7}, "mine") is None
+    assert len(counted_as("d" * 500)) < 120
