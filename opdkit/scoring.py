@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,18 @@ class Answer:
     at: Tensor
 
 
+class Rows(Protocol):
+    """The N response positions of some sequences under one model, one sequence after the other."""
+
+    device: torch.device
+
+    def logits(self, some: slice) -> Tensor:
+        """[n, V] in the model's own dtype, for some of the N positions."""
+
+
+Read = Callable[[PreTrainedModel, list[Sequence]], Rows]
+
+
 def score(model: PreTrainedModel, sequences: Items[Sequence], *, batch_tokens: int) -> list[Tensor]:
     """log p(response token | everything before it): one float32 [R] on the CPU for each sequence, in the order given.
 
@@ -85,20 +97,28 @@ def score(model: PreTrainedModel, sequences: Items[Sequence], *, batch_tokens: i
 
 
 def ask(
-    mixture: Mixture, questions: Items[Question], *, batch_tokens: int, top: int = 0, vocabulary: int | None = None
+    mixture: Mixture,
+    questions: Items[Question],
+    *,
+    batch_tokens: int,
+    top: int = 0,
+    vocabulary: int | None = None,
+    read: Read | None = None,
 ) -> list[Answer]:
     """Answers in the order of the questions. The `top` most likely tokens are among the first `vocabulary` ids.
 
     Sequences of like length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone). A
-    log-prob that is not finite is returned as it is: the caller decides, and never sees a made-up number.
+    log-prob that is not finite is returned as it is: the caller decides, and never sees a made-up number. `read` has
+    read the sequences already, in fewer tokens (`opdkit.tree_reading`).
     """
+    read = read or _plainly
     size = min(_vocabulary(model) for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Answer] = {}
     for batch in batches([len(q) for q in questions], batch_tokens):
         chosen = [questions[i] for i in batch]
         with torch.inference_mode():
-            answers |= zip(batch, _answers(mixture, chosen, top, size), strict=True)
+            answers |= zip(batch, _answers(mixture, chosen, top, size, read), strict=True)
     return [answers[i] for i in range(len(questions))]
 
 
@@ -122,7 +142,7 @@ def response_logits(model: nn.Module, sequences: Items[Sequence]) -> tuple[Tenso
     Row t of a response comes from the position before its token t. Only these N positions go through the output
     layer. Differentiable; `model` may be wrapped (DistributedDataParallel, PEFT).
     """
-    logits_NV = _Reading(model, sequences).logits(slice(None))
+    logits_NV = Reading(model, sequences).logits(slice(None))
     return logits_NV.float(), [len(s.response_ids) for s in sequences]
 
 
@@ -131,7 +151,7 @@ def response_logits_by_rows(model: nn.Module, sequences: Items[Sequence]) -> Ite
 
     How many: what keeps 0.27 GB of logits. The layers below the output layer run once.
     """
-    reading, rows = _Reading(model, sequences, repeated=True), max(1, _LOGITS // _vocabulary(model))
+    reading, rows = Reading(model, sequences, repeated=True), max(1, _LOGITS // _vocabulary(model))
     for start in range(0, sum(len(s.response_ids) for s in sequences), rows):
         yield reading.logits(slice(start, start + rows)).float()
 
@@ -174,10 +194,12 @@ def _log_softmax(logits_NV: Tensor) -> Tensor:
 # -- one batch ------------------------------------------------------------------------------------------------------
 
 
-def _answers(mixture: Mixture, questions: Items[Question], top: int, vocabulary: int) -> list[Answer]:
-    readings = [
-        _Reading(model, [q.sequences[j] for q in questions], repeated=True) for j, model in enumerate(mixture.models)
-    ]
+def _plainly(model: PreTrainedModel, sequences: list[Sequence]) -> Rows:
+    return Reading(model, sequences, repeated=True)
+
+
+def _answers(mixture: Mixture, questions: Items[Question], top: int, vocabulary: int, read: Read) -> list[Answer]:
+    readings = [read(model, [q.sequences[j] for q in questions]) for j, model in enumerate(mixture.models)]
     lengths = [len(q.response_ids) for q in questions]
     wanted_NM = _wanted(questions).to(readings[0].device)
     rows = max(1, _LOGITS // max(map(_vocabulary, mixture.models)))
@@ -229,7 +251,7 @@ def _slices(lengths: Items[int]) -> list[slice]:
 # -- one model ------------------------------------------------------------------------------------------------------
 
 
-class _Reading:
+class Reading:
     """A batch of sequences as one model reads it. Its logits can be asked for some response positions at a time.
 
     With `repeated` the layers below the output layer run once, whatever is asked how often.
@@ -267,7 +289,6 @@ class _Reading:
         if body is None or any(module is self.head for module in body.modules()):
             yield  # nothing that could be kept apart from the output layer
             return
-        own = vars(body).get("forward")
         forward: Callable[..., Any] = body.forward
 
         def once(*args: Any, **kwargs: Any) -> Any:
@@ -275,14 +296,22 @@ class _Reading:
                 self._kept.append(forward(*args, **kwargs))
             return self._kept[0]
 
-        body.forward = once
-        try:
+        with forward_replaced(body, once):
             yield
-        finally:
-            if own is None:
-                del body.forward
-            else:
-                body.forward = own
+
+
+@contextmanager
+def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """The module runs `forward` for its own."""
+    own = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del module.forward
+        else:
+            module.forward = own
 
 
 def _unwrapped(model: nn.Module) -> Any:

@@ -1,17 +1,20 @@
 """The log-probs of one session's replies: under the student, under the teacher with each hint, and their supports.
 
-`score_session` is the one entry: whoever computes the same numbers in fewer passes replaces it. Shapes as in
-`opdkit.scoring`: R response tokens, K tokens of a support.
+`score_session` is the one entry. Shapes as in `opdkit.scoring`: R response tokens, K tokens of a support.
 """
 
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from opdkit.scoring import Answer, Mixture, Question, Sequence, ask
+from opdkit.tree_reading import Trees
 
 Readings = tuple[Sequence, ...]  # one reply after the prompt of each of the teacher's models
 
@@ -75,25 +78,36 @@ class Scores:
 
 
 def score_session(
-    student: PreTrainedModel, teacher: Mixture, targets: Items[Target], wanted: Wanted, *, batch_tokens: int
+    student: PreTrainedModel,
+    teacher: Mixture,
+    targets: Items[Target],
+    wanted: Wanted,
+    *,
+    batch_tokens: int,
+    counted: Counter[str] | None = None,
 ) -> list[Scores]:
-    """The scores of every target of one session, in order.
+    """The scores of every target of one session, in order. `counted` gets the tokens that were read and saved.
 
+    What the prompts of a session have in common, each model reads once, as student and as teacher.
     Where the teacher is the student and the hint changes nothing, its numbers are the student's, bit for bit, so that
     their difference is exactly 0.
     """
     leads = wanted.support_of == "teacher"  # whose support it is goes first: the other one is asked about its tokens
     top = wanted.support or wanted.overlap
+    trees = Trees(_asked(student, teacher, targets), batch_tokens)
+    if counted is not None:
+        counted.update({"tokens read": trees.tokens, "tokens saved": trees.saved})
+    put = partial(ask, batch_tokens=batch_tokens, read=trees.read)
 
     def ask_student(at: Items[Tensor | None]) -> list[Answer]:
         questions = [Question((t.student,), a) for t, a in zip(targets, at, strict=True)]
         count = top if wanted.overlap or not leads else 0
-        return ask(Mixture((student,)), questions, batch_tokens=batch_tokens, top=count, vocabulary=wanted.vocabulary)
+        return put(Mixture((student,)), questions, top=count, vocabulary=wanted.vocabulary)
 
     def ask_teacher(at: Items[Tensor | None]) -> list[list[Answer]]:
         questions = [Question(r, a) for t, a in zip(targets, at, strict=True) for r in t.hinted]
         count = top if wanted.overlap or leads else 0
-        answers = ask(teacher, questions, batch_tokens=batch_tokens, top=count, vocabulary=wanted.vocabulary)
+        answers = put(teacher, questions, top=count, vocabulary=wanted.vocabulary)
         return _grouped(answers, [len(t.hinted) for t in targets])
 
     nothing = [None] * len(targets)
@@ -103,9 +117,21 @@ def score_session(
     else:
         old = ask_student(nothing)
         hinted = ask_teacher([a.top_ids for a in old] if wanted.support else nothing)
-    unhinted = _unhinted(student, teacher, targets, old, batch_tokens)
+    unhinted = _unhinted(student, teacher, targets, old, put)
     same = [[_is_students(student, teacher, t, readings) for readings in t.hinted] for t in targets]
     return [_scores(wanted, *each) for each in zip(old, hinted, unhinted, same, strict=True)]
+
+
+def _asked(
+    student: PreTrainedModel, teacher: Mixture, targets: Items[Target]
+) -> list[tuple[PreTrainedModel, list[Sequence]]]:
+    """Who is asked about which sequences."""
+    readings = [r for t in targets for r in t.hinted]
+    readings += [t.unhinted for t in targets if t.unhinted and not _is_students(student, teacher, t, t.unhinted)]
+    return [
+        (student, [t.student for t in targets]),
+        *((model, [r[j] for r in readings]) for j, model in enumerate(teacher.models)),
+    ]
 
 
 def _grouped(answers: list[Answer], counts: Items[int]) -> list[list[Answer]]:
@@ -114,7 +140,11 @@ def _grouped(answers: list[Answer], counts: Items[int]) -> list[list[Answer]]:
 
 
 def _unhinted(
-    student: PreTrainedModel, teacher: Mixture, targets: Items[Target], old: Items[Answer], batch_tokens: int
+    student: PreTrainedModel,
+    teacher: Mixture,
+    targets: Items[Target],
+    old: Items[Answer],
+    put: Callable[..., list[Answer]],
 ) -> list[Tensor | None]:
     """The teacher's log-probs without the hint; where teacher and student are one, those that are there already."""
     known = [
@@ -122,7 +152,7 @@ def _unhinted(
         for t, a in zip(targets, old, strict=True)
     ]
     asked = [i for i, t in enumerate(targets) if t.unhinted is not None and known[i] is None]
-    answers = ask(teacher, [Question(targets[i].unhinted or ()) for i in asked], batch_tokens=batch_tokens)
+    answers = put(teacher, [Question(targets[i].unhinted or ()) for i in asked])
     found = {i: answer.logprobs for i, answer in zip(asked, answers, strict=True)}
     return [found.get(i, logprobs) for i, logprobs in enumerate(known)]
 

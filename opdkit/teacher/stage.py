@@ -101,6 +101,7 @@ def session_rows(
         [example.target for example in examples],
         wanted(config, scorer),
         batch_tokens=config.batch_tokens,
+        counted=counters.extra,
     )
     for example, scores in zip(examples, scored, strict=True):
         counters.extra["tokens scored"] += len(scores.old) * example.target.readings

@@ -1,0 +1,193 @@
+"""Log-probs of sequences that begin alike, each token of their tree read once.
+
+Shapes as in `opdkit.scoring`, and W the nodes of the tree from which a response token is predicted.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from opdkit.console import warn
+from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask, forward_replaced
+from opdkit.tree import Pass, Plan, plan
+
+# Tokens of branches that are read at once. Each of them is compared with all the others and with the trunk, most of
+# it for nothing: many more would cost time, many fewer would leave a GPU idle.
+PACK = 1024
+
+# Share of the tokens that a tree must save; else padded batches, which need no mask of their own, are as good.
+_WORTH = 0.1
+
+# The largest difference in a log-prob between the two ways that is rounding, in nats. Half precision rounds a logit
+# of 20 by 0.06, and an untrained model's can be larger.
+_ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
+_HALF_ROUNDING = 0.25
+
+_checked: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+
+
+class Trees:
+    """What some models read of a session: its trees, and for what shares too little, plain batches.
+
+    `tokens` are read once `read` is asked for all of it, `saved` are those that plain batches would read besides.
+    """
+
+    def __init__(self, asked: Items[tuple[PreTrainedModel, list[Sequence]]], batch_tokens: int) -> None:
+        self._readings: dict[int, _TreeReading] = {}
+        self.tokens = self.saved = 0
+        for model in {id(model): model for model, _ in asked}.values():
+            sequences = [s for m, some in asked if m is model for s in some]
+            tree = plan([s.prompt_ids + s.response_ids for s in sequences], min(PACK, batch_tokens))
+            if tree.saved > _WORTH * (tree.tokens + tree.saved) and reads_trees(model):
+                self._read(model, sequences, tree)
+            else:
+                self.tokens += tree.tokens + tree.saved
+
+    def _read(self, model: PreTrainedModel, sequences: list[Sequence], tree: Plan) -> None:
+        reading = _TreeReading(model, sequences, tree)
+        if bool(reading.hidden_WH.isfinite().all()):
+            self._readings[id(model)] = reading
+            self.tokens, self.saved = self.tokens + tree.tokens, self.saved + tree.saved
+        else:
+            # A masked NaN is still a NaN times 0: read apart, it stays with the turns that have it.
+            self.tokens += 2 * tree.tokens + tree.saved
+
+    def read(self, model: PreTrainedModel, sequences: Items[Sequence]) -> Rows:
+        """Some of the sequences, as `opdkit.scoring.ask` asks for them."""
+        reading = self._readings.get(id(model))
+        return Reading(model, sequences, repeated=True) if reading is None else reading.of(sequences)
+
+
+def reads_trees(model: PreTrainedModel) -> bool:
+    """Whether the numbers of a tree are those of plain batches; says so once for a model where they are not.
+
+    Decided by what the model is and by a few made-up sequences, the same ones every time: whatever the order of a
+    run's sessions, they are all read in one way.
+    """
+    if model not in _checked:
+        reason = _why_not(model) or _difference(model)
+        if reason:
+            name = model.name_or_path or type(model).__name__
+            warn(f"{name} reads each turn from its beginning, not the conversation once: {reason}")
+        _checked[model] = reason is None
+    return _checked[model]
+
+
+def _why_not(model: PreTrainedModel) -> str | None:
+    """What of a model's build rules out a tree: a token must see its ancestors, all of them, and them alone."""
+    config = model.config.get_text_config(decoder=True)
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"its attention ({config._attn_implementation}) takes no mask of our own"
+    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
+        return "not all of its layers see all that comes before a token"
+    if {"dynamic", "longrope"} & _rope_types(getattr(config, "rope_parameters", None) or {}):
+        return "its position embeddings depend on the length of what is read"
+    head, body = model.get_output_embeddings(), model.get_decoder()
+    if body is None or body is model or any(module is head for module in body.modules()):
+        return "its output layer cannot be told from the layers below"
+    return None
+
+
+def _rope_types(parameters: dict[str, Any]) -> set[str]:
+    """One set of parameters, or one a kind of layer."""
+    every = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
+    return {p["rope_type"] for p in every if "rope_type" in p}
+
+
+def _difference(model: PreTrainedModel) -> str | None:
+    """What is wrong with the numbers of a small tree: forks early, late, in branches; in one pass and in many."""
+    draw = torch.Generator().manual_seed(0)
+    size = min(model.get_input_embeddings().weight.shape[0], 1000)
+    a, b, c, d = torch.randint(0, size, (4, 16), generator=draw).tolist()
+    sequences = [Sequence(a + b + c, d), Sequence(a, b[:9] + d), Sequence(a + d + b, c), Sequence(a + d + c, c)]
+    questions = [Question((s,)) for s in sequences]
+    plain = torch.cat([x.logprobs for x in ask(Mixture((model,)), questions, batch_tokens=1)])
+    ids = [s.prompt_ids + s.response_ids for s in sequences]
+    worst = torch.zeros(())
+    for pack in (1, 40, 1000):
+        try:
+            reading = _TreeReading(model, sequences, plan(ids, pack))
+            answers = ask(Mixture((model,)), questions, batch_tokens=1000, read=lambda _, some: reading.of(some))  # noqa: B023
+        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+            return f"it cannot be read with a mask and a cache ({type(error).__name__})"
+        worst = torch.maximum(worst, (torch.cat([x.logprobs for x in answers]) - plain).abs().max())
+    if worst <= _ROUNDING.get(model.dtype, _HALF_ROUNDING):  # and not where it is NaN
+        return None
+    return f"else its log-probs would differ by {worst:.1g} nats"
+
+
+# -- one tree -------------------------------------------------------------------------------------------------------
+
+
+class _TreeReading:
+    """The last hidden states [W, H] of the nodes that predict a response token, read in the passes of a plan."""
+
+    def __init__(self, model: PreTrainedModel, sequences: Items[Sequence], tree: Plan) -> None:
+        self.model, self._sequences = model, list(sequences)  # kept alive: they are known by their identity
+        nodes = [torch.tensor(tree.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self._sequences)]
+        wanted_W = torch.cat(nodes).unique()
+        self._rows = {id(s): torch.searchsorted(wanted_W, n) for s, n in zip(self._sequences, nodes, strict=True)}
+        with torch.inference_mode():
+            self.output, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W)
+
+    def of(self, sequences: Items[Sequence]) -> "_SomeRows":
+        return _SomeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
+
+
+class _SomeRows:
+    """The response positions of some sequences of a tree, one sequence after the other."""
+
+    def __init__(self, reading: _TreeReading, rows_N: Tensor) -> None:
+        self._reading, self.device = reading, reading.hidden_WH.device
+        self._rows_N = rows_N.to(self.device)
+
+    def logits(self, some: slice) -> Tensor:
+        """[n, V] in the model's own dtype."""
+        model = self._reading.model
+        hidden_1nH = self._reading.hidden_WH[self._rows_N[some]].unsqueeze(0)
+        there = replace(self._reading.output, last_hidden_state=hidden_1nH)
+        ids_1n = torch.zeros(hidden_1nH.shape[:2], dtype=torch.long, device=self.device)
+        # The whole model, so that what it does around the output layer (soft-capping, scaling) still happens.
+        with forward_replaced(model.get_decoder(), lambda *args, **kwargs: there):
+            return model(input_ids=ids_1n, use_cache=False).logits[0]
+
+
+def _hidden_states(model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor) -> tuple[Any, Tensor]:
+    """An output of the layers below the output layer, emptied, and the hidden states [W, H] of the wanted nodes."""
+    cache, found, first = DynamicCache(config=model.config), list[Tensor](), 0
+    body: Callable[..., Any] = model.get_decoder()
+    for each in passes:
+        if each.kept == 0:
+            cache = DynamicCache(config=model.config)
+        else:
+            cache.crop(each.kept - cache.get_seq_length())
+        ids_1n = torch.tensor([each.ids], device=model.device)
+        # In a row, positions and mask are what the model makes of a cache: the way that generates text.
+        own = {} if each.is_chain else {"position_ids": torch.tensor([each.positions], device=model.device),
+                                        "attention_mask": _mask(each, model)}  # fmt: skip
+        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **own)
+        here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(each))] - first
+        found.append(output.last_hidden_state[0, here.to(model.device)])
+        first += len(each)
+    empty = {name: None for name in output if name != "last_hidden_state"}
+    return replace(output, **empty), torch.cat(found)
+
+
+def _mask(each: Pass, model: PreTrainedModel) -> Tensor:
+    """[1, 1, n, kept + n]: which tokens each one sees. True and False for sdpa; 0 and a very negative one for eager."""
+    sees_n, ends_n = (torch.tensor(x, device=model.device) for x in (each.sees, each.ends))
+    order_n = torch.arange(len(each), device=model.device)
+    before_nk = torch.arange(each.kept, device=model.device) < sees_n[:, None]
+    within_nn = (order_n <= order_n[:, None]) & (order_n[:, None] < ends_n)
+    seen = torch.cat([before_nk, within_nn], -1)[None, None]
+    if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
+        return seen
+    hidden = torch.finfo(model.dtype).min
+    return torch.zeros(seen.shape, dtype=model.dtype, device=model.device).masked_fill(~seen, hidden)
