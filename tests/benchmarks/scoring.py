@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.scoring
 
-On real sessions (tau-bench, ../shared/data), whose turns all have a hint, and on their first turns alone, which is
-what a log of single turns has to share. Untrained weights: the time depends on sizes, not on values. Both ways score
-the same sessions in turn, so that what else the machine does meets both.
+On real sessions (tau-bench, ../shared/data), whose turns all have a hint, and on single turns, long and short, with a
+hint and without: without one there is nothing to share, and nothing must be lost. Untrained weights: the time depends
+on sizes, not on values. Both ways score the same sessions in turn, so that what else the machine does meets both.
 """
 
 import argparse
@@ -100,6 +100,7 @@ def compare(name: str, model: PreTrainedModel, chosen: list[list[Target]], pairs
         float((a - b).abs().max())
         for x, y in zip(found, expected, strict=True)
         for a, b in ((x.old, y.old), (x.teacher, y.teacher))
+        if a is not None
     )
     print(
         f"{name}: {len(chosen)} sessions, {sum(map(len, chosen))} turns\n"
@@ -114,8 +115,8 @@ def compare(name: str, model: PreTrainedModel, chosen: list[list[Target]], pairs
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=6000, help="longest session")
+    parser.add_argument("--sessions", type=int, default=2, help="that many of tau-bench")
+    parser.add_argument("--tokens", type=int, default=5000, help="longest session")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--size", choices=SIZES, default="10m")
     options = parser.parse_args()
@@ -125,9 +126,13 @@ def main() -> None:
     tokenizer = load_tokenizer(str(ROOT / "sample_data" / "model"))
     model = build(options.size, len(tokenizer))
     print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f} million weights, {torch.get_num_threads()} threads")
-    chosen = sessions(Chat(tokenizer, {}), LOG, options.sessions, options.tokens)
-    compare("whole sessions", model, chosen, options.pairs)
-    compare("first turns alone", model, [targets[:1] for targets in chosen], options.pairs)
+    chat = Chat(tokenizer, {})
+    long = sessions(chat, LOG, options.sessions, options.tokens)
+    short = sessions(chat, ROOT / "sample_data" / "logs" / "openai.jsonl", 40, options.tokens)
+    compare("whole sessions", model, long, options.pairs)
+    for name, chosen in (("long", long), ("short", short)):
+        compare(f"{name} single turns with a hint", model, [t[:1] for t in chosen], options.pairs)
+        compare(f"{name} single turns without", model, [[Target(t[0].student)] for t in chosen], options.pairs)
 
 
 if __name__ == "__main__":
