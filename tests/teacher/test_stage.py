@@ -216,7 +216,7 @@ def test_supports_are_stored_in_half_precision(run, config, tiny_model_dir, whos
 
 
 def test_without_supports_there_are_none(run, config):
-    teacher.run(config(run))
+    teacher.run(config(run, support=0))
     for row in targets(run):
         assert {row[name] for name in ("support_ids", "support_old", "support_teacher", "overlap")} == {None}
         assert (row["unhinted_logprobs"], row["behavior_logprobs"]) == (None, None)
