@@ -1,0 +1,54 @@
+"""The command line of the benchmark: measure what is missing, then write results, page and plots."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from . import document, experiments
+from .cells import measured
+from .runs import judged
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+DOCS = HERE.parents[2] / "docs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.learning", description=document.__doc__)
+    parser.add_argument("--work", type=Path, default=Path("runs/learning"), help="where the trainings happen")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings side by side, a core each")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where learning.md and its plots go")
+    parser.add_argument(
+        "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
+    )
+    options = parser.parse_args()
+    if not options.draw:
+        results = measure(options.work, options.workers, options.seeds)
+        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write(options.results, options.docs)
+
+
+def measure(work: Path, workers: int, seeds: int) -> dict[str, object]:
+    """All numbers of the benchmark. The learning rates are tuned first, with a seed that nothing else uses."""
+    log = experiments.described(judged(work))
+    rates = measured(experiments.rate_cells(), work, workers)
+    tuned = experiments.tuned(rates)
+    cells = experiments.cells(tuned, range(seeds))
+    return {"log": log, "rates": rates, "tuned": tuned, "cells": measured(cells, work, workers)}
+
+
+def write(results: Path, docs: Path) -> None:
+    """The page and the plots that show the results."""
+    from . import plots  # matplotlib is needed for nothing else
+
+    found = json.loads(results.read_text(encoding="utf-8"))
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "learning.md").write_text(document.page(found), encoding="utf-8")
+    plots.draw(found, docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Cells: what is measured, one after the other or side by side, each kept as soon as it is there."""
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+JSON = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement: `measure(work, **settings)` gives its numbers."""
+
+    name: str  # unique, and good as a file name
+    measure: Callable[..., JSON]
+    settings: JSON
+
+    def record(self, work: Path) -> Path:
+        return work / "cells" / f"{self.name}.json"
+
+
+def measured(cells: Sequence[Cell], work: Path, workers: int) -> dict[str, JSON]:
+    """The numbers of every cell by its name; those that the work folder has for the same settings are taken from it."""
+    missing = [cell for cell in cells if _known(cell, work) is None]
+    # A process a worker and a thread a process: threads that wait for each other on a busy core cost many times more.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_measure, cell, work): cell for cell in missing}
+        for count, future in enumerate(as_completed(futures), start=1):
+            if future.exception():
+                pool.shutdown(wait=False, cancel_futures=True)
+            future.result()
+            print(f"{count} of {len(missing)}: {futures[future].name}", file=sys.stderr, flush=True)
+    found = {cell.name: _known(cell, work) for cell in cells}
+    return {name: numbers for name, numbers in found.items() if numbers is not None}
+
+
+def _known(cell: Cell, work: Path) -> JSON | None:
+    try:
+        record = json.loads(cell.record(work).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return record["numbers"] if record["settings"] == json.loads(json.dumps(cell.settings)) else None
+
+
+def _measure(cell: Cell, work: Path) -> None:
+    (work / "logs").mkdir(parents=True, exist_ok=True)
+    with (work / "logs" / f"{cell.name}.txt").open("w") as log:
+        sys.stderr = log  # what the stages say
+        try:
+            numbers = cell.measure(work, **cell.settings)
+        finally:
+            sys.stderr = sys.__stderr__
+    path = cell.record(work)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps({"settings": cell.settings, "numbers": numbers}), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,325 @@
+"""What every objective does to a small model, measured from logs to held-out replies; see docs/learning.md."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from .experiments import (
+    DEFAULT,
+    LEARNING_RATES,
+    LONG,
+    LONG_RATE,
+    ORDERS,
+    PREFERENCES,
+    PRESETS,
+    ROUND_EPOCHS,
+    ROUND_SAMPLES,
+    ROUNDS,
+    SHORT,
+    SIZES,
+    TOO_HIGH,
+    TUNING_SEEDS,
+    VARIANTS,
+    VOTES,
+    WRONG,
+    ends,
+    mean,
+    mean_corrected,
+    slug,
+)
+from .runs import SAMPLES, SESSIONS
+from .sessions import IN_A_ROW, MOST
+
+JSON = dict[str, Any]
+NOISE = (0.0, 1)  # the judge that is never wrong
+
+
+@dataclass(frozen=True)
+class Results:
+    """Access to the results file."""
+
+    numbers: JSON
+
+    @property
+    def cells(self) -> JSON:
+        found: JSON = self.numbers["cells"]
+        return found
+
+    @property
+    def log(self) -> JSON:
+        found: JSON = self.numbers["log"]
+        return found
+
+    def base(self) -> float:
+        """Share of first replies in the corrected topics before any training."""
+        return mean(mean_corrected(seed["passed"]) for seed in seeds_of(self, "base"))
+
+    def exact(self, wrong: float, votes: int) -> float:
+        return float(self.log["exact"][f"{wrong:g}"][str(votes)])
+
+    def noise(self, wrong: float, votes: int, what: str) -> float:
+        """Mean over the seeds: rewards_right, hints_right, or passed."""
+        seeds = seeds_of(self, f"noise-{wrong:g}-{votes}")
+        return mean(mean_corrected(s["passed"]) if what == "passed" else s[what] for s in seeds)
+
+
+def seeds_of(found: Results, kind: str, name: str = "") -> list[JSON]:
+    """The cells of one kind (long, short, base, rounds, noise-RATE-VOTES) and name, a seed each."""
+    stem = f"{kind}-{slug(name)}" if name else kind
+    cells, seed = [], 0
+    while f"{stem}-{seed}" in found.cells:
+        cells.append(found.cells[f"{stem}-{seed}"])
+        seed += 1
+    return cells
+
+
+def band(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lowest, mean, highest."""
+    return min(values), mean(values), max(values)
+
+
+def curve(found: Results, name: str) -> list[float]:
+    """After each epoch of a long training: mean over the seeds of the share of replies as wanted, corrected topics."""
+    return [mean(mean_corrected(s["epochs"][e]) for s in seeds_of(found, "long", name)) for e in range(LONG)]
+
+
+def after_short(found: Results, name: str, metric: str, domain: str, column: str = "after") -> float:
+    """A number of `opdkit eval` after a short training, mean over the seeds."""
+    return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, "short", name))
+
+
+def gain(found: Results, name: str) -> float:
+    """What a short training adds to the share of replies as wanted, corrected topics."""
+    return after_short(found, name, "passed_sampled", "corrected", "difference")
+
+
+def score(scores: Sequence[JSON], metric: str, domain: str, column: str = "after") -> float:
+    return float(next(r[column] for r in scores if (r["metric"], r["domain"]) == (metric, domain)))
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(results: JSON) -> str:
+    """docs/learning.md."""
+    found = Results(results)
+    sections = (_head, _presets, _defaults, _forgetting, _sizes, _rounds, _sessions, _noise, _rates)
+    parts = [section(found) for section in sections]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _head(found: Results) -> str:
+    log, rewards = found.log, found.log["rewards"]
+    return f"""
+# What each objective does to a model
+
+Written by `python -m tests.benchmarks.learning` from `tests/benchmarks/learning/results.json`; do not edit.
+
+The sample model (1.4M parameters) learns from the first {SESSIONS} sessions of `sample_data/logs`:
+{log["turns"]} judged turns, {log["hinted"]} of them with a hint, rewards +1 {rewards["1"]}, 0 {rewards["0"]}, -1
+{rewards["-1"]}, all of it judged by the same model. What is measured: the share of first replies to held-out requests
+({SAMPLES} sampled at temperature 1 to each, about things that the logs never mention) that are what the user wants, as
+the mean of the four topics in which users correct the assistant. Before training it is {found.base():.2f}. Every number
+is the mean of {len(seeds_of(found, "base"))} seeds; learning rates were chosen with other seeds (see the end). All
+other options are the defaults of `opdkit train`, but for `--batch-turns 8`: the log is small.
+"""
+
+
+def _presets(found: Results) -> str:
+    rows = []
+    for name in PRESETS:
+        short, values = after_short(found, name, "passed_sampled", "corrected"), curve(found, name)
+        title = f"**{name}** (default)" if name == DEFAULT else name
+        rows.append([title, f"{found.numbers['tuned'][name]:g}", f"{short:.3f}", _cost(found, name),
+                     *(f"{v:.2f}" for v in values), f"{max(values) - values[-1]:.2f}"])  # fmt: skip
+    heads = ["objective", "rate", f"{SHORT} epochs", "cost", *(f"{e} of {LONG}" for e in range(1, LONG + 1)),
+             "best - last"]  # fmt: skip
+    return f"""
+## Accuracy
+
+A training of {SHORT} epochs at the learning rate that suits the objective best; its cost, in tokens read, against
+`opd` (objectives with a reward also read the turns that have no hint); and a training of {LONG} epochs at
+{LONG_RATE:g}, after each of them. The learning rates fall to 0 at the end.
+
+{_table(heads, rows)}
+
+![accuracy against epochs; the bands reach from the lowest to the highest seed](learning-epochs.svg)
+"""
+
+
+def _cost(found: Results, name: str) -> str:
+    mine, opd = (mean(s["cost"]["tokens"] for s in seeds_of(found, "short", n)) for n in (name, "opd"))
+    return f"{mine / opd:.1f}"
+
+
+def _defaults(found: Results) -> str:
+    rows = []
+    for name, (preset, _) in VARIANTS.items():
+        values = curve(found, name)
+        first_seed = mean_corrected(seeds_of(found, "long", preset)[0]["epochs"][-1])
+        rows.append([name, *(f"{v:.2f}" for v in values), f"{values[-1] - first_seed:+.2f}"])
+    heads = ["variant", *(f"{e} of {LONG}" for e in range(1, LONG + 1)), "last, against the default"]
+    return f"""
+## What the defaults are good for
+
+One option changed each time, one seed, compared with the same seed under the default.
+
+{_table(heads, rows)}
+
+- `--blame-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
+  probability from every token of the reply, also from those that any good reply has at that place. The ratio clip lets
+  each of them fall from 1.0 to 0.8, and a reply of fifteen such tokens then seldom survives: `leaves at 33:30 C`. So by
+  default a negative reward falls on those tokens alone that the student was not sure of. At {LONG_RATE:g} that makes
+  little difference to `binary`; at twice the rate it decided whether `combine` and `hybrid` fell apart.
+- Weight of the reward beside a teacher: a reward speaks at every token, a teacher only where it disagrees, and a
+  negative reward says nothing about what to write instead. With weight 1 the model leaves its habit for whatever else
+  it knows; with 0.1 or 0.2 the teacher leads, and the positive rewards hold on to what was right.
+- `--kl-coef`: the KL term is estimated on the logged tokens, and those are the replies that users complained about.
+  It holds on to them, which is the opposite of what is wanted; the default is 0.
+"""
+
+
+def _forgetting(found: Results) -> str:
+    rows = [
+        [name, f"{gain(found, name):+.3f}",
+         *(f"{after_short(found, name, 'passed_sampled', 'uncorrected', c):.3f}" for c in ("before", "after")),
+         f"{after_short(found, name, 'kl_replies', 'uncorrected'):.4f}",
+         f"{after_short(found, name, 'kl_neutral', 'all'):.4f}"]
+        for name in PRESETS
+    ]  # fmt: skip
+    heads = ["objective", "gain, corrected", "uncorrected, before", "after", "KL, replies", "KL, users' texts"]
+    echo = found.cells["echo"]
+    lengths = [
+        [domain, *(f"{score(echo['scores'], 'reply_tokens', domain, c):.1f}" for c in ("before", "after"))]
+        for domain in sorted({r["domain"] for r in echo["scores"] if r["metric"] == "reply_tokens"})
+    ]
+    echoed = round(score(echo["scores"], "hint_echo", "all") * echo["replies"])
+    return f"""
+## What it forgets
+
+Two topics, songs and capitals, nobody corrects. After {SHORT} epochs: the share of first replies there that are right;
+KL(before || after) in nats a token over the whole vocabulary, on the model's own earlier replies there and on what the
+users of the logs wrote.
+
+{_table(heads, rows)}
+
+![KL on uncorrected topics against gain](learning-forgetting.svg)
+
+Of {echo["replies"]:,} replies sampled from the default after {SHORT} epochs {echoed} repeat a hint or its marker.
+Tokens in a reply, before and after:
+
+{_table(["topic", "before", "after"], lengths)}
+"""
+
+
+def _sizes(found: Results) -> str:
+    measured = {
+        sessions: (cell, mean(map(mean_corrected, cell["passed"])))
+        for sessions, cell in ((n, found.cells[f"size-{n}"]) for n in SIZES)
+    }
+    measured[SESSIONS] = (found.log, after_short(found, DEFAULT, "passed_sampled", "corrected"))
+    rows = [
+        [str(sessions), str(log["turns"]), str(log["hinted"]), f"{share:.3f}"]
+        for sessions, (log, share) in sorted(measured.items())
+    ]
+    return f"""
+## How much log it takes
+
+{SHORT} epochs of the default on the first sessions of the log:
+
+{_table(["sessions", "judged turns", "with a hint", "accuracy"], rows)}
+
+What is wrong at the end with few turns is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies never
+show what follows a beginning that the teacher would have chosen. More turns cure that, and so does a second round.
+"""
+
+
+def _rounds(found: Results) -> str:
+    rows = []
+    for name in ROUNDS:
+        seeds = seeds_of(found, "rounds", name)
+        shares = (mean(mean_corrected(s[key]) for s in seeds) for key in ("first", "second"))
+        rows.append([name, *(f"{share:.3f}" for share in shares)])
+    return f"""
+## A second round
+
+A training of {ROUND_EPOCHS} epochs on the log; then the trained model answers the logged prompts of the hinted turns
+afresh ({ROUND_SAMPLES} replies each, `opdkit rollout`), is scored on them, and learns from them for an epoch.
+
+{_table(["objective", "after the log", "after its own replies"], rows)}
+"""
+
+
+def _sessions(found: Results) -> str:
+    rows, every = [], []
+    for topic in PREFERENCES:
+        cells = [found.cells[f"sessions-{topic}-{order}"]["sessions"] for order in range(ORDERS)]
+        numbers = [MOST + 1 if c is None else c for c in cells]
+        every += numbers
+        rows.append([topic, *(str(c) if c is not None else f"> {MOST}" for c in cells), f"{median(numbers):g}"])
+    heads = ["preference of", *(f"order {o + 1}" for o in range(ORDERS)), "median"]
+    return f"""
+## How many sessions it takes
+
+The smallest number of logged sessions after which {IN_A_ROW} held-out replies in a row are as the user prefers (the
+metric of OpenClaw-RL v2), with the default objective; for each preference, the sessions in which users ask for it, in
+{ORDERS} orders.
+
+{_table(heads, rows)}
+
+Median of all: {median(every):g}.
+"""
+
+
+def _noise(found: Results) -> str:
+    clean = found.noise(*NOISE, "passed")
+    rows = [["0%", "1", "1.000", "1.000", "1.000", f"{clean:.3f}", "0.000"]]
+    for wrong in WRONG:
+        for votes in VOTES:
+            after = found.noise(wrong, votes, "passed")
+            rows.append([f"{wrong:.0%}", str(votes), f"{found.exact(wrong, votes):.3f}",
+                         *(f"{found.noise(wrong, votes, k):.3f}" for k in ("rewards_right", "hints_right")),
+                         f"{after:.3f}", f"{clean - after:.3f}"])  # fmt: skip
+    heads = ["wrong votes", "votes", "rewards right, exact", "rewards right", "hints right", "after training", "lost"]
+    return f"""
+## A judge that is wrong
+
+Votes of a judge that is wrong at a known rate, {SHORT} epochs of the default objective. Exact is the chance
+that the votes give the right reward when the three rewards are equally frequent (in the log they are not).
+
+{_table(heads, rows)}
+
+![rewards right and accuracy after training against the number of votes](learning-noise.svg)
+"""
+
+
+def _rates(found: Results) -> str:
+    rows = []
+    for name in PRESETS:
+        cells = []
+        for epochs in (SHORT, LONG):
+            best = found.numbers["tuned"][name] if epochs == SHORT else LONG_RATE
+            for rate in LEARNING_RATES:
+                share = f"{ends(found.numbers['rates'], name, epochs, rate):.2f}"
+                cells.append(f"**{share}**" if rate == best else share)
+        rows.append([name, *cells])
+    heads = [f"{epochs} epochs, {rate:g}" for epochs in (SHORT, LONG) for rate in LEARNING_RATES]
+    high = seeds_of(found, "long", "opd too high")
+    fallen = ", ".join(f"{mean_corrected(seed['epochs'][-1]):.2f}" for seed in high)
+    return f"""
+## Learning rates
+
+Accuracy at the end, with seeds that nothing above uses ({len(TUNING_SEEDS[SHORT])} for the short trainings and
+{len(TUNING_SEEDS[LONG])} for the long ones). These are rates for a model of 1.4M parameters: for one of some billions
+begin at a hundredth, the default. What is best for {SHORT} epochs is too high for more of them where an objective
+follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} with {len(high)} seeds. So
+the long trainings take {LONG_RATE:g} throughout.
+
+{_table(["objective", *heads], rows)}
+"""
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

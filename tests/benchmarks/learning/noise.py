@@ -1,0 +1,153 @@
+"""A judge that is wrong at a known rate, in place of the local one: how much of that do several votes take back?
+
+A right vote is what the user of the logs meant (`sample_data/labels.jsonl`). A wrong reward vote is one of the other
+two labels. A wrong vote on the hint is, evenly: none where one is due, or one that asks for another style; where none
+is due it is a hint for any style of the topic.
+"""
+
+import importlib.util
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from opdkit.config import parse_pairs
+from opdkit.judge import run as judge
+from opdkit.judge.exchange import Answer, Ask, Question
+from opdkit.judge.stage import JUDGES
+from opdkit.judge.votes import reward_of
+from opdkit.stages import JudgeConfig, TeacherConfig
+from opdkit.store import read_all
+from opdkit.teacher import run as teach
+
+from .cells import JSON
+from .runs import DATA, MODEL, SESSIONS, base_of, branch, epoch_model, passed, trained
+
+REWARDS = (-1, 0, 1)
+
+
+@cache
+def world() -> Any:
+    """sample_data/world.py: what topics there are, and how a hint for each style is worded."""
+    spec = importlib.util.spec_from_file_location("world", DATA / "world.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def labels() -> dict[str, JSON]:
+    """turn_id -> what a perfect judge would say."""
+    rows = map(json.loads, (DATA / "labels.jsonl").read_text(encoding="utf-8").splitlines())
+    return {row["turn_id"]: row for row in rows}
+
+
+# -- the judge ------------------------------------------------------------------------------------------------------
+
+
+def open_judge(config: JudgeConfig) -> Ask:
+    """Answers in the words that `opdkit judge` reads, wrong at the rate that `--template-arg wrong=RATE` gives."""
+    rate, truth, topics = float(parse_pairs(config.template_arg, "")["wrong"]), labels(), topics_of(config.run)
+
+    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+        return [
+            [
+                Answer(vote(q.name, truth[q.turn_id], topics[q.turn_id], rate,
+                            random.Random(f"{config.seed}:{q.turn_id}:{q.name}:{k}")), "stop")
+                for k in range(config.votes)
+            ]
+            for q in questions
+        ]  # fmt: skip
+
+    return ask
+
+
+def vote(question: str, truth: JSON, topic: Any, rate: float, rng: random.Random) -> str:
+    """One vote."""
+    wrong = rng.random() < rate
+    if question == "reward":
+        others = [r for r in REWARDS if r != truth["reward"]]
+        return f"\\boxed{{{rng.choice(others) if wrong else truth['reward']}}}"
+    wanted = truth["wanted"]
+    if wrong:
+        silent = wanted is not None and rng.random() < 0.5
+        others = [s.name for s in topic.styles if s.hints and s.name != wanted]
+        wanted = None if silent or not others else rng.choice(others)
+    if wanted is None:
+        return "\\boxed{-1}"
+    return f"\\boxed{{1}}\n[HINT_START]{rng.choice(topic.style(wanted).hints)}[HINT_END]"
+
+
+def topics_of(run: Path) -> dict[str, Any]:
+    """turn_id -> the topic of the last request before the turn."""
+    requests = {r.format(i): t for t in world().TOPICS for r in t.requests for i in t.items}
+    messages = {s["session_id"]: s["messages"] for s in read_all(run, "sessions")}
+    found = {}
+    for turn in read_all(run, "turns"):
+        before = [m["content"] or "" for m in messages[turn["session_id"]][: turn["message_index"]]]
+        said = next(text for text in reversed(before) if any(r in text for r in requests))
+        found[turn["turn_id"]] = next(t for r, t in requests.items() if r in said)
+    return found
+
+
+# -- what the noise does --------------------------------------------------------------------------------------------
+
+
+def noisy(
+    work: Path, wrong: float, votes: int, options: JSON, seed: int, epochs: int, sessions: int = SESSIONS
+) -> JSON:
+    """Train on what `votes` votes of such a judge say: how often rewards and hints are right, and the model after."""
+    run = branch(base_of(work, sessions), work / f"noise-{wrong}-{votes}-{seed}", ("extract",))
+    with patch.dict(JUDGES, {"local": f"{__name__}:open_judge"}):
+        judge(JudgeConfig(run=run, judge="local", model=str(MODEL), votes=votes, seed=seed, limit=sessions,
+                          template_arg=(f"wrong={wrong}",)))  # fmt: skip
+    numbers = judged_right(run)
+    teach(TeacherConfig(run=run, model=str(MODEL)))
+    trained(run, MODEL, options, seed, epochs)
+    return numbers | {"passed": passed(epoch_model(run, epochs), seed)}
+
+
+def judged_right(run: Path) -> JSON:
+    """Shares of the verdicts that say what a perfect judge would."""
+    truth, topics = labels(), topics_of(run)
+    rewards, hints = Counter[bool](), Counter[bool]()
+    for verdict in read_all(run, "verdicts"):
+        label, topic = truth[verdict["turn_id"]], topics[verdict["turn_id"]]
+        right = topic.style(label["wanted"]).hints if label["wanted"] else (None,)
+        rewards[verdict["reward"] == label["reward"]] += 1
+        hints[verdict["hint"] in right] += 1
+    return {"rewards_right": rewards[True] / rewards.total(), "hints_right": hints[True] / hints.total()}
+
+
+def exact_reward_accuracy(wrong: float, votes: int) -> float:
+    """The chance that `votes` votes give the right reward, true labels uniform, summed over all outcomes."""
+    total = 0.0
+    for truth in REWARDS:
+        chance = {r: 1 - wrong if r == truth else wrong / 2 for r in REWARDS}
+        for scores in _outcomes(votes):
+            if reward_of(scores).reward == truth:
+                total += _ways(scores) * prod(chance[s] for s in scores)
+    return total / len(REWARDS)
+
+
+def _outcomes(votes: int) -> list[tuple[int, ...]]:
+    """Every way that votes can fall, whatever their order."""
+    counts = product(range(votes + 1), repeat=2)
+    return [(-1,) * a + (0,) * b + (1,) * (votes - a - b) for a, b in counts if a + b <= votes]
+
+
+def _ways(scores: tuple[int, ...]) -> int:
+    """Orders in which the votes can come."""
+    ways, rest = 1, len(scores)
+    for count in Counter(scores).values():
+        for k in range(count):
+            ways = ways * (rest - k) // (k + 1)
+        rest -= count
+    return ways

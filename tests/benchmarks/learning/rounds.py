@@ -1,0 +1,23 @@
+"""A second round: the trained model answers the logged prompts afresh, and learns from those replies."""
+
+from pathlib import Path
+
+from opdkit.rollout import run as rollout
+from opdkit.stages import RolloutConfig, TeacherConfig
+from opdkit.teacher import run as teach
+
+from .cells import JSON
+from .runs import MAX_NEW_TOKENS, MODEL, branch, passed, trained
+
+
+def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int) -> JSON:
+    """Train on the log, roll the result out, train on that for one epoch: what the model does after each round."""
+    first, second = (work / f"rounds-{name}-{seed}-{number}" for number in (1, 2))
+    branch(work / "base", first)
+    trained(first, MODEL, options, seed, epochs)
+    student = first / "train" / "model"
+    rollout(RolloutConfig(run=second, from_=first, model=str(student), samples=samples, seed=seed,
+                          max_new_tokens=MAX_NEW_TOKENS))  # fmt: skip
+    teach(TeacherConfig(run=second, model=str(student)))
+    trained(second, student, options, seed, 1)
+    return {"first": passed(student, seed), "second": passed(second / "train" / "model", seed)}

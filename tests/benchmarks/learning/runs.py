@@ -1,0 +1,96 @@
+"""Runs of the benchmark: the stages of opdkit on sample_data, and the models that come out of them."""
+
+import shutil
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from opdkit.chat import Chat
+from opdkit.evaluate import run as evaluate
+from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
+from opdkit.evaluate.replies import checked, generate, prompt_ids
+from opdkit.extract import run as extract
+from opdkit.judge import run as judge
+from opdkit.models import context_length, load_model, load_tokenizer
+from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.store import read_all
+from opdkit.teacher import run as teach
+from opdkit.train import run as train
+
+from .cells import JSON
+
+DATA = Path(__file__).parents[3] / "sample_data"
+MODEL = DATA / "model"
+PROMPTS = DATA / "prompts.jsonl"
+SESSIONS = 88  # of the log: 200 turns
+SAMPLES = 6  # replies to every held-out prompt
+MAX_NEW_TOKENS = 64
+
+
+def judged(work: Path, sessions: int = SESSIONS) -> Path:
+    """The run that all trainings begin from: sample_data, judged by the sample model itself, scored by it."""
+    run = base_of(work, sessions)
+    extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
+    judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
+    teach(TeacherConfig(run=run, model=str(MODEL)))
+    return run
+
+
+def base_of(work: Path, sessions: int) -> Path:
+    """Where that run is."""
+    return work / ("base" if sessions == SESSIONS else f"base-{sessions}")
+
+
+def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge", "teacher")) -> Path:
+    """A new run that shares the finished stages of another one."""
+    shutil.rmtree(run, ignore_errors=True)
+    run.mkdir(parents=True)
+    for stage in stages:
+        (run / stage).symlink_to((source / stage).resolve(), target_is_directory=True)
+    return run
+
+
+def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JSON:
+    """Train `model` on a run, keeping every epoch; how long that took, and the share of ratios that was clipped."""
+    start = time.monotonic()
+    train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, keep_epochs=True, checkpoint_every=0,
+                      **options))  # fmt: skip
+    rows = list(read_all(run, "metrics"))
+    return {
+        "seconds": time.monotonic() - start,
+        "tokens": sum(row["tokens"] for row in rows),
+        "steps": len(rows),
+        "approx_kl": rows[-1]["approx_kl"],
+    }
+
+
+def epoch_model(run: Path, epoch: int) -> Path:
+    return run / "train" / "epochs" / f"{epoch:03d}" / "model"
+
+
+# -- what a model does ----------------------------------------------------------------------------------------------
+
+
+def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
+    """domain -> share of first replies to held-out prompts, sampled at temperature 1, that pass their checks."""
+    found = defaultdict(list)
+    for reply in first_replies(folder, read_prompts(PROMPTS), seed, samples):
+        found[reply.prompt.domain].append(bool(reply.passed))
+    return {domain: sum(values) / len(values) for domain, values in found.items()}
+
+
+def first_replies(folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int) -> list[Any]:
+    """Sampled and checked replies of a model; those of one prompt one after the other."""
+    model = load_model(str(folder), device="cpu", dtype="float32")
+    chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
+    config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
+    asked = [(p, prompt_ids(chat, p, MAX_NEW_TOKENS, context_length(model))) for p in prompts]
+    replies = checked(generate("after", model, chat, asked, config), config)
+    return sorted((r for r in replies if r.sample), key=lambda r: (prompts.index(r.prompt), r.sample))
+
+
+def scores(run: Path, seed: int, samples: int = SAMPLES) -> list[JSON]:
+    """What `opdkit eval` says of the trained model of a run, against the model it was trained from."""
+    evaluate(EvalConfig(run=run, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed))
+    return list(read_all(run, "scores"))

@@ -1,0 +1,58 @@
+"""How many logged sessions it takes until a preference holds three times in a row (the metric of OpenClaw-RL v2).
+
+A preference is what the users of one topic keep asking for. Its log: the sessions in which they ask for it, in an
+order drawn by the seed. After each session the model is trained from the start on all sessions so far, and answers
+held-out requests of the topic, in an order of their own, one sampled reply each.
+"""
+
+import random
+from pathlib import Path
+
+from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.streak import sessions_until
+from opdkit.extract import run as extract
+from opdkit.judge import run as judge
+from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.teacher import run as teach
+
+from .cells import JSON
+from .noise import labels
+from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, first_replies, trained
+
+IN_A_ROW = 3
+MOST = 16  # sessions; a preference that does not hold by then counts as one more
+EPOCHS = 12  # a log of a few sessions is one step an epoch
+
+
+def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed: int, most: int = MOST) -> JSON:
+    """The smallest number of sessions, and what the replies after each number were."""
+    run = scored_log(work / f"sessions-{topic}-{seed}", preference, seed, most)
+    asked = [p for p in read_prompts(PROMPTS) if p.domain == topic]
+    random.Random(f"{seed}:{topic}").shuffle(asked)
+    held: list[list[bool]] = []
+    for sessions in range(most + 1):
+        model = MODEL
+        if sessions:
+            here = branch(run, run / "trained")
+            trained(here, MODEL, options | {"limit": sessions}, seed, EPOCHS)
+            model = here / "train" / "model"
+        replies = first_replies(model, asked[:IN_A_ROW], seed, 1)
+        held.append([bool(reply.passed) for reply in replies])
+        if sessions_until(held, IN_A_ROW) is not None:
+            break
+    return {"sessions": sessions_until(held, IN_A_ROW), "held": held}
+
+
+def scored_log(run: Path, preference: str, seed: int, most: int) -> Path:
+    """The sessions in which users ask for the preference, shuffled; judged and scored by the sample model."""
+    wanted = {turn.rpartition(":")[0] for turn, label in labels().items() if label["wanted"] == preference}
+    lines = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()
+    chosen = [line for number, line in enumerate(lines, start=1) if f"openai:{number}" in wanted]
+    random.Random(f"{seed}:{preference}").shuffle(chosen)
+    run.mkdir(parents=True, exist_ok=True)
+    log = run / "log.jsonl"
+    log.write_text("\n".join(chosen[:most]) + "\n", encoding="utf-8")
+    extract(ExtractConfig(run=run, logs=(str(log),)))
+    judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS))
+    teach(TeacherConfig(run=run, model=str(MODEL)))
+    return run
