@@ -132,7 +132,9 @@ def test_a_small_training_goes_through_all_of_it(tmp_path) -> None:
     """Four sessions, one epoch: the stages run as the benchmark calls them, and the model is measured."""
     base = runs.judged(tmp_path, sessions=4)
     run = runs.branch(base, tmp_path / "run")
-    cost = runs.trained(run, runs.MODEL, {"learning_rate": 1e-3, "batch_turns": 4}, seed=0, epochs=1)
+    cost = runs.trained(
+        run, runs.MODEL, {"learning_rate": 1e-3, "batch_turns": 4, "keep_epochs": True}, seed=0, epochs=1
+    )
     assert cost["steps"] >= 1
     shares = runs.passed(runs.epoch_model(run, 1), seed=0, samples=1)
     assert shares.keys() == {"weather", "cooking", "trains", "orders", "music", "capitals"}

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-JSON = dict[str, Any]
+from opdkit.config import JSON
 
 
 @dataclass(frozen=True)

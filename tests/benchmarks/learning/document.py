@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+
+from opdkit.config import JSON
 
 from .experiments import (
     DEFAULT,
@@ -28,10 +29,10 @@ from .experiments import (
     mean_corrected,
     slug,
 )
+from .noise import exact_reward_accuracy
 from .runs import SAMPLES, SESSIONS
 from .sessions import IN_A_ROW, MOST
 
-JSON = dict[str, Any]
 NOISE = (0.0, 1)  # the judge that is never wrong
 
 
@@ -54,9 +55,6 @@ class Results:
     def base(self) -> float:
         """Share of first replies in the corrected topics before any training."""
         return mean(mean_corrected(seed["passed"]) for seed in seeds_of(self, "base"))
-
-    def exact(self, wrong: float, votes: int) -> float:
-        return float(self.log["exact"][f"{wrong:g}"][str(votes)])
 
     def noise(self, wrong: float, votes: int, what: str) -> float:
         """Mean over the seeds: rewards_right, hints_right, or passed."""
@@ -278,7 +276,7 @@ def _noise(found: Results) -> str:
     for wrong in WRONG:
         for votes in VOTES:
             after = found.noise(wrong, votes, "passed")
-            rows.append([f"{wrong:.0%}", str(votes), f"{found.exact(wrong, votes):.3f}",
+            rows.append([f"{wrong:.0%}", str(votes), f"{exact_reward_accuracy(wrong, votes):.3f}",
                          *(f"{found.noise(wrong, votes, k):.3f}" for k in ("rewards_right", "hints_right")),
                          f"{after:.3f}", f"{clean - after:.3f}"])  # fmt: skip
     heads = ["wrong votes", "votes", "rewards right, exact", "rewards right", "hints right", "after training", "lost"]

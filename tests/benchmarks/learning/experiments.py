@@ -6,13 +6,14 @@ from pathlib import Path
 from shutil import rmtree
 
 from opdkit import __version__
-from opdkit.stages import TrainConfig
+from opdkit.config import JSON
+from opdkit.stages import OBJECTIVES, TrainConfig
 from opdkit.store import read_all
 
-from .cells import JSON, Cell
-from .noise import exact_reward_accuracy, noisy
+from .cells import Cell
+from .noise import noisy
 from .rounds import two_rounds
-from .runs import MODEL, branch, epoch_model, judged, passed, scores, trained
+from .runs import MODEL, branch, epoch_model, final_model, judged, passed, scores, trained
 from .sessions import until_it_holds
 
 LEARNING_RATES = (3e-4, 6e-4, 1e-3)
@@ -24,16 +25,7 @@ TUNING_SAMPLES = 4
 # name -> options of `opdkit train`; what is not named is the default, apart from BATCH: the log is small, and of 200
 # turns batches of 16 make 13 steps
 BATCH: JSON = {"batch_turns": 8}
-PRESETS: dict[str, JSON] = {
-    "opd": {"objective": "opd"},
-    "topk": {"objective": "topk"},
-    "distill": {"objective": "distill"},
-    "binary": {"objective": "binary"},
-    "combine": {"objective": "combine"},
-    "hybrid": {"objective": "hybrid"},
-    "blend": {"objective": "blend"},
-    "alternate": {"objective": "alternate"},
-}
+PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
@@ -146,7 +138,7 @@ def tuning(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON
     """Shares passed after the last epoch, with few samples."""
     run = branch(work / "base", work / f"{rate_name(name, epochs, options['learning_rate'])}-{seed}")
     trained(run, MODEL, options, seed, epochs)
-    numbers = {"passed": passed(run / "train" / "model", seed, TUNING_SAMPLES)}
+    numbers = {"passed": passed(final_model(run), seed, TUNING_SAMPLES)}
     rmtree(run)
     return numbers
 
@@ -154,7 +146,7 @@ def tuning(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON
 def curve(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
     """Shares passed after each epoch."""
     run = branch(work / "base", work / f"long-{slug(name)}-{seed}")
-    trained(run, MODEL, options, seed, epochs)
+    trained(run, MODEL, options | {"keep_epochs": True}, seed, epochs)
     numbers = {"epochs": [passed(epoch_model(run, epoch), seed) for epoch in range(1, epochs + 1)]}
     rmtree(run)
     return numbers
@@ -175,7 +167,7 @@ def of_size(work: Path, sessions: int, options: JSON, seeds: Sequence[int]) -> J
     for seed in seeds:
         run = branch(base, work / f"size-{sessions}-{seed}")
         trained(run, MODEL, options, seed, SHORT)
-        shares.append(passed(run / "train" / "model", seed))
+        shares.append(passed(final_model(run), seed))
     return described(base) | {"passed": shares}
 
 
@@ -211,5 +203,4 @@ def described(run: Path) -> JSON:
         "turns": len(targets),
         "hinted": sum(row["hint"] is not None for row in targets),
         "rewards": {str(r): sum(row["reward"] == r for row in targets) for r in (-1, 0, 1)},
-        "exact": {f"{w:g}": {str(m): exact_reward_accuracy(w, m) for m in VOTES} for w in (0.0, *WRONG)},
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from opdkit.config import parse_pairs
+from opdkit.config import JSON, parse_pairs
 from opdkit.judge import run as judge
 from opdkit.judge.exchange import Answer, Ask, Question
 from opdkit.judge.stage import JUDGES
@@ -26,8 +26,7 @@ from opdkit.stages import JudgeConfig, TeacherConfig
 from opdkit.store import read_all
 from opdkit.teacher import run as teach
 
-from .cells import JSON
-from .runs import DATA, MODEL, SESSIONS, base_of, branch, epoch_model, passed, trained
+from .runs import DATA, MODEL, SESSIONS, base_of, branch, final_model, passed, trained
 
 REWARDS = (-1, 0, 1)
 
@@ -111,7 +110,7 @@ def noisy(
     numbers = judged_right(run)
     teach(TeacherConfig(run=run, model=str(MODEL)))
     trained(run, MODEL, options, seed, epochs)
-    return numbers | {"passed": passed(epoch_model(run, epochs), seed)}
+    return numbers | {"passed": passed(final_model(run), seed)}
 
 
 def judged_right(run: Path) -> JSON:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from .document import NOISE, Results, after_short, band, gain, seeds_of
 from .experiments import LONG, PRESETS, SHORT, VOTES, WRONG, mean_corrected
+from .noise import exact_reward_accuracy
 
 COLOURS = dict(zip(PRESETS, plt.get_cmap("tab10").colors, strict=False))
 
@@ -52,7 +53,7 @@ def _forgetting(axes: Axes, found: Results) -> None:
 def _noise(axes: Axes, found: Results) -> None:
     """Reward accuracy (measured and exact) and the trained model, against the number of votes."""
     for wrong, colour in zip(WRONG, ("tab:blue", "tab:red"), strict=True):
-        exact = [found.exact(wrong, m) for m in VOTES]
+        exact = [exact_reward_accuracy(wrong, m) for m in VOTES]
         right = [found.noise(wrong, m, "rewards_right") for m in VOTES]
         passed = [found.noise(wrong, m, "passed") for m in VOTES]
         axes.plot(VOTES, exact, color=colour, linestyle=":", label=f"{wrong:.0%} wrong: rewards right, exact")

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
+from opdkit.config import JSON
 from opdkit.rollout import run as rollout
 from opdkit.stages import RolloutConfig, TeacherConfig
 from opdkit.teacher import run as teach
 
-from .cells import JSON
-from .runs import MAX_NEW_TOKENS, MODEL, branch, passed, trained
+from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained
 
 
 def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int) -> JSON:
@@ -15,9 +15,9 @@ def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, sam
     first, second = (work / f"rounds-{name}-{seed}-{number}" for number in (1, 2))
     branch(work / "base", first)
     trained(first, MODEL, options, seed, epochs)
-    student = first / "train" / "model"
+    student = final_model(first)
     rollout(RolloutConfig(run=second, from_=first, model=str(student), samples=samples, seed=seed,
                           max_new_tokens=MAX_NEW_TOKENS))  # fmt: skip
     teach(TeacherConfig(run=second, model=str(student)))
     trained(second, student, options, seed, 1)
-    return {"first": passed(student, seed), "second": passed(second / "train" / "model", seed)}
+    return {"first": passed(student, seed), "second": passed(final_model(second), seed)}

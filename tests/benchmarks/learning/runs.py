@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.chat import Chat
+from opdkit.config import JSON
+from opdkit.demo import sample_data
 from opdkit.evaluate import run as evaluate
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.replies import checked, generate, prompt_ids
@@ -17,10 +19,9 @@ from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig,
 from opdkit.store import read_all
 from opdkit.teacher import run as teach
 from opdkit.train import run as train
+from opdkit.train.student import epoch_home
 
-from .cells import JSON
-
-DATA = Path(__file__).parents[3] / "sample_data"
+DATA = sample_data()
 MODEL = DATA / "model"
 PROMPTS = DATA / "prompts.jsonl"
 SESSIONS = 88  # of the log: 200 turns
@@ -52,9 +53,9 @@ def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge
 
 
 def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JSON:
-    """Train `model` on a run, keeping every epoch; how long that took, and the share of ratios that was clipped."""
+    """Train `model` on a run; what that took, and how far the model went."""
     start = time.monotonic()
-    train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, keep_epochs=True, checkpoint_every=0,
+    train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, checkpoint_every=0,
                       **options))  # fmt: skip
     rows = list(read_all(run, "metrics"))
     return {
@@ -65,8 +66,13 @@ def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JS
     }
 
 
+def final_model(run: Path) -> Path:
+    return run / "train" / "model"
+
+
 def epoch_model(run: Path, epoch: int) -> Path:
-    return run / "train" / "epochs" / f"{epoch:03d}" / "model"
+    """Where there is one: with the option `keep_epochs`."""
+    return epoch_home(run / "train", epoch) / "model"
 
 
 # -- what a model does ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ held-out requests of the topic, in an order of their own, one sampled reply each
 import random
 from pathlib import Path
 
+from opdkit.config import JSON
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.streak import sessions_until
 from opdkit.extract import run as extract
@@ -15,9 +16,8 @@ from opdkit.judge import run as judge
 from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.teacher import run as teach
 
-from .cells import JSON
 from .noise import labels
-from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, first_replies, trained
+from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, final_model, first_replies, trained
 
 IN_A_ROW = 3
 MOST = 16  # sessions; a preference that does not hold by then counts as one more
@@ -35,7 +35,7 @@ def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed:
         if sessions:
             here = branch(run, run / "trained")
             trained(here, MODEL, options | {"limit": sessions}, seed, EPOCHS)
-            model = here / "train" / "model"
+            model = final_model(here)
         replies = first_replies(model, asked[:IN_A_ROW], seed, 1)
         held.append([bool(reply.passed) for reply in replies])
         if sessions_until(held, IN_A_ROW) is not None:
