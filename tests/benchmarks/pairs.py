@@ -34,10 +34,9 @@ class Comparison:
     def line(self) -> str:
         ratios, (usual, ours) = self.ratios, map(statistics.median, (self.seconds_usual, self.seconds_ours))
         facts = "".join(f"\n  {name}: {value}" for name, value in self.facts.items())
-        return (
-            f"{self.name}, against {self.usual}: {statistics.median(ratios):.2f} times as fast"
-            f" ({ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs; medians {usual:.3g} s and {ours:.3g} s){facts}"
-        )
+        spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} in {len(ratios)} pairs"
+        times = f"{statistics.median(ratios):.2f} times as fast ({spread}; medians {usual:.3g} s and {ours:.3g} s)"
+        return f"{self.name}, against {self.usual}: {times}{facts}"
 
 
 def turn_about(
