@@ -177,8 +177,12 @@ class TrainConfig(ModelOptions):
     order: str = option("random", "order of the turns: easy is where the mean absolute advantage is small",
                         choices=("random", "easy-first", "hard-first"))  # fmt: skip
     epochs: int = option(1, "passes over the targets", unit="epochs", low=1)
-    batch_turns: int = option(16, "turns in one optimizer step, over all processes", unit="turns", low=1)
-    micro_batch_tokens: int = option(8192, "tokens in one forward pass", unit="tokens", low=1)
+    batch_by: str = option("session", "session: an optimizer step takes whole sessions until it has --batch-turns "
+                           "turns, and their turns share what they have in common; turn: each turn is drawn alone",
+                           choices=("session", "turn"))  # fmt: skip
+    batch_turns: int = option(16, "turns in one optimizer step, over all processes; with whole sessions, at least",
+                              unit="turns", low=1)  # fmt: skip
+    micro_batch_tokens: int = option(8192, "tokens in one forward pass; a longer turn goes alone", unit="tokens", low=1)
     learning_rate: float | None = option(None, "peak learning rate (default: 1e-5, with LoRA 1e-4)", low=0.0)
     schedule: str = option("cosine", "learning rate after the warm-up: half a cosine down to 0, or constant",
                            choices=("cosine", "constant"))  # fmt: skip

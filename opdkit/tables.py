@@ -115,7 +115,7 @@ TARGETS = Table("teacher", "targets", 2, pa.schema([
     _col("support_teacher", _list(_list(F16)), "their log-probs under the teacher, with the hint (nats)", null=True),
     _col("reward", I8, "-1, 0 or 1", null=True),
 ]))  # fmt: skip
-METRICS = Table("train", "metrics", 2, pa.schema([
+METRICS = Table("train", "metrics", 3, pa.schema([
     _col("step", I32, "optimizer step, from 1"),
     _col("epoch", F64, "passes over the targets so far"),
     _col("loss", F64, "the loss that was minimised (nats a token)"),
@@ -139,7 +139,9 @@ METRICS = Table("train", "metrics", 2, pa.schema([
     _col("grad_norm", F64, "before clipping"),
     _col("learning_rate", F64, "of this step"),
     _col("turns", I32, "turns in the step"),
-    _col("tokens", I64, "tokens read, prompts included"),
+    _col("turn_ids", _list(STR), "which: decided before what they have in common is looked at"),
+    _col("tokens", I64, "tokens of these turns, prompts included"),
+    _col("tokens_read", I64, "tokens that went through the model: what turns of a session have in common, once"),
     _col("tokens_per_second", F64, "tokens read / seconds"),
     _col("seconds", F64, "wall time of the step"),
 ]))  # fmt: skip

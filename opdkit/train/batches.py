@@ -1,10 +1,9 @@
-"""Which turns an optimizer step takes, and how its forwards are shared out: pure functions of the turns and the plan.
+"""Which turns an optimizer step takes, and the tensors they make: pure functions of the turns and the plan.
 
-Every process computes all of this for all processes, so that they agree on the divisors of the loss and on the number
-of forwards without a word between them.
+Every process computes the steps of all of them, so that they agree on the divisors of the loss without a word.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from opdkit.models import token_generator
 from opdkit.objective import Tokens
-from opdkit.scoring import batches
 from opdkit.train.targets import Turn
 
 
@@ -29,6 +27,7 @@ class Step:
 def optimizer_steps(
     phases: Sequence[int],
     strengths: Sequence[float],
+    sessions: Sequence[str] | None,
     batch_turns: int,
     epochs: int,
     seed: int,
@@ -36,46 +35,46 @@ def optimizer_steps(
 ) -> list[Step]:
     """The steps of a training. Turn i belongs to `phases[i]` and has the mean absolute advantage `strengths[i]`.
 
-    Every epoch takes every turn once, in a random order of its own; or the weakest (easy-first) or the strongest
-    (hard-first) first, where the random order only decides between equals. A step holds turns of one phase; where
-    there are several, their steps take turns until one has no more. No step spans two epochs.
+    With `sessions` (that of each turn) a step takes whole sessions until it has `batch_turns` turns or more; without,
+    it takes turns one by one. Every epoch takes every turn once, in a random order of its own; or the weakest
+    (easy-first) or the strongest (hard-first) first, where the random order only decides between equals. A step holds
+    turns of one phase; where there are several, their steps take turns until one has no more. No step spans two epochs.
     """
+    units = _units(phases, sessions)
+    strength = [sum(strengths[i] for i in unit) / len(unit) for unit in units]
     steps = []
     for epoch in range(epochs):
-        turns = torch.randperm(len(phases), generator=token_generator(seed, "epoch", epoch)).tolist()
+        drawn = torch.randperm(len(units), generator=token_generator(seed, "epoch", epoch)).tolist()
         if order != "random":
-            turns.sort(key=lambda i: strengths[i] if order == "easy-first" else -strengths[i])
+            drawn.sort(key=lambda u: strength[u] if order == "easy-first" else -strength[u])
         lanes = []
         for phase in sorted(set(phases)):
-            mine = [i for i in turns if phases[i] == phase]
-            lanes.append([Step(phase, mine[i : i + batch_turns]) for i in range(0, len(mine), batch_turns)])
+            mine = [units[u] for u in drawn if phases[units[u][0]] == phase]
+            lanes.append([Step(phase, turns) for turns in _filled(mine, batch_turns)])
         steps += [step for group in zip_longest(*lanes) for step in group if step]
     return steps
 
 
-def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
-    """Indices for each process: the longest first, to the process that has the fewest tokens so far."""
-    hands: list[list[int]] = [[] for _ in range(processes)]
-    load = [0] * processes
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        process = load.index(min(load))
-        hands[process].append(i)
-        load[process] += lengths[i]
-    return hands
+def _units(phases: Sequence[int], sessions: Sequence[str] | None) -> list[list[int]]:
+    """What is drawn at once: single turns, or the turns of one phase in one session."""
+    if sessions is None:
+        return [[i] for i in range(len(phases))]
+    units: dict[tuple[int, str], list[int]] = {}
+    for i, key in enumerate(zip(phases, sessions, strict=True)):
+        units.setdefault(key, []).append(i)
+    return list(units.values())
 
 
-def micro_batches(lengths: Sequence[int], max_tokens: int, process: int, processes: int) -> list[list[int]]:
-    """The forwards of one process in a step: indices of at most `max_tokens` padded tokens (a longer turn goes alone).
-
-    All processes have the same number: a gradient is only exchanged when all of them run a backward. An empty list
-    is a forward that must not count.
-    """
-    groups = [
-        [[hand[i] for i in group] for group in batches([lengths[i] for i in hand], max_tokens)]
-        for hand in deal(lengths, processes)
-    ]
-    mine = groups[process]
-    return mine + [[]] * (max(map(len, groups)) - len(mine))
+def _filled(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[int]]:
+    """Units one after the other, parted where there are `batch_turns` turns or more."""
+    turns: list[int] = []
+    for unit in units:
+        turns = turns + unit
+        if len(turns) >= batch_turns:
+            yield turns
+            turns = []
+    if turns:
+        yield turns
 
 
 # -- turns to tensors -----------------------------------------------------------------------------------------------

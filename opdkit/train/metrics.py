@@ -21,7 +21,7 @@ def metrics_row(
     seconds: float,
 ) -> JSON:
     """The row of a step. A mean over nothing is null, not 0."""
-    tokens = sum(len(turn) for turn in batch)
+    read = int(metrics["tokens_read"])
 
     def mean(name: str, what: str) -> float | None:
         return metrics[f"{name}_{what}"] if metrics.get(f"{name}_tokens") else None
@@ -38,8 +38,10 @@ def metrics_row(
         "clip_fraction": metrics.get("clip_fraction"),
         "learning_rate": rate,
         "turns": len(batch),
-        "tokens": tokens,
-        "tokens_per_second": tokens / max(seconds, 1e-9),
+        "turn_ids": [turn.turn_id for turn in batch],
+        "tokens": sum(len(turn) for turn in batch),
+        "tokens_read": read,
+        "tokens_per_second": read / max(seconds, 1e-9),
         "seconds": seconds,
     }
 

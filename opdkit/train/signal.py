@@ -232,7 +232,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone", f"{kinds[False, True]:,}"),
         *((f"  reward {value:+d}", f"{rewards[value]:,}") for value in (1, 0, -1)),
-        ("tokens read in an epoch", f"{sum(map(len, data.turns)):,}"),
+        ("tokens in an epoch, prompts too", f"{sum(map(len, data.turns)):,}"),
         ("tokens trained in an epoch", f"{data.tokens:,}"),
         *((f"{name} advantages", _quantiles(values)) for name, values in data.advantages.items()),
         ("optimizer steps", f"{len(steps):,}"),

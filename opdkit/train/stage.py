@@ -29,22 +29,21 @@ from opdkit.models import load_tokenizer
 from opdkit.objective import (
     SUPPORTED,
     Objective,
-    entropy,
-    gathered_logprobs,
     step_loss,
     step_totals,
     terms_of,
     trained_positions,
 )
 from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.scoring import response_logits
 from opdkit.stages import TrainConfig, home
 from opdkit.store import Counters, Summary
 from opdkit.train import checkpoints
-from opdkit.train.batches import Step, micro_batches, optimizer_steps, tokens_of
+from opdkit.train.batches import Step, optimizer_steps, tokens_of
+from opdkit.train.forwards import Forward, Reading, Tree, reading
 from opdkit.train.launch import accelerator_of, committing, open_stage, refuse
 from opdkit.train.metrics import line, metrics_row
 from opdkit.train.plan import at_step, objectives
+from opdkit.train.policy import Policy
 from opdkit.train.signal import TrainingSet, check_signal, describe, shaped, training_set
 from opdkit.train.student import (
     autocast,
@@ -69,7 +68,7 @@ def run(config: TrainConfig) -> Summary:
     identity = refuse_another_student(config.run, config.model)
     chat = Chat(load_tokenizer(config.model), scored_template_args(config.run, config.template_arg))
     data, prompts = _load(config, phases, chat)
-    steps = optimizer_steps(data.phases, data.strengths, config.batch_turns, config.epochs, config.seed, config.order)
+    steps = _steps(config, data)
     check_signal(data, steps, config, phases)
     if config.dry_run:
         return _dry_run(config, data, steps)
@@ -98,6 +97,13 @@ def _load(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple
     turns, dropped = select(scored, terms, config.holdout)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     return training_set(shaped(turns, config, prompts), phases, len(scored), dropped), prompts
+
+
+def _steps(config: TrainConfig, data: TrainingSet) -> list[Step]:
+    sessions = [turn.session_id for turn in data.turns] if config.batch_by == "session" else None
+    return optimizer_steps(
+        data.phases, data.strengths, sessions, config.batch_turns, config.epochs, config.seed, config.order
+    )
 
 
 def _dry_run(config: TrainConfig, data: TrainingSet, steps: Sequence[Step]) -> Summary:
@@ -132,7 +138,7 @@ def _train(
     rows = checkpoints.restore(folder / "checkpoints", student, optimizer)
     if rows:
         say(f"going on after step {len(rows)} of {len(steps)}")
-    model = accelerator.prepare_model(student)  # several processes: DistributedDataParallel
+    model = accelerator.prepare_model(Policy(student))  # several processes: DistributedDataParallel
     trained = sum(len(step.turns) for step in steps[: len(rows)])
     for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
         start = time.monotonic()
@@ -173,52 +179,71 @@ def _optimizer_step(
     """
     whole = tokens_of(batch)
     totals = step_totals(terms_of(objective, whole), whole, objective.aggregation)
-    processes = accelerator.num_processes
-    mine = micro_batches([len(t) for t in batch], config.micro_batch_tokens, accelerator.process_index, processes)
+    sequences = [ScoredSequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in batch]
+    share = _share(model, batch, sequences, accelerator, config)
     shares = []
     optimizer.zero_grad(set_to_none=True)
-    for n, group in enumerate(mine):
-        last = n == len(mine) - 1
+    for n, trees in enumerate(share.forwards):
+        last = n == len(share.forwards) - 1
         with contextlib.nullcontext() if last else accelerator.no_sync(model):  # gradients are exchanged once a step
-            some = [batch[i] for i in group] or [min(batch, key=len)]
-            loss, metrics = _forward(model, some, bool(group), prompts, totals, objective, config)
-            (loss * processes).backward()  # DistributedDataParallel averages over the processes; the loss is a sum
+            loss, metrics = _forward(model, trees, batch, sequences, totals, objective, config)
+            (loss * accelerator.num_processes).backward()  # its average over the processes is taken; the loss is a sum
         shares.append({"loss": loss.detach(), **metrics})
     grad_norm = accelerator.clip_grad_norm_(trainable(model), config.max_grad_norm or math.inf)
     summed = _summed(shares, accelerator) | {"grad_norm": float(grad_norm)}
     if not (math.isfinite(summed["loss"]) and math.isfinite(summed["grad_norm"])):
-        suspects = [batch[i].turn_id for group, share in zip(mine, shares, strict=True)
-                    if not torch.isfinite(share["loss"]) for i in group]  # fmt: skip
+        suspects = [batch[i].turn_id for trees, part in zip(share.forwards, shares, strict=True)
+                    if not torch.isfinite(part["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
         _stop(summed, gather_object(suspects) or [t.turn_id for t in batch])
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
     optimizer.step()
-    return summed | {name: count for name, count in totals.items() if name.endswith("_tokens")}
+    counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
+    return summed | counts | {"tokens_read": share.tokens}
+
+
+def _share(
+    model: nn.Module,
+    batch: Sequence[Turn],
+    sequences: Sequence[ScoredSequence],
+    accelerator: Accelerator,
+    config: TrainConfig,
+) -> Reading:
+    """What this process reads of a step."""
+    return reading(
+        sequences,
+        [turn.session_id for turn in batch],
+        config.micro_batch_tokens,
+        accelerator.process_index,
+        accelerator.num_processes,
+        packed=accelerator.unwrap_model(model).packed,
+    )
 
 
 def _forward(
     model: nn.Module,
-    turns: Sequence[Turn],
-    counted: bool,
-    prompts: Prompts,
+    trees: Forward,
+    batch: Sequence[Turn],
+    sequences: Sequence[ScoredSequence],
     totals: Mapping[str, int],
     objective: Objective,
     config: TrainConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The share of these turns in the step's loss and metrics; all zeros where they are not `counted`."""
-    sequences = [ScoredSequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
-    with autocast(config):
-        logits_NV, _ = response_logits(model, sequences)
-    tokens = tokens_of(turns).to(logits_NV.device)
-    if not counted:
+    """The share of these trees in the step's loss and metrics. Without a tree: all zeros, of the shortest turn."""
+    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
+    read = trees or [Tree((shortest,), len(batch[shortest]))]
+    device = next(model.parameters()).device
+    tokens = tokens_of([batch[i] for tree in read for i in tree.turns]).to(device)
+    if not trees:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
+    ids_N1 = torch.tensor([[t] for tree in read for i in tree.turns for t in sequences[i].response_ids], device=device)
+    with autocast(config):
+        logprobs_NK, entropy_N = model(
+            [[sequences[i] for i in tree.turns] for tree in read], torch.cat([ids_N1, tokens.support_ids_NK], -1)
+        )
     terms = terms_of(objective, tokens)
-    ids_N1 = torch.tensor([[i] for s in sequences for i in s.response_ids], device=logits_NV.device)
-    logprobs_NK = gathered_logprobs(logits_NV, torch.cat([ids_N1, tokens.support_ids_NK], -1))
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
-    with torch.no_grad():
-        entropy_N = entropy(logits_NV.detach())
-        metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
+    metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
     return loss, metrics
 
 

@@ -1,15 +1,13 @@
-"""Steps, shares and forwards of a training run, and the token tensors they make."""
+"""Steps of a training run, and the token tensors they make."""
+
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from opdkit.train.batches import Step, deal, micro_batches, optimizer_steps, tokens_of
+from opdkit.train.batches import Step, optimizer_steps, tokens_of
 from opdkit.train.targets import Support, Turn, held_out, select
-
-LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 
 
 def turn(
@@ -27,8 +25,10 @@ def turn(
                 f32(behavior), reward, reward, support)  # fmt: skip
 
 
-def steps_of(count: int, epochs: int = 1, *, seed: int = 1, order: str = "random", phases=None, strengths=None):
-    return optimizer_steps(phases or [0] * count, strengths or [0.0] * count, 4, epochs, seed, order)
+def steps_of(
+    count: int, epochs: int = 1, *, seed: int = 1, order: str = "random", phases=None, strengths=None, sessions=None
+):
+    return optimizer_steps(phases or [0] * count, strengths or [0.0] * count, sessions, 4, epochs, seed, order)
 
 
 def test_every_epoch_takes_every_turn_once_in_an_order_of_its_own() -> None:
@@ -60,19 +60,26 @@ def test_steps_of_two_phases_take_turns() -> None:
     assert steps_of(5, phases=[1] * 5)[0] == Step(1, steps_of(5)[0].turns), "a phase without turns is passed over"
 
 
-def test_the_longest_turns_are_dealt_first() -> None:
-    assert deal([5, 9, 4, 1], 2) == [[1, 3], [0, 2]]
-    assert deal([7], 3) == [[0], [], []]
+def test_a_step_takes_whole_sessions_until_it_has_enough() -> None:
+    sessions = ["a"] * 3 + ["b"] + ["c"] * 6 + ["d"] * 2
+    steps = steps_of(12, 3, sessions=sessions)
+    of = {name: [i for i, s in enumerate(sessions) if s == name] for name in "abcd"}
+    for step in steps:
+        names = list(dict.fromkeys(sessions[i] for i in step.turns))
+        assert step.turns == [i for name in names for i in of[name]], "whole, and in order"
+        assert len(step.turns) - len(of[names[-1]]) < 4, "the one before would have been enough"
+    assert Counter(i for s in steps for i in s.turns) == dict.fromkeys(range(12), 3)
+    assert steps == steps_of(12, 3, sessions=sessions)
+    assert steps != steps_of(12, 3, sessions=sessions, seed=2)
 
 
-@given(lengths=LENGTHS, max_tokens=st.integers(1, 1000), processes=st.integers(1, 5))
-def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(lengths, max_tokens, processes) -> None:
-    """pitfall 8: no turn twice, none lost; pitfall 27: and no forward padded beyond the budget."""
-    shares = [micro_batches(lengths, max_tokens, p, processes) for p in range(processes)]
-    assert sorted(i for share in shares for group in share for i in group) == list(range(len(lengths)))
-    assert len({len(share) for share in shares}) == 1
-    groups = [group for share in shares for group in share if len(group) > 1]
-    assert all(len(group) * max(lengths[i] for i in group) <= max_tokens for group in groups)
+def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
+    sessions, strengths = ["a", "a", "b", "b", "c", "c"], [0.9, 0.0, 0.5, 0.5, 0.0, 0.2]
+    easy = [i for s in steps_of(6, sessions=sessions, strengths=strengths, order="easy-first") for i in s.turns]
+    assert easy == [4, 5, 0, 1, 2, 3]
+    steps = steps_of(6, sessions=sessions, phases=[0, 1, 0, 1, 0, 1])
+    assert [s.phase for s in steps] == [0, 1]
+    assert sorted(steps[0].turns) == [0, 2, 4]
 
 
 def test_what_a_turn_does_not_have_is_nan() -> None:

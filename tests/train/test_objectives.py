@@ -85,7 +85,7 @@ def test_the_default_is_a_divergence_and_a_little_reward(run, plain_model_dir) -
 
 def test_alternate_takes_turns(run, plain_model_dir) -> None:
     """A step of rewards on turns without a hint, a step of the teacher on turns with one."""
-    train.run(train_config(run, plain_model_dir, objective="alternate", batch_turns=2, epochs=2))
+    train.run(train_config(run, plain_model_dir, objective="alternate", batch_by="turn", batch_turns=2, epochs=2))
     rows = list(read_all(run, "metrics"))
     kinds = ["teacher" if r["teacher_tokens"] else "reward" for r in rows]
     assert not any(r["teacher_tokens"] and r["reward_tokens"] for r in rows)

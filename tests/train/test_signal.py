@@ -145,6 +145,6 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     assert int(told["hint and reward"]) == kinds[True, True]
     assert int(told["hint alone"]) == kinds[True, False]
     assert int(told["reward alone"]) == kinds[False, True]
-    assert int(told["tokens read in an epoch"]) * 3 == sum(r["tokens"] for r in rows)
+    assert int(told["tokens in an epoch, prompts too"]) * 3 == sum(r["tokens"] for r in rows)
     assert told["teacher advantages"].startswith(f"{sum(r['teacher_tokens'] for r in rows) // 3} tokens, 5% ")
     assert told["reward advantages"].startswith(f"{sum(r['reward_tokens'] for r in rows) // 3} tokens, 5% ")

@@ -1,0 +1,60 @@
+"""The student's log-probs some rows at a time: the same numbers and gradients, without the logits of all rows."""
+
+import copy
+
+import pytest
+import torch
+from model_families import FAMILIES, WINDOWS, build
+
+from opdkit.packed_reading import Pack, packs, read_packed
+from opdkit.scoring import Sequence
+from opdkit.train import policy
+from opdkit.train.policy import Policy, logprobs_by_rows
+
+TREES = [[Sequence([1, 2, 3], [4, 5]), Sequence([1, 2, 3, 4, 5, 6], [7] * 11)], [Sequence([9, 8], [7, 6, 5])]]
+N = sum(len(s.response_ids) for tree in TREES for s in tree)
+IDS_NK = torch.randint(0, 360, (N, 3), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model, loss) -> list[torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
+    model = build(*FAMILIES["scaled logits"]).double()
+    assert packs(model)
+    found, seen = {}, []
+    for rows in (N, 4, 1, 0):
+        hidden_NH, output_layer = read_packed(model, Pack.of(TREES, model.device))
+
+        def watched(hidden_nH, layer=output_layer):
+            seen.append(len(hidden_nH))
+            return layer(hidden_nH)
+
+        seen.clear()
+        logprobs_NK, entropy_N = logprobs_by_rows(watched, hidden_NH, IDS_NK, rows)
+        weights_NK = torch.linspace(-1, 1, N * 3, dtype=torch.float64).view(N, 3)
+        found[rows] = (logprobs_NK, entropy_N, *gradients(model, (logprobs_NK * weights_NK).sum()))
+        assert max(seen) <= max(1, rows)
+        assert sum(seen) == (N if rows == N else 2 * N), "made again in the backward pass, not kept"
+    for rows in (4, 1, 0):
+        for a, b in zip(found[rows], found[N], strict=True):
+            torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-9)
+    assert not found[4][1].requires_grad
+
+
+@pytest.mark.parametrize("family", ["grouped queries", "sliding"])
+def test_packed_and_padded_reading_agree(family, monkeypatch, capsys) -> None:
+    """What cannot be packed trains all the same, on its own numbers."""
+    model = build(*(FAMILIES | WINDOWS)[family])
+    student = Policy(copy.deepcopy(model))
+    assert student.packed == (family in FAMILIES)
+    monkeypatch.setattr(policy, "packs", lambda model: False)
+    plain = Policy(model)
+    (a, entropy_a), (b, entropy_b) = student(TREES, IDS_NK), plain(TREES, IDS_NK)
+    torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy_a, entropy_b, atol=1e-5, rtol=0)
+    for x, y in zip(gradients(student, a.sum()), gradients(plain, b.sum()), strict=True):
+        torch.testing.assert_close(x, y, atol=1e-5 * float(y.abs().max()), rtol=1e-5)
