@@ -116,6 +116,9 @@ class TeacherConfig(ModelOptions):
                               "overlap scores up to three and takes the one whose top tokens are most often the "
                               "student's", choices=HINT_SELECTIONS)  # fmt: skip
     hint_placement: str = option("last-user", "where the hint goes in the teacher's prompt", choices=PLACEMENTS)
+    written: int = option(0, "replies to each hinted prompt that the teacher writes itself, having read the hint; "
+                          "trained on beside the logged one", unit="replies", low=0)  # fmt: skip
+    max_new_tokens: int = option(512, "with --written: a longer reply is cut off", unit="tokens", low=1)
     max_tokens: int | None = option(None, "longest prompt + reply (default: what the model was built for)",
                                     unit="tokens", low=2)  # fmt: skip
     too_long: str = option("drop", "a turn that does not fit: drop it, or cut whole messages off its beginning",
@@ -125,6 +128,8 @@ class TeacherConfig(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_roster(self.teacher, self.teacher_weight, self.teacher_route)
+        if self.written and len(self.teacher) > 1 and self.teacher_route is None:
+            raise ConfigError("--written needs one teacher to each session; an average of several writes nothing")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,8 +98,10 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
          "empty_judgement, leak"),
 ]))  # fmt: skip
-TARGETS = Table("teacher", "targets", 2, pa.schema([
+TARGETS = Table("teacher", "targets", 3, pa.schema([
     _col("turn_id", STR, "turn that can be trained on"),
+    _col("written", I32, "number of the reply, from 0, where the hinted teacher wrote it; null: the logged reply",
+         null=True),
     _col("prompt_tokens", I32, "tokens in the student's prompt (no hint)"),
     _col("cut_messages", I32, "messages cut off the prompt's beginning to make it fit, system messages apart"),
     _col("response_ids", _list(I32), "the reply, the same tokens for student and teacher"),

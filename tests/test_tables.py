@@ -90,8 +90,8 @@ def test_messages_come_back_as_they_went_in(told):
 def test_null_is_not_zero_and_not_empty():
     row = {"turn_id": "t", "prompt_tokens": 1, "cut_messages": 0, "response_ids": [1], "response_mask": [True],
            "old_logprobs": [-1.0], "teacher_logprobs": None, "unhinted_logprobs": None, "behavior_logprobs": None,
-           "hint": None, "overlap": None, "support_ids": None, "support_old": None, "support_teacher": None,
-           "reward": None}  # fmt: skip
+           "written": None, "hint": None, "overlap": None, "support_ids": None, "support_old": None,
+           "support_teacher": None, "reward": None}  # fmt: skip
     assert set(row) == set(TARGETS.schema.names)
     assert to_arrow(TARGETS, [row]).to_pylist() == [row]
     assert to_arrow(REJECTED, [dict.fromkeys(("source", "reason", "detail", "raw"), "") | {"line": 0}]).num_rows == 1
@@ -101,8 +101,8 @@ def test_null_is_not_zero_and_not_empty():
 
 TARGET = {"turn_id": "t", "prompt_tokens": 1, "cut_messages": 0, "response_ids": [1, 2], "response_mask": [True] * 2,
           "old_logprobs": [-1.0, -2.0], "teacher_logprobs": None, "unhinted_logprobs": None, "behavior_logprobs": None,
-          "hint": None, "overlap": None, "support_ids": None, "support_old": None, "support_teacher": None,
-          "reward": None}  # fmt: skip
+          "written": 0, "hint": None, "overlap": None, "support_ids": None, "support_old": None,
+          "support_teacher": None, "reward": None}  # fmt: skip
 
 
 @given(st.lists(st.none() | st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=6))

@@ -21,7 +21,10 @@ _CANDIDATES = 3  # hints that are scored for one turn
 
 @dataclass(frozen=True)
 class Example:
-    """One turn ready to be scored. `hints` are the candidates, one for each of `target.hinted`."""
+    """One turn ready to be scored. `hints` are the candidates, one for each of `target.hinted`.
+
+    `written` is the number of a reply that the teacher wrote; None is the logged one.
+    """
 
     verdict: Row
     prompt: Prompt
@@ -29,6 +32,7 @@ class Example:
     behavior_logprobs: list[float] | None
     hints: list[str]
     target: Target
+    written: int | None = None
 
 
 def prepare(

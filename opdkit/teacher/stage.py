@@ -17,12 +17,13 @@ from opdkit.config import parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.stages import TeacherConfig
-from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
+from opdkit.store import Counters, PartWriter, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
-from opdkit.teacher.policies import Scorer, identities, load_scorer
+from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
 from opdkit.teacher.session import Scores, Wanted, score_session
+from opdkit.teacher.written import Hinted, written
 
 Row = dict[str, Any]
 
@@ -42,8 +43,7 @@ def run(config: TeacherConfig) -> Summary:
         scorer = load_scorer(config)
         for part in progress(todo, "teacher", len(todo), "parts"):
             with stage.writing(part) as out:
-                for session, judged in judged_sessions(config.run, part, config.limit):
-                    out.rows("targets", list(session_rows(config, scorer, session, judged, out.counters)))
+                write_targets(config, scorer, part, out)
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -81,21 +81,35 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[R
             yield session_of[session_id], list(group)
 
 
-def session_rows(
-    config: TeacherConfig, scorer: Scorer, session: Row, judged: list[tuple[Row, Row]], counters: Counters
-) -> Iterator[Row]:
-    """The rows of `targets` for one session; turns that cannot be scored are dropped and counted."""
-    counters.rows_in += len(judged)
-    try:
-        teacher = scorer.teacher_of(session)
-    except ChatError as error:
-        counters.drop(error.reason, len(judged))
-        counters.extra[_UNROUTED] += 1
-        return
-    if is_another(session["model"], scorer.names):
-        counters.extra[counted_as(session["model"])] += 1
-    examples = list(prepare(config, scorer, teacher, session, judged, counters))
-    scored = score_session(
+def write_targets(config: TeacherConfig, scorer: Scorer, part: int, out: PartWriter) -> None:
+    """The rows of one part: every logged reply, then what the teacher writes itself."""
+    hinted: list[Hinted] = []
+    for session, judged in judged_sessions(config.run, part, config.limit):
+        out.counters.rows_in += len(judged)
+        try:
+            teacher = scorer.teacher_of(session)
+        except ChatError as error:
+            out.counters.drop(error.reason, len(judged))
+            out.counters.extra[_UNROUTED] += 1
+            continue
+        if is_another(session["model"], scorer.names):
+            out.counters.extra[counted_as(session["model"])] += 1
+        examples = list(prepare(config, scorer, teacher, session, judged, out.counters))
+        for example, scores in scored(config, scorer, teacher, examples, out):
+            if scores.chosen is not None:
+                prompt_ids = example.target.hinted[scores.chosen][0].prompt_ids
+                hinted.append(Hinted(example, teacher, example.hints[scores.chosen], prompt_ids))
+    if config.written and hinted:
+        for teacher, examples in written(config, scorer, hinted, out.counters):
+            scored(config, scorer, teacher, examples, out)
+
+
+def scored(
+    config: TeacherConfig, scorer: Scorer, teacher: Teacher, examples: list[Example], out: PartWriter
+) -> list[tuple[Example, Scores]]:
+    """Write the rows of one session's examples; those whose numbers are not finite are dropped and counted."""
+    counters, found = out.counters, []
+    every = score_session(
         scorer.student.model,
         teacher.mixture,
         [example.target for example in examples],
@@ -103,13 +117,15 @@ def session_rows(
         batch_tokens=config.batch_tokens,
         counted=counters.extra,
     )
-    for example, scores in zip(examples, scored, strict=True):
+    for example, scores in zip(examples, every, strict=True):
         counters.extra["tokens scored"] += len(scores.old) * example.target.readings
         if not all(isfinite(x).all() for x in scores.stored()):
             counters.drop("log-probs are not finite")
             continue
         counters.extra["with a hint"] += scores.chosen is not None
-        yield row(example, scores)
+        found.append((example, scores))
+    out.rows("targets", [row(example, scores) for example, scores in found])
+    return found
 
 
 def wanted(config: TeacherConfig, scorer: Scorer) -> Wanted:
@@ -123,6 +139,7 @@ def row(example: Example, scores: Scores) -> Row:
     support = scores.support
     return {
         "turn_id": example.verdict["turn_id"],
+        "written": example.written,
         "prompt_tokens": len(example.prompt.ids),
         "cut_messages": example.prompt.cut,
         "response_ids": example.reply.ids,

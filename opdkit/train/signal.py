@@ -168,7 +168,7 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     """A warning when many of the replies loop or were cut off, above all with a reward of +1: that would be learned."""
     cut = _cut_off(run)
     found = {"end in a loop": [t for t in data.turns if loops(t.response_ids[t.sampled])],
-             "were cut off": [t for t in data.turns if t.turn_id in cut]}  # fmt: skip
+             "were cut off": [t for t in data.turns if t.written is None and t.turn_id in cut]}  # fmt: skip
     return [
         f"{len(some)} of {len(data.turns)} replies {what}, {sum(t.reward == 1 for t in some)} of them with reward +1: "
         "rewarded, they become a habit"
@@ -228,6 +228,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         ("turns scored", f"{data.scored:,}"),
         *((f"  left out: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
         ("turns to train on", f"{len(data.turns):,}"),
+        ("  written by the teacher", f"{sum(t.written is not None for t in data.turns):,}"),
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone", f"{kinds[False, True]:,}"),

@@ -37,6 +37,7 @@ class Turn:
     """One row of `targets`: R response tokens with what student and teacher said to them before training."""
 
     turn_id: str
+    written: int | None  # the number of a reply that the teacher wrote; None: the logged one
     prompt_tokens: int
     cut_messages: int
     response_ids: NDArray[np.int32]  # [R]
@@ -60,7 +61,7 @@ class Turn:
         return int(self.turn_id.rpartition(":")[2])
 
 
-COLUMNS = ("turn_id", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
+COLUMNS = ("turn_id", "written", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
            "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
 SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
 
@@ -112,6 +113,7 @@ def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
 def _turn(row: JSON, support: Support | None) -> Turn:
     return Turn(
         turn_id=row["turn_id"],
+        written=row["written"],
         prompt_tokens=row["prompt_tokens"],
         cut_messages=row["cut_messages"],
         response_ids=np.asarray(row["response_ids"], np.int32),

@@ -21,7 +21,7 @@ def turn(
     support=None,
 ) -> Turn:
     f32 = lambda x: None if x is None else np.asarray(x, np.float32)  # noqa: E731
-    return Turn(turn_id, 3, 0, np.arange(len(old), dtype=np.int32), np.asarray(sampled), f32(old), f32(teacher),
+    return Turn(turn_id, None, 3, 0, np.arange(len(old), dtype=np.int32), np.asarray(sampled), f32(old), f32(teacher),
                 f32(behavior), reward, reward, support)  # fmt: skip
 
 

@@ -21,8 +21,8 @@ BOTH = {"reward": 1.0, "teacher": 1.0}
 def turn(name: str, *, old=(-1.0, -2.0), teacher=None, reward=None, sampled=None, support=None) -> Turn:
     f32 = lambda x: None if x is None else np.asarray(x, np.float32)  # noqa: E731
     sampled = np.ones(len(old), bool) if sampled is None else np.asarray(sampled)
-    return Turn(f"{name}:1", 3, 0, np.arange(len(old), dtype=np.int32), sampled, f32(old), f32(teacher), None, reward,
-                reward, support)  # fmt: skip
+    return Turn(f"{name}:1", None, 3, 0, np.arange(len(old), dtype=np.int32), sampled, f32(old), f32(teacher), None,
+                reward, reward, support)  # fmt: skip
 
 
 def made_of(*turns: Turn, weights=BOTH, **options) -> TrainingSet:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import document, experiments
 from .cells import measured
-from .runs import judged
+from .runs import judged, with_written
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -32,8 +32,9 @@ def main() -> None:
 
 
 def measure(work: Path, workers: int, seeds: int) -> dict[str, object]:
-    """All numbers of the benchmark. The learning rates are tuned first, with a seed that nothing else uses."""
+    """All numbers of the benchmark. The learning rates are tuned first, with seeds that nothing else uses."""
     log = experiments.described(judged(work))
+    with_written(work)
     rates = measured(experiments.rate_cells(), work, workers)
     tuned = experiments.tuned(rates)
     cells = experiments.cells(tuned, range(seeds))

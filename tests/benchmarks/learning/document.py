@@ -23,6 +23,7 @@ from .experiments import (
     TUNING_SEEDS,
     VARIANTS,
     VOTES,
+    WRITTEN,
     WRONG,
     ends,
     mean,
@@ -82,9 +83,11 @@ def curve(found: Results, name: str) -> list[float]:
     return [mean(mean_corrected(s["epochs"][e]) for s in seeds_of(found, "long", name)) for e in range(LONG)]
 
 
-def after_short(found: Results, name: str, metric: str, domain: str, column: str = "after") -> float:
+def after_short(
+    found: Results, name: str, metric: str, domain: str, column: str = "after", kind: str = "short"
+) -> float:
     """A number of `opdkit eval` after a short training, mean over the seeds."""
-    return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, "short", name))
+    return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, kind, name))
 
 
 def gain(found: Results, name: str) -> float:
@@ -102,7 +105,7 @@ def score(scores: Sequence[JSON], metric: str, domain: str, column: str = "after
 def page(results: JSON) -> str:
     """docs/learning.md."""
     found = Results(results)
-    sections = (_head, _presets, _defaults, _forgetting, _sizes, _rounds, _sessions, _noise, _rates)
+    sections = (_head, _presets, _written, _batches, _defaults, _forgetting, _sizes, _rounds, _sessions, _noise, _rates)
     parts = [section(found) for section in sections]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -146,9 +149,47 @@ A training of {SHORT} epochs at the learning rate that suits the objective best;
 """
 
 
-def _cost(found: Results, name: str) -> str:
-    mine, opd = (mean(s["cost"]["tokens"] for s in seeds_of(found, "short", n)) for n in (name, "opd"))
+def _cost(found: Results, name: str, kind: str = "short") -> str:
+    """Tokens read, against opd on the log alone."""
+    mine, opd = (mean(s["cost"]["tokens"] for s in seeds_of(found, k, n)) for k, n in ((kind, name), ("short", "opd")))
     return f"{mine / opd:.1f}"
+
+
+def _written(found: Results) -> str:
+    rows = []
+    for name in WRITTEN:
+        for kind, title in (("short", "the log"), ("written", "and a written reply")):
+            rate = found.numbers["tuned"][name if kind == "short" else f"{name}, written"]
+            shares = (after_short(found, name, "passed_sampled", d, kind=kind) for d in ("corrected", "uncorrected"))
+            rows.append([name, title, f"{rate:g}", *(f"{share:.3f}" for share in shares), _cost(found, name, kind)])
+    heads = ["objective", "learns from", "rate", "corrected", "uncorrected", "cost"]
+    return f"""
+## A reply that the teacher writes
+
+What is wrong after training on a short log is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies
+never show what follows a beginning that the teacher would have chosen. With `opdkit teacher --written 1` the teacher,
+which has read the hint, also writes a reply of its own to each hinted prompt. {SHORT} epochs:
+
+{_table(heads, rows)}
+"""
+
+
+def _batches(found: Results) -> str:
+    rows = [
+        [name, *(f"{after_short(found, name, 'passed_sampled', 'corrected', kind=kind):.3f}" for kind in kinds),
+         *(_cost(found, name, kind) for kind in kinds)]
+        for kinds in [("short", "turn")]
+        for name in PRESETS
+    ]  # fmt: skip
+    heads = ["objective", "whole sessions", "single turns", "cost, sessions", "cost, turns"]
+    return f"""
+## Whole sessions or single turns
+
+An optimizer step takes whole sessions (`--batch-by session`, the default), whose turns share the reading of what they
+have in common, or turns drawn one by one. {SHORT} epochs, the same learning rate:
+
+{_table(heads, rows)}
+"""
 
 
 def _defaults(found: Results) -> str:
@@ -228,8 +269,6 @@ def _sizes(found: Results) -> str:
 
 {_table(["sessions", "judged turns", "with a hint", "accuracy"], rows)}
 
-What is wrong at the end with few turns is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies never
-show what follows a beginning that the teacher would have chosen. More turns cure that, and so does a second round.
 """
 
 
@@ -294,27 +333,22 @@ that the votes give the right reward when the three rewards are equally frequent
 
 def _rates(found: Results) -> str:
     rows = []
-    for name in PRESETS:
-        cells = []
-        for epochs in (SHORT, LONG):
-            best = found.numbers["tuned"][name] if epochs == SHORT else LONG_RATE
-            for rate in LEARNING_RATES:
-                share = f"{ends(found.numbers['rates'], name, epochs, rate):.2f}"
-                cells.append(f"**{share}**" if rate == best else share)
-        rows.append([name, *cells])
-    heads = [f"{epochs} epochs, {rate:g}" for epochs in (SHORT, LONG) for rate in LEARNING_RATES]
+    for name, written in [*((n, False) for n in PRESETS), *((n, True) for n in WRITTEN)]:
+        title = f"{name}, written" if written else name
+        best = found.numbers["tuned"][title]
+        shares = {rate: f"{ends(found.numbers['rates'], name, rate, written):.3f}" for rate in LEARNING_RATES}
+        rows.append([title, *(f"**{share}**" if rate == best else share for rate, share in shares.items())])
     high = seeds_of(found, "long", "opd too high")
     fallen = ", ".join(f"{mean_corrected(seed['epochs'][-1]):.2f}" for seed in high)
     return f"""
 ## Learning rates
 
-Accuracy at the end, with seeds that nothing above uses ({len(TUNING_SEEDS[SHORT])} for the short trainings and
-{len(TUNING_SEEDS[LONG])} for the long ones). These are rates for a model of 1.4M parameters: for one of some billions
-begin at a hundredth, the default. What is best for {SHORT} epochs is too high for more of them where an objective
-follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} with {len(high)} seeds. So
-the long trainings take {LONG_RATE:g} throughout.
+Accuracy after {SHORT} epochs with {len(TUNING_SEEDS)} seeds that nothing above uses. These are rates for a model of
+1.4M parameters: for one of some billions begin at a hundredth, the default. What is best for {SHORT} epochs is too
+high for more of them where an objective follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended
+at {fallen} with {len(high)} seeds. So the long trainings take {LONG_RATE:g} throughout.
 
-{_table(["objective", *heads], rows)}
+{_table(["objective", *(f"{rate:g}" for rate in LEARNING_RATES)], rows)}
 """
 
 

@@ -1,7 +1,6 @@
 """What is measured: the presets, what their defaults were chosen against, two rounds, a noisy judge, few sessions."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
@@ -16,10 +15,10 @@ from .rounds import two_rounds
 from .runs import MODEL, branch, epoch_model, final_model, judged, passed, scores, trained
 from .sessions import until_it_holds
 
-LEARNING_RATES = (3e-4, 6e-4, 1e-3)
+LEARNING_RATES = (3e-4, 6e-4, 1e-3, 1.5e-3)
 SHORT, LONG = 2, 6  # epochs of a training, which ends at a learning rate of 0
 LONG_RATE, TOO_HIGH = 3e-4, 6e-4  # what is best for 2 epochs can be too high for 6
-TUNING_SEEDS = {SHORT: (100, 101, 102), LONG: (100,)}  # used for nothing else
+TUNING_SEEDS = (100, 101, 102)  # used for nothing else
 TUNING_SAMPLES = 4
 
 # name -> options of `opdkit train`; what is not named is the default, apart from BATCH: the log is small, and of 200
@@ -27,6 +26,7 @@ TUNING_SAMPLES = 4
 BATCH: JSON = {"batch_turns": 8}
 PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
+WRITTEN = (DEFAULT, "distill")  # also with a reply that the teacher writes to each hinted prompt
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
     "binary, blame on every token": ("binary", {"blame_below": 1.0}),
@@ -46,30 +46,38 @@ ECHO_SAMPLES = 14  # of 72 prompts: 1,008 replies
 
 
 def rate_cells() -> list[Cell]:
-    """Every preset at every learning rate, short and long."""
+    """Every preset at every learning rate."""
+    recipes = [(name, False) for name in PRESETS] + [(name, True) for name in WRITTEN]
     return [
-        Cell(f"{rate_name(name, epochs, rate)}-{seed}", tuning,
-             {"name": name, "options": options | BATCH | {"learning_rate": rate}, "seed": seed, "epochs": epochs})
-        for epochs, seeds in TUNING_SEEDS.items()
-        for name, options in PRESETS.items()
+        Cell(f"{rate_name(name, rate, written)}-{seed}", tuning,
+             {"name": name, "options": PRESETS[name] | BATCH | {"learning_rate": rate}, "seed": seed,
+              "written": written})
+        for name, written in recipes
         for rate in LEARNING_RATES
-        for seed in seeds
+        for seed in TUNING_SEEDS
     ]  # fmt: skip
 
 
-def rate_name(name: str, epochs: int, rate: float) -> str:
-    return f"rate-{slug(name)}-{epochs}-{rate:g}"
+def rate_name(name: str, rate: float, written: bool = False) -> str:
+    return f"rate-{slug(name)}{'-written' * written}-{rate:g}"
 
 
-def ends(rates: dict[str, JSON], name: str, epochs: int, rate: float) -> float:
-    """Share of replies as wanted after a training at a learning rate, mean over the tuning seeds."""
-    cells = (rates[f"{rate_name(name, epochs, rate)}-{seed}"] for seed in TUNING_SEEDS[epochs])
+def ends(rates: dict[str, JSON], name: str, rate: float, written: bool = False) -> float:
+    """Share of replies as wanted after a short training at a learning rate, mean over the tuning seeds."""
+    cells = (rates[f"{rate_name(name, rate, written)}-{seed}"] for seed in TUNING_SEEDS)
     return mean(mean_corrected(cell["passed"]) for cell in cells)
 
 
+def best_rate(rates: dict[str, JSON], name: str, written: bool = False) -> float:
+    """The learning rate with which short trainings end best."""
+    return max(LEARNING_RATES, key=lambda rate: ends(rates, name, rate, written))
+
+
 def tuned(rates: dict[str, JSON]) -> dict[str, float]:
-    """preset -> the learning rate of its short trainings: the one with which they end best."""
-    return {name: max(LEARNING_RATES, key=partial(ends, rates, name, SHORT)) for name in PRESETS}
+    """preset, or "preset, written" -> the learning rate of its short trainings."""
+    return {name: best_rate(rates, name) for name in PRESETS} | {
+        f"{name}, written": best_rate(rates, name, written=True) for name in WRITTEN
+    }
 
 
 def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
@@ -79,10 +87,23 @@ def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
     variants = {name: long[preset] | over for name, (preset, over) in VARIANTS.items()}
     best = short[DEFAULT]
     found = [
-        Cell(f"short-{slug(name)}-{seed}", learning, {"name": name, "options": some, "seed": seed, "epochs": SHORT})
+        Cell(f"short-{slug(name)}-{seed}", learning, {"name": name, "options": some, "seed": seed})
         for name, some in short.items()
         for seed in seeds
     ]
+    found += [
+        Cell(f"turn-{slug(name)}-{seed}", learning,
+             {"name": f"{name}-turn", "options": some | {"batch_by": "turn"}, "seed": seed})
+        for name, some in short.items()
+        for seed in seeds
+    ]  # fmt: skip
+    found += [
+        Cell(f"written-{slug(name)}-{seed}", learning,
+             {"name": name, "options": short[name] | {"learning_rate": rates[f"{name}, written"]}, "seed": seed,
+              "written": True})
+        for name in WRITTEN
+        for seed in seeds
+    ]  # fmt: skip
     found += [
         Cell(f"size-{sessions}", of_size, {"sessions": sessions, "options": best, "seeds": list(seeds)})
         for sessions in sorted(SIZES, reverse=True)
@@ -134,10 +155,11 @@ def base(work: Path, seed: int) -> JSON:
     return {"passed": passed(MODEL, seed)}
 
 
-def tuning(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
-    """Shares passed after the last epoch, with few samples."""
-    run = branch(work / "base", work / f"{rate_name(name, epochs, options['learning_rate'])}-{seed}")
-    trained(run, MODEL, options, seed, epochs)
+def tuning(work: Path, name: str, options: JSON, seed: int, written: bool) -> JSON:
+    """Shares passed after a short training, with few samples."""
+    source = work / ("base-written" if written else "base")
+    run = branch(source, work / f"{rate_name(name, options['learning_rate'], written)}-{seed}")
+    trained(run, MODEL, options, seed, SHORT)
     numbers = {"passed": passed(final_model(run), seed, TUNING_SAMPLES)}
     rmtree(run)
     return numbers
@@ -152,10 +174,11 @@ def curve(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
     return numbers
 
 
-def learning(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
-    """Shares passed after the last epoch, what the training cost, and what `opdkit eval` says of it."""
-    run = branch(work / "base", work / f"short-{slug(name)}-{seed}")
-    cost = trained(run, MODEL, options, seed, epochs)
+def learning(work: Path, name: str, options: JSON, seed: int, written: bool = False) -> JSON:
+    """What a short training cost, and what `opdkit eval` says of the model after it."""
+    source = work / ("base-written" if written else "base")
+    run = branch(source, work / f"short-{slug(name)}{'-written' * written}-{seed}")
+    cost = trained(run, MODEL, options, seed, SHORT)
     numbers = {"cost": cost, "scores": scores(run, seed)}
     rmtree(run)
     return numbers

@@ -30,11 +30,20 @@ MAX_NEW_TOKENS = 64
 
 
 def judged(work: Path, sessions: int = SESSIONS) -> Path:
-    """The run that all trainings begin from: sample_data, judged by the sample model itself, scored by it."""
+    """The run that trainings begin from: sample_data, judged by the sample model itself, scored by it."""
     run = base_of(work, sessions)
     extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
     judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
     teach(TeacherConfig(run=run, model=str(MODEL)))
+    return run
+
+
+def with_written(work: Path) -> Path:
+    """The same with one more reply to each hinted prompt: what the teacher writes itself."""
+    run = work / "base-written"
+    if not run.exists():
+        branch(work / "base", run, ("extract", "judge"))
+    teach(TeacherConfig(run=run, model=str(MODEL), written=1, max_new_tokens=MAX_NEW_TOKENS))
     return run
 
 
@@ -60,7 +69,7 @@ def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JS
     rows = list(read_all(run, "metrics"))
     return {
         "seconds": time.monotonic() - start,
-        "tokens": sum(row["tokens"] for row in rows),
+        "tokens": sum(row["tokens_read"] for row in rows),
         "steps": len(rows),
         "approx_kl": rows[-1]["approx_kl"],
     }

@@ -1,0 +1,123 @@
+"""opdkit/teacher/written.py: the hinted teacher's own replies beside the logged ones."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from conftest import save_tiny_model
+from judged_runs import plain, prompts_of, targets
+from scored_runs import toy_sessions, train_config, write_run
+from transformers import AutoModelForCausalLM
+
+from opdkit.errors import ConfigError
+from opdkit.models import token_generator
+from opdkit.store import read_all
+from opdkit.teacher import stage as teacher
+from opdkit.train import stage as train
+from opdkit.train.targets import load_turns
+
+OPTIONS = {"written": 2, "max_new_tokens": 12, "support": 3}
+
+
+def replies(rows: list[dict]) -> list[tuple]:
+    return [(r["turn_id"], r["written"], tuple(r["response_ids"])) for r in rows if r["written"] is not None]
+
+
+def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one(run, config, tiny_model_dir):
+    """pitfall 1, pitfall 5: its log-probs when it was sampled are the teacher's when it is scored."""
+    summary = teacher.run(config(run, **OPTIONS))
+    rows = targets(run)
+    logged = [r for r in rows if r["written"] is None]
+    written = [r for r in rows if r["written"] is not None]
+    hinted = [r for r in logged if r["hint"] is not None]
+    assert len(logged) == 9
+    assert sorted((r["turn_id"], r["written"]) for r in written) == [(h["turn_id"], g) for h in hinted for g in (0, 1)]
+    assert summary.counters.extra["written by the teacher"] == len(written) == 12
+    assert summary.counters.rows_in == summary.counters.rows_out + summary.counters.dropped.total()
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    of = {h["turn_id"]: h for h in hinted}
+    for row in written:
+        prompt, hint_prompt = prompts_of(run, tiny_model_dir, row, "last-user")
+        assert (row["hint"], row["prompt_tokens"]) == (of[row["turn_id"]]["hint"], len(prompt))
+        assert row["old_logprobs"] == pytest.approx(plain(model, prompt, row["response_ids"]), abs=1e-5)
+        assert row["teacher_logprobs"] == pytest.approx(plain(model, hint_prompt, row["response_ids"]), abs=1e-5)
+        assert row["behavior_logprobs"] == pytest.approx(row["teacher_logprobs"], abs=1e-4)
+        assert row["reward"] is None, "nobody has reacted to it"
+        assert all(row["response_mask"])
+        assert np.shape(row["support_ids"]) == (len(row["response_ids"]), 3)
+
+
+def test_a_draw_is_the_first_token_of_its_own_stream(run, config, tiny_model_dir):
+    """Inverse transform sampling, by hand."""
+    teacher.run(config(run, **OPTIONS))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    for row in (r for r in targets(run) if r["written"] is not None):
+        _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")
+        with torch.no_grad():
+            below = model(torch.tensor([prompt])).logits[0, -1].softmax(-1).double().cumsum(-1)
+        stream = token_generator(0, "written", row["turn_id"], row["written"])
+        drawn = torch.rand((), generator=stream, dtype=torch.float64) * below[-1]
+        assert row["response_ids"][0] == int((below <= drawn).sum())
+
+
+def test_the_logged_rows_are_what_they_were(run, config, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    teacher.run(config(run, support=3))
+    teacher.run(config(other, **OPTIONS))
+    assert [r for r in targets(other) if r["written"] is None] == targets(run)
+
+
+def test_shards_write_what_one_process_writes(run, config, tmp_path):
+    """pitfall 26."""
+    other = shutil.copytree(run, tmp_path / "other")
+    teacher.run(config(run, **OPTIONS))
+    for shard in ("1/2", "0/2"):
+        teacher.run(config(other, shard=shard, **OPTIONS))
+    assert replies(targets(other)) == replies(targets(run))
+    assert len(set(replies(targets(run)))) == 12
+
+
+def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config, tiny_tokenizer):
+    """Another model with its own weights: its replies are likelier under it than the student's are."""
+    path = save_tiny_model(tmp_path / "other-teacher", tiny_tokenizer, seed=3)
+    teacher.run(config(run, teacher=(str(path),), **OPTIONS))
+    for row in (r for r in targets(run) if r["written"] is not None):
+        assert row["behavior_logprobs"] == pytest.approx(row["teacher_logprobs"], abs=1e-4)
+        assert row["old_logprobs"] != pytest.approx(row["teacher_logprobs"], abs=1e-2)
+
+
+def test_no_room_for_a_reply_is_counted(run, config):
+    longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
+    summary = teacher.run(config(run, overwrite=True, max_tokens=longest + 40, written=1, max_new_tokens=longest))
+    assert summary.counters.extra["written (no room for a reply)"] == 6
+    assert summary.counters.rows_out == 9
+
+
+def _scored(run, config) -> list[dict]:
+    teacher.run(config(run))
+    return targets(run)
+
+
+def test_an_average_of_teachers_writes_nothing(run, config, tiny_model_dir):
+    with pytest.raises(ConfigError, match="--written needs one teacher"):
+        config(run, teacher=(f"a={tiny_model_dir}", f"b={tiny_model_dir}"), written=1)
+
+
+def test_training_takes_both_and_reads_them_together(tmp_path, plain_model_dir):
+    """A written reply shares the prompt of the logged one, and its session's step."""
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4))
+    plain_run = shutil.copytree(run, tmp_path / "plain")
+    teacher.run(teacher.TeacherConfig(run=run, model=str(plain_model_dir), device="cpu", overwrite=True, **OPTIONS))
+    options = {"objective": "distill", "epochs": 1}
+    summary = train.run(train_config(run, plain_model_dir, **options))
+    before = train.run(train_config(plain_run, plain_model_dir, **options))
+    written = [t for t in load_turns(run) if t.written is not None]
+    assert summary.counters.rows_out == before.counters.rows_out + len(written)
+    rows = list(read_all(run, "metrics"))
+    assert sum(r["turns"] for r in rows) == summary.counters.rows_out
+    for row in rows:
+        names = {turn_id.rpartition(":")[0] for turn_id in row["turn_ids"]}
+        rest = {i.rpartition(":")[0] for r in rows if r is not row for i in r["turn_ids"]}
+        assert not names & rest, "a session's turns share a step"
+        assert row["tokens_read"] < row["tokens"]
