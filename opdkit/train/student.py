@@ -30,10 +30,18 @@ def load_student(config: TrainConfig) -> nn.Module:
     else:
         model = _with_lora(load_model(config.model, device=config.device, dtype=config.dtype), config)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _recompute_activations(model)
     model.train()  # gradient checkpointing is off in evaluation mode
     _switch_off_dropout(model)
     return model
+
+
+def _recompute_activations(model: Any) -> None:
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
 
 
 def _with_lora(base: PreTrainedModel, config: TrainConfig) -> nn.Module:
