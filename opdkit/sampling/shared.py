@@ -19,24 +19,31 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from opdkit.sampling.attention import grouped_heads
 from opdkit.sampling.draws import Draw, Rule
-from opdkit.sampling.shares import Group, Share, lots
+from opdkit.sampling.shares import Group, Lot, Share, lots
 
 
 def draw_shared(
     model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, batch_tokens: int
 ) -> None:
     """Make the draws of each prompt. The prompts that are being read come on top of `batch_tokens`."""
-    for lot in lots(prompts, [len(some) for some in draws], rule.max_new_tokens, batch_tokens):
-        waiting, read = deque(lot.shares), _Reader(model, prompts)
-        batch = _Batch(model, lot.rows, lot.draws, lot.slots)
-        while True:
-            while waiting and (row := batch.vacant()) is not None:
-                share = waiting.popleft()
-                batch.load(row, read(share.group), share, draws, rule)
-            batch.drop_vacant()
-            if not batch.rows:
-                break
+    with grouped_heads(model):
+        for lot in lots(prompts, [len(some) for some in draws], rule.max_new_tokens, batch_tokens):
+            _draw_lot(model, prompts, draws, rule, lot)
+
+
+def _draw_lot(
+    model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, lot: Lot
+) -> None:
+    waiting, read = deque(lot.shares), _Reader(model, prompts)
+    batch = _Batch(model, lot.rows, lot.draws, lot.slots)
+    while batch.rows:
+        while waiting and (row := batch.vacant()) is not None:
+            share = waiting.popleft()
+            batch.load(row, read(share.group), share, draws, rule)
+        batch.drop_vacant()
+        if batch.rows:
             batch.step(rule)
 
 
