@@ -1,4 +1,8 @@
-"""A judge in this process: a chat model in Hugging Face format, all votes on a question over one prefill."""
+"""A judge in this process: a chat model in Hugging Face format.
+
+A turn is read once for both questions and all their votes (see `opdkit.sampling`): the questions come last in their
+prompts, and what these have in common is found in their token ids.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +15,9 @@ from opdkit.models import known_context, load_model, load_tokenizer, token_gener
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import JudgeConfig
 
-_QUESTIONS_AT_ONCE = 64  # sorted by length and read in batches together; a bar moves after each lot
+_QUESTIONS_AT_ONCE = (
+    256  # sorted by length, each taking the place of one that has its votes; a bar moves after each lot
+)
 
 
 def open_judge(config: JudgeConfig) -> Ask:

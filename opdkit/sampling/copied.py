@@ -63,7 +63,7 @@ class _Rows:
             input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True, logits_to_keep=1
         )
         self.cache = output.past_key_values
-        self.cache.batch_select_indices(owner_R)
+        self.cache.reorder_cache(owner_R)  # which takes any rows; layers with a state have no batch_select_indices
         self.mask_RT = mask_BT[owner_R]
         self.position_R = positions_BT[owner_R, -1]
         self.logits_RV = output.logits[:, -1].float()[owner_R]
@@ -76,7 +76,7 @@ class _Rows:
             return False
         if len(keep) < len(self.draws):
             keep_R = torch.tensor(keep, device=self.device)
-            self.cache.batch_select_indices(keep_R)
+            self.cache.reorder_cache(keep_R)
             self.mask_RT, self.position_R = self.mask_RT[keep_R], self.position_R[keep_R]
             self.draws = [self.draws[row] for row in keep]
         self._read(torch.tensor([draw.ids[-1] for draw in self.draws], device=self.device))

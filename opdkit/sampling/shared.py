@@ -33,9 +33,7 @@ def draw_shared(
             _draw_lot(model, prompts, draws, rule, lot)
 
 
-def _draw_lot(
-    model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, lot: Lot
-) -> None:
+def _draw_lot(model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, lot: Lot) -> None:
     waiting, read = deque(lot.shares), _Reader(model, prompts)
     batch = _Batch(model, lot.rows, lot.draws, lot.slots)
     while batch.rows:
@@ -112,7 +110,9 @@ class _Reader:
 def _hidden(hidden: Tensor, model: Any) -> Tensor:
     """What is added to attention scores: 0, or where `hidden` the lowest number there is."""
     lowest = torch.finfo(model.dtype).min
-    return torch.zeros(hidden.shape, dtype=model.dtype, device=model.device).masked_fill(hidden.to(model.device), lowest)
+    return torch.zeros(hidden.shape, dtype=model.dtype, device=model.device).masked_fill(
+        hidden.to(model.device), lowest
+    )
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 # Tokens after the common prefix that are read at once; their mask has a row for each and a column for all before it.
 _SUFFIXES = 1024
 
 # Draws that run side by side: each has logits over the whole vocabulary.
 MAX_DRAWS = 256
+
+# How many times the tokens of a prompt the draws that look at one copy of it may come to. On a CPU (10 million weights,
+# prompts of 300 to 1,600 tokens) sharing is faster than copying up to 6, and slower from 12 on.
+_SHARED = 8
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def lots(prompts: Sequence[list[int]], draws: Sequence[int], max_new_tokens: int
 def groups(prompts: Sequence[list[int]]) -> list[Group]:
     """The prompts, each in one group; together where that saves at least half of every one but the first."""
     order = sorted(range(len(prompts)), key=lambda i: prompts[i])  # those that begin alike stand together
-    common = [in_common(prompts[a], prompts[b]) for a, b in zip(order, order[1:], strict=False)]
+    common = [in_common(prompts[a], prompts[b]) for a, b in pairwise(order)]
     found, some, prefix = list[Group](), order[:1], len(prompts[order[0]]) if order else 0
     for k, i in enumerate(order[1:]):
         shorter = min(prefix, common[k])
@@ -106,7 +111,4 @@ def lanes(tokens: int, max_new_tokens: int) -> int:
 
     Each draw is compared with the tokens of the others, too, for nothing: that is the price of not copying the prompt.
     """
-    return min(MAX_DRAWS, max(1, _LANES * tokens // max_new_tokens))
-
-
-_LANES = 100
+    return min(MAX_DRAWS, max(1, _SHARED * tokens // max_new_tokens))
