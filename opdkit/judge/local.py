@@ -22,12 +22,7 @@ _QUESTIONS_AT_ONCE = (
 
 def open_judge(config: JudgeConfig) -> Ask:
     """Load the model. The votes depend on (seed, turn_id, question, vote) and on the model alone."""
-    assert config.model is not None  # JudgeConfig sees to it
-    tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, device=config.device, dtype=config.dtype)
-    template_args = parse_pairs(config.template_arg, "--template-arg")
-    chat = Chat(tokenizer, template_args, model.generation_config.eos_token_id)
-    judge = _Judge(config, model, chat)
+    judge = open_model(config)
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:
         lots = range(0, len(questions), _QUESTIONS_AT_ONCE)
@@ -39,7 +34,18 @@ def open_judge(config: JudgeConfig) -> Ask:
     return ask
 
 
-class _Judge:
+def open_model(config: JudgeConfig) -> "LocalJudge":
+    """The model of `--model`, loaded, with its chat template."""
+    assert config.model is not None  # JudgeConfig sees to it
+    tokenizer = load_tokenizer(config.model)
+    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    template_args = parse_pairs(config.template_arg, "--template-arg")
+    return LocalJudge(config, model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
+
+
+class LocalJudge:
+    """A loaded chat model that is asked for votes."""
+
     def __init__(self, config: JudgeConfig, model: Any, chat: Chat) -> None:
         self.config, self.model, self.chat = config, model, chat
         self.context = known_context(model)
