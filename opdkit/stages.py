@@ -35,6 +35,13 @@ def check_server(flag: str, url: str | None) -> None:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
+def check_judge(model: str | None, url: str | None) -> None:
+    """Raise ConfigError for a `--judge-url` that is no address or comes without the `--judge-model` to ask for."""
+    if url and not model:
+        raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
+    check_server("--judge-url", url)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExtractConfig(StageConfig):
     """`opdkit extract`: logs -> sessions, turns, rejected."""
@@ -82,7 +89,8 @@ class JudgeConfig(ModelOptions):
     max_hint_chars: int = option(600, "a longer hint is not accepted", unit="characters", low=11)
     max_section_chars: int = option(6000, "request, reply and next state are each cut to this in the judge's prompt",
                                     unit="characters", low=100)  # fmt: skip
-    batch_tokens: int = option(16384, "local: prompt tokens read at once", unit="tokens", low=1)
+    batch_tokens: int = option(65536, "local: tokens held at once, prompts and votes at their longest", unit="tokens",
+                               low=1)  # fmt: skip
     concurrency: int = option(16, "endpoint: requests under way at once", unit="requests", low=1, plan=False)
     timeout: float = option(120.0, "endpoint: give up on a request after this", unit="seconds", low=0.1, plan=False)
     retries: int = option(6, "endpoint: attempts after the first, with growing pauses", low=0, plan=False)
@@ -234,7 +242,11 @@ class EvalConfig(ModelOptions):
                                      "--judge-url its name on the server")  # fmt: skip
     judge_url: str | None = option(None, "OpenAI-compatible server of the judge model")
     api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
-    batch_tokens: int = option(16384, "tokens read at once", unit="tokens", low=1)
+    batch_tokens: int = option(16384, "tokens read at once, or held while replies are written", unit="tokens", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_judge(self.judge_model, self.judge_url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,15 +267,14 @@ class RolloutConfig(ModelOptions):
                                      "rewards)")  # fmt: skip
     judge_url: str | None = option(None, "OpenAI-compatible server of the judge model", plan=False)
     api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
-    batch_tokens: int = option(16384, "prompt tokens read at once", unit="tokens", low=1)
+    batch_tokens: int = option(16384, "tokens held at once, prompts and replies at their longest", unit="tokens",
+                               low=1)  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.run.resolve() == self.from_.resolve():
             raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
-        if self.judge_url and not self.judge_model:
-            raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
-        check_server("--judge-url", self.judge_url)
+        check_judge(self.judge_model, self.judge_url)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,8 +125,6 @@ def own_reply_shifts(models: dict[str, Any], replies: Sequence[Reply], config: E
 
 
 def _refuse(config: EvalConfig, prompts: Sequence[HeldOutPrompt]) -> None:
-    if config.judge_url and not config.judge_model:
-        raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
     judged = next((p for p in prompts if isinstance(p.check, Criterion)), None)
     if judged and not config.judge_model:
         raise ConfigError(f"the check of held-out prompt {judged.id} is a judge's: pass --judge-model PATH, or with "

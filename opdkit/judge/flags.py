@@ -65,9 +65,11 @@ def tool_failed(result: str) -> bool:
     text = result.strip()
     if text.startswith("{"):
         try:
-            return _json_failed(json.loads(text))
+            parsed = json.loads(text)
         except (ValueError, RecursionError):
-            pass
+            pass  # a script, a Python literal, a result cut short: then its words are looked at, as for any other text
+        else:
+            return _json_failed(parsed)
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return False

@@ -1,4 +1,8 @@
-"""A judge in this process: a chat model in Hugging Face format, all votes on a question over one prefill."""
+"""A judge in this process: a chat model in Hugging Face format.
+
+A turn is read once for both questions and all their votes (see `opdkit.sampling`): the questions come last in their
+prompts, and what these have in common is found in their token ids.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,17 +15,14 @@ from opdkit.models import known_context, load_model, load_tokenizer, token_gener
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import JudgeConfig
 
-_QUESTIONS_AT_ONCE = 64  # sorted by length and read in batches together; a bar moves after each lot
+_QUESTIONS_AT_ONCE = (
+    256  # sorted by length, each taking the place of one that has its votes; a bar moves after each lot
+)
 
 
 def open_judge(config: JudgeConfig) -> Ask:
     """Load the model. The votes depend on (seed, turn_id, question, vote) and on the model alone."""
-    assert config.model is not None  # JudgeConfig sees to it
-    tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, device=config.device, dtype=config.dtype)
-    template_args = parse_pairs(config.template_arg, "--template-arg")
-    chat = Chat(tokenizer, template_args, model.generation_config.eos_token_id)
-    judge = _Judge(config, model, chat)
+    judge = open_model(config)
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:
         lots = range(0, len(questions), _QUESTIONS_AT_ONCE)
@@ -33,7 +34,18 @@ def open_judge(config: JudgeConfig) -> Ask:
     return ask
 
 
-class _Judge:
+def open_model(config: JudgeConfig) -> "LocalJudge":
+    """The model of `--model`, loaded, with its chat template."""
+    assert config.model is not None  # JudgeConfig sees to it
+    tokenizer = load_tokenizer(config.model)
+    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    template_args = parse_pairs(config.template_arg, "--template-arg")
+    return LocalJudge(config, model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
+
+
+class LocalJudge:
+    """A loaded chat model that is asked for votes."""
+
     def __init__(self, config: JudgeConfig, model: Any, chat: Chat) -> None:
         self.config, self.model, self.chat = config, model, chat
         self.context = known_context(model)

@@ -242,8 +242,11 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path, plain_model_dir) -> 
     prompts = prompts_file(tmp_path, tone={"judge": "It is polite."})
     with pytest.raises(ConfigError, match="--judge-model"):
         evaluate.run(config(run, prompts))
-    with pytest.raises(ConfigError, match="--judge-url needs"):
-        evaluate.run(config(run, prompts, judge_url="http://localhost:1/v1"))
+    with pytest.raises(ConfigError, match="--judge-url needs --judge-model"):
+        config(run, prompts, judge_url="http://localhost:1/v1")
+    with pytest.raises(ConfigError, match="--api-key-env") as refused:
+        config(run, prompts, judge_model="m", judge_url="http://user:secret@localhost:1/v1")
+    assert "secret" not in str(refused.value)
     easy = prompts_file(tmp_path, easy=ANYTHING)
     with pytest.raises(ConfigError, match="--max-new-tokens 3000"):
         evaluate.run(config(run, easy, max_new_tokens=3000))

@@ -40,6 +40,7 @@ FAILED = [
     '{"success": false}',
     '{"isError": true, "content": []}',
     '{"stdout": "", "exit_code": 1}',
+    "{'seat': 12}\nKeyError: 'row'",  # not JSON: its words are looked at
 ]
 FINE = [
     "",

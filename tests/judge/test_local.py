@@ -11,11 +11,13 @@ from opdkit.chat import Chat
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge.exchange import Question
-from opdkit.judge.local import open_judge
+from opdkit.judge.local import open_judge, open_model
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.models import load_tokenizer
+from opdkit.sampling.shares import in_common
 from opdkit.stages import JudgeConfig
 from opdkit.store import read_all
+from opdkit.tree_reading import reads_trees
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks") for n in range(6)}
 
@@ -103,6 +105,25 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_mo
     answers = open_judge(opened)([Question("s:1", "reward", messages), Question("s:3", "reward", roomy)])
     assert not any(a.error for pair in answers for a in pair)
     assert allowed == [20, 2048 - len(chat.prompt_ids(messages))]
+
+
+@pytest.mark.parametrize("votes", [1, 5])
+def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_model_dir: Path, votes: int) -> None:
+    """pitfall 27: what the two prompts of a turn have in common is read once, and so is the rest of each."""
+    read: list[int] = []
+    judge = open_model(config(extracted, plain_model_dir, votes=votes, max_new_tokens=1))
+    judge.model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    common = turn_text(talk("Hi", "Hello " * 300, "Use Celsius"), 1, 1, 6000)
+    messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
+    assert reads_trees(judge.model)  # which it looks at once
+    read.clear()
+    judge.answers([Question("s:1", name, asked) for name, asked in messages.items()])
+    hint, reward = (judge.chat.prompt_ids(asked) for asked in messages.values())
+    alike = in_common(hint, reward)
+    assert alike > 0.8 * len(reward)
+    assert sum(read) == alike + (len(hint) - alike) + (len(reward) - alike)
 
 
 def test_control_tokens_in_a_log_stay_text(plain_model_dir: Path) -> None:

@@ -1,0 +1,52 @@
+"""sdpa for several masked queries over few key heads, without a copy of the keys and values for each query head.
+
+transformers 5.23 repeats keys and values over the query heads that share them, at every step, unless there is but one
+query or no mask. Here the queries of those heads become queries of one head instead, as transformers itself does where
+there is one: the numbers are the same.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+_NAME = "opdkit_grouped_sdpa"
+
+
+@contextmanager
+def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
+    """Within it a model that uses sdpa groups its heads; others stay as they are."""
+    if model.config.get_text_config(decoder=True)._attn_implementation != "sdpa":
+        yield
+        return
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """As `sdpa_attention_forward`: query [B, H, n, D], key and value [B, H / G, S, D], mask [B, 1, n, S]."""
+    groups = query.shape[1] // key.shape[1]
+    own_bias = kwargs.get("position_bias") is not None
+    if groups == 1 or query.shape[2] == 1 or attention_mask is None or attention_mask.shape[1] > 1 or own_bias:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    B, H, n, D = query.shape
+    folded = query.reshape(B, H // groups, groups * n, D)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    # Not `module`: it would repeat the keys for its groups, of which there are none any more.
+    output, _ = sdpa_attention_forward(_NO_GROUPS, folded, key, value, mask, **kwargs)  # [B, G n, H / G, D]
+    return output.transpose(1, 2).reshape(B, H, n, -1).transpose(1, 2), None
+
+
+_NO_GROUPS = nn.Module()
+AttentionInterface.register(_NAME, _attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)

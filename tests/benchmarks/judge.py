@@ -1,0 +1,120 @@
+"""How long a judge in this process takes: five votes against one, and ours against `model.generate`.
+
+    python -m tests.benchmarks.judge
+
+On real turns (tau-bench, ../shared/data; the sample logs where that is absent), both questions each, with answers of a
+tenth of the prompts' mean length that nothing ends early. Untrained weights: the time depends on sizes, not on values.
+The usual way is one `model.generate` a vote and question, in batches of 8, longest first, padded on the left. The CPU
+seconds of this process are counted, so that what else the machine does plays little part.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from opdkit import extract
+from opdkit.chat import Chat
+from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
+from opdkit.models import load_tokenizer, token_generator
+from opdkit.sampling import Request, Sample, sample
+from opdkit.sampling.shares import groups
+from opdkit.stages import ExtractConfig, JudgeConfig
+from opdkit.store import read_all
+from tests.benchmarks.pairs import PAIRS, Comparison, save, turn_about
+from tests.benchmarks.scoring import LOG, ROOT, SIZES, build
+
+VOTES = 5
+DEFAULTS = JudgeConfig(run=Path("unused"))
+USUAL_BATCH = 8  # prompts in one `generate`
+
+
+def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
+    """Both questions about `count` trainable turns, evenly spread over the log."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        extract.run(ExtractConfig(run=run, logs=(str(log),)))
+        messages = {row["session_id"]: row["messages"] for row in read_all(run, "sessions")}
+        turns = [turn for turn in read_all(run, "turns") if turn["trainable"]]
+    found = []
+    for turn in turns[:: max(1, len(turns) // count)][:count]:
+        before = messages[turn["session_id"]]
+        common = turn_text(before, turn["message_index"], turn["next_count"], DEFAULTS.max_section_chars)
+        found += [chat.prompt_ids(judge_messages(common, question)) for question in QUESTIONS]
+    return found
+
+
+def ours(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_tokens: int) -> list[list[Sample]]:
+    requests = [Request(ids, [token_generator(0, i, v) for v in range(votes)]) for i, ids in enumerate(asked)]
+    return sample(model, requests, temperature=DEFAULTS.temperature, max_new_tokens=new_tokens, stop_ids=frozenset(),
+                  batch_tokens=DEFAULTS.batch_tokens)  # fmt: skip
+
+
+@torch.inference_mode()
+def usual(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_tokens: int) -> None:
+    order = sorted(asked, key=len, reverse=True)
+    for start in range(0, len(order), USUAL_BATCH):
+        some = order[start : start + USUAL_BATCH]
+        ids = torch.zeros(len(some), len(some[0]), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(some):
+            ids[row, -len(prompt) :], mask[row, -len(prompt) :] = torch.tensor(prompt), 1
+        for _ in range(votes):
+            made = model.generate(ids, attention_mask=mask, do_sample=True,
+                                  temperature=DEFAULTS.temperature, top_k=0,
+                                  top_p=1.0, max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0)  # fmt: skip
+            assert made.shape[1] == ids.shape[1] + new_tokens  # nothing ended it early
+
+
+def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> list[Comparison]:
+    """Five votes against one, then ours against the usual way."""
+    length = statistics.mean(map(len, asked))
+    new_tokens = max(1, round(length / 10))
+    facts: dict[str, float | int | str] = {
+        "turns": len(asked) // 2,
+        "tokens of a prompt (mean)": round(length),
+        "tokens of an answer": new_tokens,
+        "prompt tokens": sum(map(len, asked)),
+        "prompt tokens read": sum(group.tokens for group in groups(asked)),
+        "million weights": round(sum(p.numel() for p in model.parameters()) / 1e6),
+        "threads": torch.get_num_threads(),
+    }
+    ours(model, asked[:2], 1, 2)  # what is loaded and checked once
+    one, five = turn_about(lambda: ours(model, asked, 1, new_tokens), lambda: ours(model, asked, VOTES, new_tokens),
+                           pairs, time.process_time)  # fmt: skip
+    times = statistics.median(f / o for o, f in zip(one, five, strict=True))
+    votes = Comparison(f"{VOTES} votes a question", "one vote a question", one, five,
+                       facts | {"times the time of one vote": round(times, 2)})  # fmt: skip
+    plain, shared = turn_about(lambda: usual(model, asked, VOTES, new_tokens),
+                               lambda: ours(model, asked, VOTES, new_tokens), pairs, time.process_time)  # fmt: skip
+    name = f"both questions, {VOTES} votes each"
+    return [
+        votes,
+        Comparison(name, f"`model.generate` for each vote, {USUAL_BATCH} prompts a batch", plain, shared, facts),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--size", choices=SIZES, default="10m")
+    parser.add_argument("--no-save", action="store_true", help="print and keep nothing")
+    options = parser.parse_args(arguments)
+    tokenizer = load_tokenizer(str(ROOT / "sample_data" / "model"))
+    log = LOG if LOG.is_dir() else ROOT / "sample_data" / "logs" / "openai.jsonl"
+    asked = prompts(Chat(tokenizer, {}), log, options.turns)
+    comparisons = compare(build(options.size, len(tokenizer)), asked, options.pairs)
+    for comparison in comparisons:
+        print(comparison.line(), flush=True)
+    if not options.no_save:
+        print(save("judge", comparisons))
+
+
+if __name__ == "__main__":
+    main()
