@@ -43,8 +43,21 @@ def _marks(path: Path) -> int:
 def test_the_default_is_the_best() -> None:
     ends = {name: after_short(FOUND, name, "passed_sampled", "corrected") for name in experiments.PRESETS}
     assert max(ends, key=lambda name: ends[name]) == experiments.DEFAULT == TrainConfig.objective
+    written = after_short(FOUND, experiments.DEFAULT, "passed_sampled", "corrected", kind="written")
+    assert written >= max(0.97, ends[experiments.DEFAULT])
     whole = FOUND.cells[f"size-{max(experiments.SIZES)}"]
     assert experiments.mean(map(experiments.mean_corrected, whole["passed"])) >= 0.97
+
+
+def test_whole_sessions_teach_no_less_than_single_turns() -> None:
+    """Over all objectives: those of one differ by more than the means do."""
+    session, turn = (
+        experiments.mean(
+            after_short(FOUND, name, "passed_sampled", "corrected", kind=kind) for name in experiments.PRESETS
+        )
+        for kind in ("short", "turn")
+    )
+    assert session >= turn - 0.01
 
 
 def test_the_order_of_the_objectives() -> None:
