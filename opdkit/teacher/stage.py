@@ -4,7 +4,7 @@ Student and teacher read the very same response tokens after two prompts, as tok
 the hint. A turn that cannot be scored is dropped under a named reason and counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -21,10 +21,11 @@ from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dro
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
-from opdkit.teacher.policies import Scorer, identities, load_scorer
+from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
 from opdkit.teacher.session import Scores, Wanted, score_session
 
 Row = dict[str, Any]
+JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # with its judged turns, each as (turn, verdict)
 
 _OVERLAP_TOP = 4  # tokens that --hint-select overlap compares where --support does not say
 _UNROUTED = "sessions without a teacher"
@@ -42,8 +43,8 @@ def run(config: TeacherConfig) -> Summary:
         scorer = load_scorer(config)
         for part in progress(todo, "teacher", len(todo), "parts"):
             with stage.writing(part) as out:
-                for session, judged in judged_sessions(config.run, part, config.limit):
-                    out.rows("targets", list(session_rows(config, scorer, session, judged, out.counters)))
+                sessions = list(judged_sessions(config.run, part, config.limit))
+                out.rows("targets", part_rows(config, scorer, sessions, out.counters))
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -67,11 +68,8 @@ def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
     return tuple(sampled)
 
 
-def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[Row, list[tuple[Row, Row]]]]:
-    """The sessions of a part (of the first `limit` of the run) with their judged turns, each as (turn, verdict).
-
-    In the order of the verdicts.
-    """
+def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
+    """The sessions of a part (of the first `limit` of the run) with their judged turns, in the verdicts' order."""
     sessions = read_part(run, "sessions", part)[: limited(run, part, limit)]
     session_of = {s["session_id"]: s for s in sessions}
     turn_of = {t["turn_id"]: t for t in read_part(run, "turns", part)}
@@ -81,29 +79,71 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[R
             yield session_of[session_id], list(group)
 
 
-def session_rows(
-    config: TeacherConfig, scorer: Scorer, session: Row, judged: list[tuple[Row, Row]], counters: Counters
-) -> Iterator[Row]:
-    """The rows of `targets` for one session; turns that cannot be scored are dropped and counted."""
+def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], counters: Counters) -> list[Row]:
+    """The rows of `targets` for the sessions of a part, in their order.
+
+    Sessions of like length are scored together, as many as are `batch_tokens` together, the longest first.
+    """
+    order = sorted(range(len(sessions)), key=lambda i: -_length(sessions[i]))
+    rows: dict[int, list[Row]] = {i: [] for i in order}
+    tracked = progress(order, "scoring", len(order), "sessions")
+    prepared = ((i, *found) for i in tracked if (found := _examples(config, scorer, sessions[i], counters)))
+    for teacher, some in _together(prepared, config.batch_tokens):
+        scored = iter(
+            score_session(
+                scorer.student.model,
+                teacher.mixture,
+                [example.target for _, examples in some for example in examples],
+                wanted(config, scorer),
+                batch_tokens=config.batch_tokens,
+                whole=not config.turn_by_turn,
+                counted=counters.extra,
+            )
+        )
+        for i, examples in some:
+            rows[i] += _rows(zip(examples, scored, strict=False), counters)
+    return [row for i in range(len(sessions)) for row in rows[i]]
+
+
+def _length(session: JudgedSession) -> int:
+    """Characters, which are about as many as tokens for the purpose of an order."""
+    return sum(len(message["content"] or "") for message in session[0]["messages"])
+
+
+def _examples(
+    config: TeacherConfig, scorer: Scorer, session: JudgedSession, counters: Counters
+) -> tuple[Teacher, list[Example]] | None:
+    """A session as token ids, and who teaches it; turns that cannot be scored are dropped and counted."""
+    row, judged = session
     counters.rows_in += len(judged)
     try:
-        teacher = scorer.teacher_of(session)
+        teacher = scorer.teacher_of(row)
     except ChatError as error:
         counters.drop(error.reason, len(judged))
         counters.extra[_UNROUTED] += 1
-        return
-    if is_another(session["model"], scorer.names):
-        counters.extra[counted_as(session["model"])] += 1
-    examples = list(prepare(config, scorer, teacher, session, judged, counters))
-    scored = score_session(
-        scorer.student.model,
-        teacher.mixture,
-        [example.target for example in examples],
-        wanted(config, scorer),
-        batch_tokens=config.batch_tokens,
-        counted=counters.extra,
-    )
-    for example, scores in zip(examples, scored, strict=True):
+        return None
+    if is_another(row["model"], scorer.names):
+        counters.extra[counted_as(row["model"])] += 1
+    return teacher, list(prepare(config, scorer, teacher, row, judged, counters))
+
+
+def _together(
+    prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: int
+) -> Iterator[tuple[Teacher, list[tuple[int, list[Example]]]]]:
+    """Neighbours of one teacher that are at most `batch_tokens` together; a longer session goes alone."""
+    waiting, tokens, of = list[tuple[int, list[Example]]](), 0, None
+    for i, teacher, examples in prepared:
+        size = sum(example.target.tokens for example in examples)
+        if of is not None and (teacher is not of or tokens + size > batch_tokens):
+            yield of, waiting
+            waiting, tokens = [], 0
+        waiting, tokens, of = [*waiting, (i, examples)], tokens + size, teacher
+    if of is not None:
+        yield of, waiting
+
+
+def _rows(scored: Iterable[tuple[Example, Scores]], counters: Counters) -> Iterator[Row]:
+    for example, scores in scored:
         counters.extra["tokens scored"] += len(scores.old) * example.target.readings
         if not all(isfinite(x).all() for x in scores.stored()):
             counters.drop("log-probs are not finite")
