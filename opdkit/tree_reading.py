@@ -129,9 +129,9 @@ def _difference(model: PreTrainedModel) -> str | None:
     plain = torch.cat([x.logprobs for x in ask(Mixture((model,)), questions, batch_tokens=1)])
     ids = [s.prompt_ids + s.response_ids for s in sequences]
     apart = list[Tensor]()
-    for pack, most in ((1, 1000), (40, 20), (1000, 1000)):
+    for pack, piece in ((1, 1000), (40, 20), (1000, 1000)):
         try:
-            reading = _TreeReading(model, sequences, plan(ids, pack), most)
+            reading = _TreeReading(model, sequences, plan(ids, pack), piece)
             answers = ask(Mixture((model,)), questions, batch_tokens=1000, read=lambda _, some: reading.of(some))  # noqa: B023
         except Exception as error:  # what a model makes of an argument that it was not written for
             return f"it cannot be read with a mask and a cache ({type(error).__name__})"

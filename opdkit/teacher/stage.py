@@ -88,7 +88,7 @@ def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSessio
     rows: dict[int, list[Row]] = {i: [] for i in order}
     tracked = progress(order, "scoring", len(order), "sessions")
     prepared = ((i, *found) for i in tracked if (found := _examples(config, scorer, sessions[i], counters)))
-    for teacher, some in _together(prepared, config.batch_tokens):
+    for teacher, some in together(prepared, config.batch_tokens):
         scored = iter(
             score_session(
                 scorer.student.model,
@@ -127,7 +127,7 @@ def _examples(
     return teacher, list(prepare(config, scorer, teacher, row, judged, counters))
 
 
-def _together(
+def together(
     prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: int
 ) -> Iterator[tuple[Teacher, list[tuple[int, list[Example]]]]]:
     """Neighbours of one teacher that are at most `batch_tokens` together; a longer session goes alone."""
