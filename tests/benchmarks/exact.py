@@ -3,7 +3,6 @@
 Turn by turn is one forward pass a prompt with nothing beside it: no padding, no cache, no mask of our own.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from opdkit.teacher.session import Target, Wanted, score_session
 
 from . import usual
 from .models import build
-from .pairs import RESULTS, machine
+from .pairs import RESULTS, save_rows
 from .sessions import LOGS, Log, evenly_spaced, read, tokenized, tokenizer_of
 
 OURS = "ChatML"
@@ -119,7 +118,5 @@ def main(turns: int | None, folder: Path = RESULTS) -> None:
     for template, most in asked.items():
         found.append(measure(log, tokenizer, template, most))
         print(found[-1].line(), flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    result = {"machine": machine(), "templates": [asdict(f) for f in found]}
-    (folder / "exact.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    save_rows("exact", [asdict(f) for f in found], folder)
     print(f"largest difference of all: {max(f.largest for f in found):.2g} nats")

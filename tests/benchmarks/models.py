@@ -3,13 +3,13 @@
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-# Hidden size, layers, heads, MLP: about 10 and 100 million weights beside the embeddings. `wide` has the width of a
-# model of 0.6 billion weights (Qwen3-0.6B) and 2 of its 28 layers: the share that attention takes depends on the width.
+# Hidden size, layers, heads, MLP: about 10 and 100 million weights beside the embeddings. `wide` is one
+# of the 28 layers of a model of 0.6 billion (Qwen3-0.6B): how much of the work is attention depends on the width.
 SIZES = {
     "1m": (128, 4, 4, 512),
     "10m": (320, 6, 8, 1280),
     "100m": (768, 12, 12, 2560),
-    "wide": (1024, 2, 16, 3072),
+    "wide": (1024, 1, 16, 3072),
 }
 
 

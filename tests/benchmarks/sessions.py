@@ -66,7 +66,7 @@ def tokenizer_of(log: Log, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerB
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=vocabulary - 64, show_progress=False, initial_alphabet=alphabet)
-    backend.train_from_iterator(_texts(log), trainer)
+    backend.train_from_iterator(dict.fromkeys(_texts(log)), trainer)
     found = PreTrainedTokenizerFast(tokenizer_object=backend)
     found.add_tokens(list(sample.added_tokens_decoder.values()))
     found.eos_token, found.chat_template = sample.eos_token, sample.chat_template
