@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 T = TypeVar("T")
 
@@ -35,8 +38,17 @@ def warn(message: str) -> None:
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 
+_shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it
+
+
 def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
     """Yield `items` behind a progress bar, which a pipe or a batch job does not see."""
+    if not (stderr.is_terminal and is_main_process()):
+        yield from items
+        return
+    if _shown:
+        yield from _tracked(_shown[0], items, what, total, unit)
+        return
     # imported here: --help shows no bar
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -44,9 +56,22 @@ def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Itera
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(unit),
+        TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
     )
-    quiet = not (stderr.is_terminal and is_main_process())
-    with Progress(*columns, console=stderr, transient=True, disable=quiet) as bar:
-        yield from bar.track(items, total=total, description=what)
+    with Progress(*columns, console=stderr, transient=True) as bar:
+        _shown.append(bar)
+        try:
+            yield from _tracked(bar, items, what, total, unit)
+        finally:
+            _shown.remove(bar)
+
+
+def _tracked(bar: "Progress", items: Iterable[T], what: str, total: int, unit: str) -> Iterator[T]:
+    line = bar.add_task(what, total=total, unit=unit)
+    try:
+        for item in items:
+            yield item
+            bar.advance(line)
+    finally:
+        bar.remove_task(line)

@@ -10,12 +10,16 @@ template sees it (`Encoder.as_data`), and a rendering that holds the character i
 
 The copy has the same normalizer, pre-tokenizer, model and flags, so without a break the ids are those of the
 tokenizer itself.
+
+The prompts of a session repeat each other. A tokenizer takes the control tokens out of a text first and encodes what
+is between them piece by piece, so a piece that was encoded before is not encoded again (`_Pieces`).
 """
 
 import json
 import re
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -26,6 +30,9 @@ from opdkit.errors import ConfigError
 # The last plane of Unicode is private use and found in no font: one character for each added token, and the break.
 _FIRST, _BREAK = 0x100000, "\U0010fffd"
 _PRIVATE = re.compile("[\U00100000-\U0010ffff]")
+
+_REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB with them
+_TEXTS = 1 << 12  # messages, and other fields, whose breaks are kept
 
 
 class UnsafeTextError(ValueError):
@@ -67,8 +74,7 @@ class Encoder:
     def ids(self, rendered: str) -> list[int]:
         """Token ids of a whole rendering. Raises UnsafeTextError when broken text still gives a control token."""
         if _BREAK not in rendered:
-            ids: list[int] = self.tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"]
-            return ids
+            return self._own_pieces.ids(rendered)
         return self._ids_of_copy(self._marked(rendered))
 
     def continuation_ids(self, rendered: str) -> list[int]:
@@ -103,11 +109,38 @@ class Encoder:
         return [re.compile(any_of(contents)) for contents in kinds if contents]
 
     def _ids_of_copy(self, marked: str) -> list[int]:
-        copy, original = self._copy
-        ids: list[int] = copy.encode(marked, add_special_tokens=False).ids
+        _, original = self._copy
+        ids = self._copy_pieces.ids(marked)
         if not self._control_ids.isdisjoint(i for i in ids if i not in original):
             raise UnsafeTextError("control tokens that this tokenizer also makes from plain text")
         return [original.get(i, i) for i in ids]
+
+    @cached_property
+    def _own_pieces(self) -> "_Pieces":
+        def encode(texts: list[str]) -> list[list[int]]:
+            found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            return found
+
+        return _Pieces(encode, self._patterns[0] if self._cuts else None)
+
+    @cached_property
+    def _copy_pieces(self) -> "_Pieces":
+        copy, _ = self._copy
+        stand_ins = "".join(self._private[token.content] for token in self._added.values() if not token.normalized)
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return [found.ids for found in copy.encode_batch(texts, add_special_tokens=False)]
+
+        return _Pieces(encode, re.compile(f"[{stand_ins}]") if self._cuts else None)
+
+    @property
+    def _cuts(self) -> bool:
+        """Whether a tokenizer cuts a text before each control token, whatever stands there.
+
+        One that takes the white space before it, or asks whether it is a word of its own, looks further.
+        """
+        raw = [token for token in self._added.values() if not token.normalized]
+        return bool(raw) and not any(token.lstrip or token.single_word for token in raw)
 
     @cached_property
     def _copy(self) -> tuple[Tokenizer, dict[int, int]]:
@@ -130,6 +163,36 @@ class Encoder:
         return copy, dict(zip(stand_ins, [*self._added, -1], strict=True))
 
 
+class _Pieces:
+    """Encodes texts piece by piece, a piece from one control token to the next, and each piece once.
+
+    `cut` finds the control tokens that a tokenizer takes out of a text before anything else; None is a tokenizer that
+    cannot be told where it cuts.
+    """
+
+    def __init__(self, encode: Callable[[list[str]], list[list[int]]], cut: re.Pattern[str] | None) -> None:
+        self._encode, self._cut = encode, cut
+        self._known: dict[str, list[int]] = {}
+        self._characters = 0
+
+    def ids(self, text: str) -> list[int]:
+        if self._cut is None:
+            return self._encode([text])[0]
+        cuts = [0, *(match.start() for match in self._cut.finditer(text)), len(text)]
+        # Only the first piece can begin with other than a control token: each is encoded as it is at its place.
+        pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
+        if new := [piece for piece in dict.fromkeys(pieces) if piece not in self._known]:
+            self._remember(new)
+        found = [i for piece in pieces for i in self._known[piece]]
+        if self._characters > _REMEMBERED:
+            self._known, self._characters = {}, 0
+        return found
+
+    def _remember(self, pieces: list[str]) -> None:
+        self._known |= zip(pieces, self._encode(pieces), strict=True)
+        self._characters += sum(map(len, pieces))
+
+
 class _Breaker:
     """Breaks text at whatever is one of `tokens`, or could become one beside what the template writes."""
 
@@ -144,8 +207,9 @@ class _Breaker:
         self._starts = {token[:n] for token in tokens for n in range(1, len(token))}
         self._ends = {token[n:] for token in tokens for n in range(1, len(token))}
         self._longest = max(map(len, tokens), default=0)
+        self.broken = lru_cache(_TEXTS)(self._broken)
 
-    def broken(self, text: str) -> str:
+    def _broken(self, text: str) -> str:
         text = self._inside.sub(_BREAK, text)
         before = any(text[:n] in self._ends for n in range(1, self._longest))
         after = any(text[-n:] in self._starts for n in range(1, self._longest))

@@ -132,6 +132,8 @@ class TeacherConfig(ModelOptions):
     too_long: str = option("drop", "a turn that does not fit: drop it, or cut whole messages off its beginning",
                            choices=("drop", "cut"))  # fmt: skip
     batch_tokens: int = option(16384, "tokens scored at once", unit="tokens", low=1)
+    turn_by_turn: bool = option(False, "read every prompt from its beginning, instead of once what the prompts of "
+                                "a session share: the same numbers but for rounding, and far slower")  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

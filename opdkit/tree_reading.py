@@ -7,14 +7,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from opdkit.console import warn
+from opdkit.console import progress, warn
+from opdkit.errors import OpdkitError
 from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask, forward_replaced
 from opdkit.tree import Pass, Plan, plan
 
@@ -25,34 +26,51 @@ PACK = 512
 # Share of the tokens that a tree must save; else padded batches, which need no mask of their own, are as good.
 _WORTH = 0.1
 
+# Tokens of a trunk that are read at once where it is longer than the budget: what the layers make of them is thrown
+# away before the next are read, so that only keys and values grow with the length of a session. In one piece it needs
+# no mask and takes three quarters of the time (a trunk of 8,192 tokens on a CPU).
+_CHUNK = 4096
+
 # The largest difference in a log-prob between the two ways that is rounding, in nats. Half precision rounds a logit
-# of 20 by 0.06, and an untrained model's can be larger.
+# of 20 by 0.06, here and there by more: what is rounding there, a mean over many tokens tells.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
-_HALF_ROUNDING = 0.25
+_HALF_ROUNDING = 0.1
+
+# Tokens of the first session that are read both ways; more where its shortest turn is longer.
+_COMPARED = 4096
 
 _checked: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+_compared: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class Trees:
-    """What some models read of a session: its trees, and for what shares too little, plain batches.
+    """What some models read of some sessions: their trees, and for what shares too little, plain batches.
 
     `tokens` are read once `read` is asked for all of it, `saved` are those that plain batches would read besides.
+    With `whole` False all is read in plain batches. Raises OpdkitError where the first tree that a model reads gives
+    other numbers than plain batches.
     """
 
-    def __init__(self, asked: Items[tuple[PreTrainedModel, list[Sequence]]], batch_tokens: int) -> None:
+    def __init__(
+        self, asked: Items[tuple[PreTrainedModel, list[Sequence]]], batch_tokens: int, *, whole: bool = True
+    ) -> None:
         self._readings: dict[int, _TreeReading] = {}
         self.tokens = self.saved = 0
         for model in {id(model): model for model, _ in asked}.values():
             sequences = [s for m, some in asked if m is model for s in some]
+            if not whole:
+                self.tokens += sum(map(len, sequences))
+                continue
             tree = plan([s.prompt_ids + s.response_ids for s in sequences], min(PACK, batch_tokens))
             if tree.saved > _WORTH * (tree.tokens + tree.saved) and reads_trees(model):
-                self._read(model, sequences, tree)
+                self._read(model, sequences, tree, max(_CHUNK, batch_tokens))
             else:
                 self.tokens += tree.tokens + tree.saved
 
-    def _read(self, model: PreTrainedModel, sequences: list[Sequence], tree: Plan) -> None:
-        reading = _TreeReading(model, sequences, tree)
+    def _read(self, model: PreTrainedModel, sequences: list[Sequence], tree: Plan, most: int) -> None:
+        reading = _TreeReading(model, sequences, tree, most)
         if bool(reading.hidden_WH.isfinite().all()):
+            _compare_once(reading)
             self._readings[id(model)] = reading
             self.tokens, self.saved = self.tokens + tree.tokens, self.saved + tree.saved
         else:
@@ -69,7 +87,7 @@ def reads_trees(model: PreTrainedModel) -> bool:
     """Whether the numbers of a tree are those of plain batches; says so once for a model where they are not.
 
     Decided by what the model is and by a few made-up sequences, the same ones every time: whatever the order of a
-    run's sessions, they are all read in one way.
+    run's sessions, they are all read in one way. `Trees` compares real ones, once, and stops where they differ.
     """
     if model not in _checked:
         reason = _why_not(model) or _difference(model)
@@ -110,17 +128,56 @@ def _difference(model: PreTrainedModel) -> str | None:
     questions = [Question((s,)) for s in sequences]
     plain = torch.cat([x.logprobs for x in ask(Mixture((model,)), questions, batch_tokens=1)])
     ids = [s.prompt_ids + s.response_ids for s in sequences]
-    worst = torch.zeros(())
-    for pack in (1, 40, 1000):
+    apart = list[Tensor]()
+    for pack, piece in ((1, 1000), (40, 20), (1000, 1000)):
         try:
-            reading = _TreeReading(model, sequences, plan(ids, pack))
+            reading = _TreeReading(model, sequences, plan(ids, pack), piece)
             answers = ask(Mixture((model,)), questions, batch_tokens=1000, read=lambda _, some: reading.of(some))  # noqa: B023
         except Exception as error:  # what a model makes of an argument that it was not written for
             return f"it cannot be read with a mask and a cache ({type(error).__name__})"
-        worst = torch.maximum(worst, (torch.cat([x.logprobs for x in answers]) - plain).abs().max())
-    if worst <= _ROUNDING.get(model.dtype, _HALF_ROUNDING):  # and not where it is NaN
-        return None
-    return f"else its log-probs would differ by {worst:.1g} nats"
+        apart.append(torch.cat([x.logprobs for x in answers]) - plain)
+    off, most = max(_apart(each, model.dtype) for each in apart)
+    return None if off <= most else f"else its log-probs would differ by {off:.1g} nats"
+
+
+def _apart(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """How far log-probs are apart, and how far they may be: the largest in full precision, in half precision the mean.
+
+    What is no number is infinitely far apart.
+    """
+    whole = _ROUNDING.get(dtype)
+    off = float(differences.abs().mean() if whole is None else differences.abs().max())
+    return (off if off == off else float("inf")), _HALF_ROUNDING if whole is None else whole
+
+
+def _compare_once(reading: "_TreeReading") -> None:
+    """Raise OpdkitError unless real sequences, of the first tree of a model, have the numbers of plain batches."""
+    model = reading.model
+    if model in _compared:
+        return
+    questions = [Question((s,)) for s in _some(reading.sequences, _COMPARED)]
+    in_tree, plain = (
+        torch.cat([a.logprobs for a in ask(Mixture((model,)), questions, batch_tokens=_COMPARED, read=read)])
+        for read in (lambda _, some: reading.of(some), None)
+    )
+    off, most = _apart(in_tree - plain, model.dtype)
+    if off > most:
+        raise OpdkitError(
+            f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
+            f"{off:.1g} nats from those of its turns read one by one, and more than {most:g} is no rounding. Nothing "
+            "is written; pass --turn-by-turn, and report the model to opdkit"
+        )
+    _compared.add(model)
+
+
+def _some(sequences: Items[Sequence], tokens: int) -> list[Sequence]:
+    """The shortest sequence, and then the longest ones that fit into so many tokens with it."""
+    shortest, *rest = sorted(sequences, key=len)
+    found, room = [shortest], tokens - len(shortest)
+    for each in reversed(rest):
+        if len(each) <= room:
+            found, room = [*found, each], room - len(each)
+    return found
 
 
 # -- one tree -------------------------------------------------------------------------------------------------------
@@ -129,13 +186,13 @@ def _difference(model: PreTrainedModel) -> str | None:
 class _TreeReading:
     """The last hidden states [W, H] of the nodes that predict a response token, read in the passes of a plan."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Items[Sequence], tree: Plan) -> None:
-        self.model, self._sequences = model, list(sequences)  # kept alive: they are known by their identity
-        nodes = [torch.tensor(tree.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self._sequences)]
+    def __init__(self, model: PreTrainedModel, sequences: Items[Sequence], tree: Plan, most: int) -> None:
+        self.model, self.sequences = model, list(sequences)  # kept alive: they are known by their identity
+        nodes = [torch.tensor(tree.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         wanted_W = torch.cat(nodes).unique()
-        self._rows = {id(s): torch.searchsorted(wanted_W, n) for s, n in zip(self._sequences, nodes, strict=True)}
+        self._rows = {id(s): torch.searchsorted(wanted_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         with torch.inference_mode():
-            self.output, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W)
+            self.output, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W, most)
 
     def of(self, sequences: Items[Sequence]) -> "_SomeRows":
         return _SomeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
@@ -159,25 +216,32 @@ class _SomeRows:
             return model(input_ids=ids_1n, use_cache=False).logits[0]
 
 
-def _hidden_states(model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor) -> tuple[Any, Tensor]:
+def _hidden_states(model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor, most: int) -> tuple[Any, Tensor]:
     """An output of the layers below the output layer, emptied, and the hidden states [W, H] of the wanted nodes."""
     cache, found, first = DynamicCache(config=model.config), list[Tensor](), 0
     body: Callable[..., Any] = model.get_decoder()
-    for each in passes:
-        if each.kept == 0:
+    pieces = [(each, piece) for each in passes for piece in _pieces(each, most)]
+    for each, piece in progress(pieces, "reading", len(pieces), "passes"):
+        if piece.start == 0 and each.kept == 0:
             cache = DynamicCache(config=model.config)
-        else:
+        elif piece.start == 0:
             cache.crop(each.kept - cache.get_seq_length())
-        ids_1n = torch.tensor([each.ids], device=model.device)
+        ids_1n = torch.tensor([each.ids[piece.start : piece.stop]], device=model.device)
         # In a row, positions and mask are what the model makes of a cache: the way that generates text.
         own = {} if each.is_chain else {"position_ids": torch.tensor([each.positions], device=model.device),
                                         "attention_mask": _mask(each, model)}  # fmt: skip
         output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **own)
-        here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(each))] - first
+        here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(piece))] - first
         found.append(output.last_hidden_state[0, here.to(model.device)])
-        first += len(each)
+        first += len(piece)
     empty = {name: None for name in output if name != "last_hidden_state"}
     return replace(output, **empty), torch.cat(found)
+
+
+def _pieces(each: Pass, most: int) -> list[range]:
+    """The tokens of a pass that go through the layers together: all, or some of a trunk of more than `most`."""
+    size = min(_CHUNK, most) if each.is_chain and len(each) > most else len(each)
+    return [range(start, min(start + size, len(each))) for start in range(0, len(each), size)]
 
 
 def _mask(each: Pass, model: PreTrainedModel) -> Tensor:

@@ -1,5 +1,6 @@
 """opdkit/control_tokens.py: text from logs never becomes a control token, and is otherwise encoded as ever."""
 
+import copy
 import re
 
 import pytest
@@ -81,6 +82,47 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
     expected = tiny_tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert encoder.ids(rendered) == expected
     assert encoder._ids_of_copy(encoder._marked(rendered)) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    texts=st.lists(st.lists(st.sampled_from([*PIECES, "</s>", "[INST]", "hello"]), max_size=8).map("".join), max_size=5)
+)
+@pytest.mark.parametrize("kind", ["byte level", "first", "always", "never"])
+def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
+    """pitfall 3: pieces end where the tokenizer itself cuts, and a piece that begins a text is another one."""
+    tokenizer = tiny_tokenizer if kind == "byte level" else sentencepiece_like(kind)
+    encoder = Encoder(tokenizer)
+    for rendered in [*texts, *texts[::-1]]:
+        assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        assert encoder._ids_of_copy(encoder._marked(rendered)) == encoder.ids(rendered)
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenizer):
+    """pitfall 3: one that takes the white space before it is not alone there."""
+    from tokenizers import AddedToken
+
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens([AddedToken("<stop>", special=True, **({"normalized": False} | {flag: True}))])
+    encoder = Encoder(tokenizer)
+    for rendered in ("a  <stop>  b", "a<stop>b <stop>", "<stop><|im_end|> <stop>", "  <stop>  b"):
+        assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+
+def test_a_piece_is_encoded_once(tiny_tokenizer, monkeypatch):
+    """pitfall 27: a session's prompts repeat each other."""
+    encoder, encoded = Encoder(tiny_tokenizer), []
+    real = encoder._own_pieces._encode
+    monkeypatch.setattr(encoder._own_pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
+    turns = [f"<|im_start|>user\nhello {n}<|im_end|>\n" for n in range(30)]
+    for n in range(1, 31):
+        encoder.ids("".join(turns[:n]))
+    assert len(encoded) == len(set(encoded)) == 31  # the line break after each is one more
+    encoder._own_pieces._characters = 1 << 30
+    encoder.ids("".join(turns))
+    assert not encoder._own_pieces._known
+    assert encoder.ids("".join(turns)) == tiny_tokenizer("".join(turns), add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])

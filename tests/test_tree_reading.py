@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from pathlib import Path
+from weakref import WeakSet
 
 import chat_templates
 import pytest
@@ -12,6 +13,7 @@ from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit import scoring, tree_reading
 from opdkit.chat import Chat, with_hint
+from opdkit.errors import OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.scoring import Mixture, Sequence
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
@@ -77,10 +79,8 @@ def conversation(turns: int = 4, seed: int = 0) -> list[Target]:
     return made
 
 
-def plainly(monkeypatch, *args, **kwargs) -> list[Scores]:
-    with monkeypatch.context() as patch:
-        patch.setattr(tree_reading, "reads_trees", lambda model: False)
-        return score_session(*args, **kwargs)
+def plainly(*args, **kwargs) -> list[Scores]:
+    return score_session(*args, **kwargs, whole=False)
 
 
 def numbers(scores: Scores) -> list[torch.Tensor]:
@@ -106,12 +106,12 @@ def worst(found: list[Scores], expected: list[Scores]) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_gives_the_numbers_of_plain_reading(family, monkeypatch):
+def test_a_tree_gives_the_numbers_of_plain_reading(family):
     """pitfall 1, pitfall 27: in every family; nothing is shifted and half of the tokens are not read."""
     model, counted = build(*FAMILIES[family]), Counter()
     arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
     found = score_session(*arguments, batch_tokens=10_000, counted=counted)
-    alike(found, plainly(monkeypatch, *arguments, batch_tokens=10_000))
+    alike(found, plainly(*arguments, batch_tokens=10_000))
     assert reads_trees(model)
     assert counted["tokens saved"] > counted["tokens read"]
 
@@ -121,7 +121,7 @@ def test_a_tree_gives_the_numbers_of_plain_reading(family, monkeypatch):
 def test_the_budget_changes_no_number(student, pack, batch_tokens, monkeypatch):
     """However the branches are cut; and in whatever chunks the rows go through the output layer."""
     arguments = (student, Mixture((student,)), conversation(6), Wanted(support=5))
-    expected = plainly(monkeypatch, *arguments, batch_tokens=10_000)
+    expected = plainly(*arguments, batch_tokens=10_000)
     monkeypatch.setattr(tree_reading, "PACK", pack)
     monkeypatch.setattr(scoring, "_LOGITS", 360 * 7)
     alike(score_session(*arguments, batch_tokens=batch_tokens), expected)
@@ -130,7 +130,7 @@ def test_the_budget_changes_no_number(student, pack, batch_tokens, monkeypatch):
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 @pytest.mark.parametrize("overlap", [0, 6])
 @pytest.mark.parametrize("teachers", [("student",), ("other",), ("student", "other")])
-def test_supports_overlaps_and_averages_are_the_same(student, other, whose, overlap, teachers, monkeypatch):
+def test_supports_overlaps_and_averages_are_the_same(student, other, whose, overlap, teachers):
     models = tuple({"student": student, "other": other}[name] for name in teachers)
     mixture = Mixture(models, (1.0,) if len(models) == 1 else (0.3, 0.7))
     targets = [
@@ -138,25 +138,25 @@ def test_supports_overlaps_and_averages_are_the_same(student, other, whose, over
     ]
     arguments = (student, mixture, targets, Wanted(4, whose, overlap))
     found = score_session(*arguments, batch_tokens=10_000)
-    alike(found, plainly(monkeypatch, *arguments, batch_tokens=10_000))
+    alike(found, plainly(*arguments, batch_tokens=10_000))
     assert all(scores.unhinted is not None for scores in found)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_any_conversation(student, seed, monkeypatch):
+def test_of_any_conversation(student, seed):
     arguments = (student, Mixture((student,)), conversation(8, seed), Wanted(support=3))
-    alike(score_session(*arguments, batch_tokens=200), plainly(monkeypatch, *arguments, batch_tokens=200))
+    alike(score_session(*arguments, batch_tokens=200), plainly(*arguments, batch_tokens=200))
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(torch.bfloat16, 0.25), (torch.float16, 0.05)])
-def test_half_precision_rounds_either_way_alike(dtype, most, monkeypatch):
+def test_half_precision_rounds_either_way_alike(dtype, most):
     """The two ways differ by no more than rounding, and each from float32 by as much as the other."""
     exact = build(*FAMILIES["grouped queries"])
     half = build(*FAMILIES["grouped queries"]).to(dtype)
     targets, wanted = conversation(), Wanted()
     expected = score_session(exact, Mixture((exact,)), targets, wanted, batch_tokens=10_000)
     found = score_session(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
-    plain = plainly(monkeypatch, half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
+    plain = plainly(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
     assert reads_trees(half)
     assert 0 < worst(found, plain) < most
     assert worst(found, expected) < 2 * worst(plain, expected) + 1e-3
@@ -203,7 +203,7 @@ def message(fields: dict) -> dict:
 
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_templates_fork_where_their_ids_do(student, name, placement, monkeypatch):
+def test_templates_fork_where_their_ids_do(student, name, placement):
     """Also those that take the thinking out of earlier turns: what was read then is not what is read now."""
     special, words, bos = TEMPLATES[name]
     chat = Chat(build_tokenizer(getattr(chat_templates, name), special, words, bos=bos), {})
@@ -215,12 +215,12 @@ def test_templates_fork_where_their_ids_do(student, name, placement, monkeypatch
     targets = targets_of(chat, messages, placement, logged_ids=name == "OPENS_THINKING")
     arguments = (student, Mixture((student,)), targets, Wanted(support=5))
     found = score_session(*arguments, batch_tokens=10_000, counted=counted)
-    alike(found, plainly(monkeypatch, *arguments, batch_tokens=10_000))
+    alike(found, plainly(*arguments, batch_tokens=10_000))
     assert counted["tokens saved"] > 0
 
 
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
-def test_sessions_of_the_sample_log(placement, monkeypatch):
+def test_sessions_of_the_sample_log(placement):
     root = Path(__file__).parents[1] / "sample_data"
     model = load_model(str(root / "model"), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(root / "model")), {})
@@ -230,7 +230,7 @@ def test_sessions_of_the_sample_log(placement, monkeypatch):
         targets = targets_of(chat, messages, placement)
         arguments = (model, Mixture((model,)), targets, Wanted(support=20))
         found = score_session(*arguments, batch_tokens=16_384)
-        expected = plainly(monkeypatch, *arguments, batch_tokens=16_384)
+        expected = plainly(*arguments, batch_tokens=16_384)
         assert worst(found, expected) < 1e-4
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x.support.old, y.support.old, atol=1e-4, rtol=0)
@@ -280,7 +280,7 @@ def test_the_same_session_gives_the_same_bits(student, other):
         assert all(torch.equal(a, b) for a, b in zip(numbers(x), numbers(y), strict=True))
 
 
-def test_numbers_that_are_not_finite_stay_with_their_turn(monkeypatch):
+def test_numbers_that_are_not_finite_stay_with_their_turn():
     """pitfall 2: in a tree a NaN would spread to the branches that are read with it."""
     model, targets = build(*FAMILIES["grouped queries"]), conversation()
     assert reads_trees(model)
@@ -298,13 +298,13 @@ def test_numbers_that_are_not_finite_stay_with_their_turn(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", WINDOWS)
-def test_layers_that_do_not_see_everything_read_plainly(kind, monkeypatch, capsys):
+def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
     """Said once a model; and the numbers are those of plain reading, bit for bit."""
     model, counted = build(*WINDOWS[kind]), Counter()
     arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
     for _ in range(2):
         found = score_session(*arguments, batch_tokens=10_000, counted=counted)
-    expected = plainly(monkeypatch, *arguments, batch_tokens=10_000)
+    expected = plainly(*arguments, batch_tokens=10_000)
     for x, y in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(numbers(x), numbers(y), strict=True))
     assert counted["tokens saved"] == 0
@@ -348,12 +348,91 @@ def test_a_model_that_keeps_nothing_is_found_out(monkeypatch, capsys):
     assert "reads each turn from its beginning" in capsys.readouterr().err
 
 
+# -- the first session of a run is read both ways -------------------------------------------------------------------
+
+
+def wrong_mask(monkeypatch) -> None:
+    """A model that sees too much only where there is much to see: the made-up sequences do not find it out."""
+    real = tree_reading._mask
+
+    def mask(each, model):
+        seen = real(each, model)
+        return torch.ones_like(seen) if seen.shape[-1] > 200 else seen
+
+    monkeypatch.setattr(tree_reading, "_mask", mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
+    model = build("LlamaConfig", {"initializer_range": 0.6}).to(dtype)
+    arguments = (model, Mixture((model,)), conversation(8), Wanted())
+    wrong_mask(monkeypatch)
+    assert reads_trees(model)
+    for _ in range(2):
+        with pytest.raises(OpdkitError, match=r"differ by .* pass --turn-by-turn"):
+            score_session(*arguments, batch_tokens=10_000)
+    assert all(torch.isfinite(scores.old).all() for scores in plainly(*arguments, batch_tokens=10_000))
+
+
+def test_the_first_session_is_read_both_ways_and_no_other(student, monkeypatch):
+    monkeypatch.setattr(tree_reading, "_compared", WeakSet())
+    read = []
+    handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: read.append(args[0].shape))
+    arguments = (student, Mixture((student,)), conversation(6), Wanted())
+    tokens = []
+    for _ in range(2):
+        score_session(*arguments, batch_tokens=10_000)
+        tokens.append(sum(rows * length for rows, length, _ in read))
+        read.clear()
+    handle.remove()
+    assert tokens[1] < tokens[0] <= tokens[1] + tree_reading._COMPARED
+
+
+@pytest.mark.parametrize(
+    ("room", "lengths"), [(1, [3]), (8, [3, 5]), (11, [3, 8]), (16, [3, 8, 5]), (99, [3, 8, 7, 5])]
+)
+def test_what_is_compared_is_bounded(room, lengths):
+    """The shortest in any case, so that there is something to compare; else within the room."""
+    sequences = [Sequence([1] * (n - 1), [2]) for n in (5, 8, 3, 7)]
+    assert [len(s) for s in tree_reading._some(sequences, room)] == lengths
+
+
+def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
+    """Its keys and values alone grow with it; 4,096 tokens at a time, here 16."""
+    monkeypatch.setattr(tree_reading, "_CHUNK", 16)
+    longest, targets = [], conversation(6)
+    reads_trees(student)
+    score_session(student, Mixture((student,)), targets, Wanted(), batch_tokens=10_000)
+    handle = (
+        student.get_decoder()
+        .layers[0]
+        .register_forward_hook(lambda module, args, out: longest.append(args[0].shape[1]))
+    )
+    found = score_session(student, Mixture((student,)), targets, Wanted(), batch_tokens=40)
+    handle.remove()
+    assert max(longest) <= 40 < max(len(t.student) for t in targets)
+    alike(found, plainly(student, Mixture((student,)), targets, Wanted(), batch_tokens=40))
+
+
+def test_sessions_are_read_together_as_they_are_alone(student):
+    """Short ones in one pass, each seeing itself alone."""
+    sessions = [conversation(2, seed) for seed in range(4)]
+    passes = []
+    handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: passes.append(1))
+    found = score_session(student, Mixture((student,)), [t for s in sessions for t in s], Wanted(3), batch_tokens=5000)
+    together = len(passes)
+    alone = [x for s in sessions for x in score_session(student, Mixture((student,)), s, Wanted(3), batch_tokens=5000)]
+    handle.remove()
+    alike(found, alone)
+    assert together < len(passes) - together
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tree_on_a_gpu(family, monkeypatch):
+def test_a_tree_on_a_gpu(family):
     model = build(*FAMILIES[family]).cuda()
     arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
     found = score_session(*arguments, batch_tokens=10_000)
-    assert worst(found, plainly(monkeypatch, *arguments, batch_tokens=10_000)) < 1e-3
+    assert worst(found, plainly(*arguments, batch_tokens=10_000)) < 1e-3
     assert reads_trees(model)

@@ -1,4 +1,4 @@
-"""The log-probs of one session's replies: under the student, under the teacher with each hint, and their supports.
+"""The log-probs of a session's replies: under the student, under the teacher with each hint, and their supports.
 
 `score_session` is the one entry. Shapes as in `opdkit.scoring`: R response tokens, K tokens of a support.
 """
@@ -34,6 +34,11 @@ class Target:
     def readings(self) -> int:
         """How often the reply is read."""
         return 1 + sum(map(len, self.hinted)) + len(self.unhinted or ())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all its readings, prompts included."""
+        return sum(len(s) for s in (self.student, *(s for r in self.hinted for s in r), *(self.unhinted or ())))
 
 
 @dataclass(frozen=True)
@@ -84,17 +89,19 @@ def score_session(
     wanted: Wanted,
     *,
     batch_tokens: int,
+    whole: bool = True,
     counted: Counter[str] | None = None,
 ) -> list[Scores]:
     """The scores of every target of one session, in order. `counted` gets the tokens that were read and saved.
 
-    What the prompts of a session have in common, each model reads once, as student and as teacher.
+    What the prompts of a session have in common, each model reads once, as student and as teacher; with `whole` False,
+    turn by turn. Several short sessions may be given at once: they are read together.
     Where the teacher is the student and the hint changes nothing, its numbers are the student's, bit for bit, so that
     their difference is exactly 0.
     """
     leads = wanted.support_of == "teacher"  # whose support it is goes first: the other one is asked about its tokens
     top = wanted.support or wanted.overlap
-    trees = Trees(_asked(student, teacher, targets), batch_tokens)
+    trees = Trees(_asked(student, teacher, targets), batch_tokens, whole=whole)
     if counted is not None:
         counted.update({"tokens read": trees.tokens, "tokens saved": trees.saved})
     put = partial(ask, batch_tokens=batch_tokens, read=trees.read)

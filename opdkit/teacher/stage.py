@@ -4,7 +4,7 @@ Student and teacher read the very same response tokens after two prompts, as tok
 the hint. A turn that cannot be scored is dropped under a named reason and counted.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from opdkit.config import parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.stages import TeacherConfig
-from opdkit.store import Counters, PartWriter, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
+from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
@@ -26,6 +26,8 @@ from opdkit.teacher.session import Scores, Wanted, score_session
 from opdkit.teacher.written import Hinted, written
 
 Row = dict[str, Any]
+Scored = tuple[Example, Scores]
+JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # with its judged turns, each as (turn, verdict)
 
 _OVERLAP_TOP = 4  # tokens that --hint-select overlap compares where --support does not say
 _UNROUTED = "sessions without a teacher"
@@ -43,7 +45,8 @@ def run(config: TeacherConfig) -> Summary:
         scorer = load_scorer(config)
         for part in progress(todo, "teacher", len(todo), "parts"):
             with stage.writing(part) as out:
-                write_targets(config, scorer, part, out)
+                sessions = list(judged_sessions(config.run, part, config.limit))
+                out.rows("targets", part_rows(config, scorer, sessions, out.counters))
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -67,11 +70,8 @@ def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
     return tuple(sampled)
 
 
-def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[Row, list[tuple[Row, Row]]]]:
-    """The sessions of a part (of the first `limit` of the run) with their judged turns, each as (turn, verdict).
-
-    In the order of the verdicts.
-    """
+def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
+    """The sessions of a part (of the first `limit` of the run) with their judged turns, in the verdicts' order."""
     sessions = read_part(run, "sessions", part)[: limited(run, part, limit)]
     session_of = {s["session_id"]: s for s in sessions}
     turn_of = {t["turn_id"]: t for t in read_part(run, "turns", part)}
@@ -81,51 +81,101 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[tuple[R
             yield session_of[session_id], list(group)
 
 
-def write_targets(config: TeacherConfig, scorer: Scorer, part: int, out: PartWriter) -> None:
-    """The rows of one part: every logged reply, then what the teacher writes itself."""
-    hinted: list[Hinted] = []
-    for session, judged in judged_sessions(config.run, part, config.limit):
-        out.counters.rows_in += len(judged)
-        try:
-            teacher = scorer.teacher_of(session)
-        except ChatError as error:
-            out.counters.drop(error.reason, len(judged))
-            out.counters.extra[_UNROUTED] += 1
-            continue
-        if is_another(session["model"], scorer.names):
-            out.counters.extra[counted_as(session["model"])] += 1
-        examples = list(prepare(config, scorer, teacher, session, judged, out.counters))
-        for example, scores in scored(config, scorer, teacher, examples, out):
-            if scores.chosen is not None:
-                prompt_ids = example.target.hinted[scores.chosen][0].prompt_ids
-                hinted.append(Hinted(example, teacher, example.hints[scores.chosen], prompt_ids))
-    if config.written and hinted:
-        for teacher, examples in written(config, scorer, hinted, out.counters):
-            scored(config, scorer, teacher, examples, out)
+def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], counters: Counters) -> list[Row]:
+    """The rows of `targets` for the sessions of a part, in their order; then what the teacher writes itself."""
+    order = sorted(range(len(sessions)), key=lambda i: -_length(sessions[i]))
+    tracked = progress(order, "scoring", len(order), "sessions")
+    prepared = ((i, *found) for i in tracked if (found := _examples(config, scorer, sessions[i], counters)))
+    logged = scored(config, scorer, prepared, counters)
+    own: list[Scored] = []
+    if config.written:
+        hinted = [
+            Hinted(example, scorer.teacher_of(sessions[i][0]), scores.chosen)
+            for i in sorted(logged)
+            for example, scores in logged[i]
+            if scores.chosen is not None
+        ]
+        replies = enumerate(written(config, scorer, hinted, counters))
+        own = _in_order(scored(config, scorer, ((n, *found) for n, found in replies), counters))
+    return [row(example, scores) for example, scores in _in_order(logged) + own]
+
+
+def _in_order(groups: dict[int, list[Scored]]) -> list[Scored]:
+    return [found for i in sorted(groups) for found in groups[i]]
+
+
+def _length(session: JudgedSession) -> int:
+    """Characters, which are about as many as tokens for the purpose of an order."""
+    return sum(len(message["content"] or "") for message in session[0]["messages"])
+
+
+def _examples(
+    config: TeacherConfig, scorer: Scorer, session: JudgedSession, counters: Counters
+) -> tuple[Teacher, list[Example]] | None:
+    """A session as token ids, and who teaches it; turns that cannot be scored are dropped and counted."""
+    row, judged = session
+    counters.rows_in += len(judged)
+    try:
+        teacher = scorer.teacher_of(row)
+    except ChatError as error:
+        counters.drop(error.reason, len(judged))
+        counters.extra[_UNROUTED] += 1
+        return None
+    if is_another(row["model"], scorer.names):
+        counters.extra[counted_as(row["model"])] += 1
+    return teacher, list(prepare(config, scorer, teacher, row, judged, counters))
+
+
+def together(
+    prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: int
+) -> Iterator[tuple[Teacher, list[tuple[int, list[Example]]]]]:
+    """Neighbours of one teacher that are at most `batch_tokens` together; a longer session goes alone."""
+    waiting, tokens, of = list[tuple[int, list[Example]]](), 0, None
+    for i, teacher, examples in prepared:
+        size = sum(example.target.tokens for example in examples)
+        if of is not None and (teacher is not of or tokens + size > batch_tokens):
+            yield of, waiting
+            waiting, tokens = [], 0
+        waiting, tokens, of = [*waiting, (i, examples)], tokens + size, teacher
+    if of is not None:
+        yield of, waiting
 
 
 def scored(
-    config: TeacherConfig, scorer: Scorer, teacher: Teacher, examples: list[Example], out: PartWriter
-) -> list[tuple[Example, Scores]]:
-    """Write the rows of one session's examples; those whose numbers are not finite are dropped and counted."""
-    counters, found = out.counters, []
-    every = score_session(
-        scorer.student.model,
-        teacher.mixture,
-        [example.target for example in examples],
-        wanted(config, scorer),
-        batch_tokens=config.batch_tokens,
-        counted=counters.extra,
-    )
-    for example, scores in zip(examples, every, strict=True):
-        counters.extra["tokens scored"] += len(scores.old) * example.target.readings
-        if not all(isfinite(x).all() for x in scores.stored()):
-            counters.drop("log-probs are not finite")
-            continue
-        counters.extra["with a hint"] += scores.chosen is not None
-        found.append((example, scores))
-    out.rows("targets", [row(example, scores) for example, scores in found])
-    return found
+    config: TeacherConfig,
+    scorer: Scorer,
+    prepared: Iterable[tuple[int, Teacher, list[Example]]],
+    counters: Counters,
+) -> dict[int, list[Scored]]:
+    """The scores of groups of examples, each group under its number; those that are not finite are dropped and counted.
+
+    Neighbours are scored together, as many as are `batch_tokens` together.
+    """
+    groups: dict[int, list[Scored]] = {}
+    for teacher, some in together(prepared, config.batch_tokens):
+        every = iter(
+            score_session(
+                scorer.student.model,
+                teacher.mixture,
+                [example.target for _, examples in some for example in examples],
+                wanted(config, scorer),
+                batch_tokens=config.batch_tokens,
+                whole=not config.turn_by_turn,
+                counted=counters.extra,
+            )
+        )
+        for i, examples in some:
+            groups[i] = [found for found in zip(examples, every, strict=False) if _is_finite(*found, counters)]
+    return groups
+
+
+def _is_finite(example: Example, scores: Scores, counters: Counters) -> bool:
+    counters.extra["tokens scored"] += len(scores.old) * example.target.readings
+    if not all(isfinite(x).all() for x in scores.stored()):
+        counters.drop("log-probs are not finite")
+        return False
+    counters.extra["with a hint"] += scores.chosen is not None
+    return True
 
 
 def wanted(config: TeacherConfig, scorer: Scorer) -> Wanted:

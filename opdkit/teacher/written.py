@@ -23,12 +23,20 @@ from opdkit.teacher.session import Target
 
 @dataclass(frozen=True)
 class Hinted:
-    """A turn whose logged reply has been scored: the teacher that reads `hint`, and the prompt it reads it in."""
+    """A turn whose logged reply has been scored, and its teacher, which reads hint number `chosen`."""
 
     example: Example
     teacher: Teacher
-    hint: str
-    prompt_ids: list[int]
+    chosen: int
+
+    @property
+    def hint(self) -> str:
+        return self.example.hints[self.chosen]
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """With the hint."""
+        return self.example.target.hinted[self.chosen][0].prompt_ids
 
     @property
     def session_id(self) -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 PAIRS = 5
@@ -77,6 +78,14 @@ def save(benchmark: str, comparisons: Sequence[Comparison], folder: Path = RESUL
     path = folder / f"{benchmark}.json"
     found = {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def save_rows(benchmark: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
+    """As `save`, for what is no time: bytes, or differences."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark}.json"
+    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
     return path
 
 

@@ -1,139 +1,151 @@
-"""How long scoring takes with each conversation read once, and with every turn read from its beginning.
+"""How long scoring takes with each conversation read once, and the usual way, every prompt from its beginning.
 
-    python -m tests.benchmarks.scoring
+    python -m tests.benchmarks.scoring            what docs/performance.md shows
+    python -m tests.benchmarks.scoring --exact    that the numbers are the same, on all turns and templates
 
-On real sessions (tau-bench, ../shared/data), whose turns all have a hint, and on single turns, long and short, with a
-hint and without: without one there is nothing to share, and nothing must be lost. Untrained weights: the time depends
-on sizes, not on values. Both ways score the same sessions, turn about, and the CPU seconds of this process are
-counted, so that what else the machine does plays little part.
+On real sessions (../shared/data) whose turns have a hint wherever they answer a user, and on logs of single turns,
+where there is nothing to share and nothing must be lost. Both ways score the same turns, turn about.
 """
 
 import argparse
-import statistics
-import tempfile
 import time
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from opdkit import extract
-from opdkit.chat import Chat, ChatError, with_hint
-from opdkit.models import load_tokenizer
-from opdkit.scoring import Mixture, Sequence
-from opdkit.stages import ExtractConfig
-from opdkit.store import read_all
+from opdkit.chat import Chat
+from opdkit.scoring import Mixture
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
+from opdkit.tree import plan
+from opdkit.tree_reading import PACK
 
-ROOT = Path(__file__).parents[2]
-LOG = ROOT.parent / "shared" / "data" / "taubench"
-HINT = "Check the reservation and the rules for changing it before you offer anything, and answer in one sentence."
+from . import usual
+from .models import SIZES, build, weights
+from .pairs import PAIRS, RESULTS, Comparison, save, turn_about
+from .sessions import LOGS, ROOT, Tokenized, evenly_spaced, length, read, tokenized, tokenizer_of
+
 BATCH_TOKENS = 16384
-# Hidden size, layers, heads, MLP: about 10 and 100 million weights below the embeddings.
-SIZES = {"1m": (128, 4, 4, 512), "10m": (320, 6, 8, 1280), "100m": (768, 12, 12, 2560)}
+WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one session of a coding agent"}
 
 
-def build(size: str, vocabulary: int) -> PreTrainedModel:
-    """A random Qwen3 with two heads to a key."""
-    hidden, layers, heads, mlp = SIZES[size]
-    torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=vocabulary, hidden_size=hidden, intermediate_size=mlp, num_hidden_layers=layers,
-                         num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=hidden // heads,
-                         max_position_embeddings=1 << 16, tie_word_embeddings=True)  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
-
-
-def sessions(chat: Chat, log: Path, count: int, most: int) -> list[list[Target]]:
-    """The trainable turns of the first `count` sessions of at most `most` tokens, each with a hint."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder) / "run"
-        extract.run(ExtractConfig(run=run, logs=(str(log),)))
-        rows, turns = list(read_all(run, "sessions")), list(read_all(run, "turns"))
-    found: list[list[Target]] = []
-    for row in rows:
-        indices = [t["message_index"] for t in turns if t["session_id"] == row["session_id"] and t["trainable"]]
-        try:
-            targets = [target(chat, row, index) for index in indices]
-        except ChatError:
-            continue
-        if len(targets) > 1 and max(len(t.student) for t in targets) <= most:
-            found.append(targets)
-        if len(found) == count:
-            break
+def once(model: PreTrainedModel, sessions: Sequence[list[Target]]) -> list[Scores]:
+    """Our way, as `opdkit teacher` goes through a part: short sessions together."""
+    found, waiting, tokens = list[Scores](), list[Target](), 0
+    for targets in [*sessions, None]:
+        size = sum(t.tokens for t in targets) if targets else 0
+        if waiting and (targets is None or tokens + size > BATCH_TOKENS):
+            found += score_session(model, Mixture((model,)), waiting, Wanted(), batch_tokens=BATCH_TOKENS)
+            waiting, tokens = [], 0
+        waiting, tokens = waiting + (targets or []), tokens + size
     return found
 
 
-def target(chat: Chat, session: dict, index: int) -> Target:
-    messages = session["messages"]
-    reply = chat.reply(messages, index, session["tools"]).ids
-    before = messages[:index]
-    plain, hinted = (chat.prompt_ids(m, session["tools"]) for m in (before, with_hint(before, HINT, "last-user")))
-    return Target(Sequence(plain, reply), ((Sequence(hinted, reply),),))
+def flat(scores: Sequence[Scores]) -> list[Tensor]:
+    """In the order of `usual.samples`."""
+    return [x for s in scores for x in (s.old, s.teacher) if x is not None]
 
 
-def compare(name: str, model: PreTrainedModel, chosen: list[list[Target]], pairs: int) -> None:
-    """One table row: both ways over all sessions, `pairs` times, which goes first in turn."""
+def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
-    def once(counted: Counter[str]) -> list[list[Scores]]:
-        return [
-            score_session(model, Mixture((model,)), t, Wanted(20), batch_tokens=BATCH_TOKENS, counted=counted)
-            for t in chosen
-        ]
 
-    def plainly(counted: Counter[str]) -> list[list[Scores]]:
-        with patch("opdkit.tree_reading.reads_trees", lambda model: False):
-            return once(counted)
+def tokens_read(sessions: Sequence[list[Target]]) -> tuple[int, int]:
+    """By the usual way, without padding, and by ours."""
+    once, each = 0, 0
+    for targets in sessions:
+        if targets:
+            tree = plan([s.prompt_ids + s.response_ids for s in usual.samples(targets)], PACK)
+            once, each = once + tree.tokens, each + tree.tokens + tree.saved
+    return each, once
 
-    seconds: dict = {once: [], plainly: []}
-    counts = {once: Counter[str](), plainly: Counter[str]()}
-    scores = {}
-    for pair in range(pairs):
-        for way in (once, plainly) if pair % 2 else (plainly, once):
-            counts[way].clear()
-            start = time.process_time()
-            scores[way] = way(counts[way])
-            seconds[way].append(time.process_time() - start)
-    ratios = sorted(b / a for a, b in zip(seconds[once], seconds[plainly], strict=True))
-    found, expected = ([x for s in scores[way] for x in s] for way in (once, plainly))
-    difference = max(
-        float((a - b).abs().max())
-        for x, y in zip(found, expected, strict=True)
-        for a, b in ((x.old, y.old), (x.teacher, y.teacher))
-        if a is not None
-    )
-    print(
-        f"{name}: {len(chosen)} sessions, {sum(map(len, chosen))} turns\n"
-        f"  tokens read      {counts[plainly]['tokens read']:,} -> {counts[once]['tokens read']:,}\n"
-        f"  CPU seconds      {statistics.median(seconds[plainly]):.2f} -> {statistics.median(seconds[once]):.2f}"
-        f" (medians of {pairs})\n"
-        f"  times as fast    {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})\n"
-        f"  largest difference in a log-prob  {difference:.1g} nats",
-        flush=True,
-    )
+
+def compare(name: str, model: PreTrainedModel, sessions: Sequence[list[Target]], pairs: int, facts: dict) -> Comparison:
+    """Both ways over the same sessions; the first pair warms up and is not counted."""
+    targets = [t for session in sessions for t in session]
+    results: dict[str, list[Tensor]] = {}
+
+    def the_usual_way() -> None:
+        results["usual"] = usual.logprobs(model, usual.samples(targets))
+
+    def ours() -> None:
+        results["ours"] = flat(once(model, sessions))
+
+    ours()  # the check of the first session, once a run
+    seconds = turn_about(the_usual_way, ours, pairs, time.process_time)
+    each, read_once = tokens_read(sessions)
+    facts = {
+        "sessions": len(sessions),
+        "turns": len(targets),
+        "turns with a hint": sum(bool(t.hinted) for t in targets),
+        "tokens read, usual": each,
+        "tokens read, ours": read_once,
+        "largest difference in nats": f"{largest_difference(results['ours'], results['usual']):.1g}",
+        "weights": weights(model),
+        "threads": torch.get_num_threads(),
+    } | facts
+    comparison = Comparison(name, usual.NAME, *seconds, facts)
+    print(comparison.line(), flush=True)
+    return comparison
+
+
+def real(name: str, size: str, count: int, most: int, pairs: int) -> Comparison:
+    """Sessions of a log, evenly spaced by length among those whose turns are at most `most` tokens."""
+    log = read(LOGS / name)
+    tokenizer = tokenizer_of(log)
+    found = tokenized(log, Chat(tokenizer, {}))
+    fitting = sorted((s for s in found.sessions if s and length(s) <= most), key=length)
+    chosen = evenly_spaced(fitting, count)
+    each, once_all = tokens_read(found.sessions)
+    timed, _ = tokens_read(chosen)
+    facts = {
+        "chosen": f"{len(chosen)} sessions, evenly spaced by length among the {len(fitting)} of {len(found.sessions)} "
+        f"whose turns are at most {most:,} tokens",
+        "share of the log's tokens that is timed": f"{timed / each:.1%}",
+        "tokens read in the whole log, usual to ours": f"{each:,} to {once_all:,} ({each / once_all:.1f} times)",
+        "dropped turns": sum(found.dropped.values()),
+    }
+    return compare(f"{WORDS[name]}, {size} model", build(size, len(tokenizer)), chosen, pairs, facts)
+
+
+def single(name: str, size: str, path: Path, count: int, pairs: int, *, hinted: bool) -> Comparison:
+    """First turns only: a log of single turns."""
+    log = read(path)
+    tokenizer = tokenizer_of(log)
+    sessions: Tokenized = tokenized(log, Chat(tokenizer, {}))
+    first = [s[:1] if hinted else [Target(s[0].student)] for s in sessions.sessions if s][:count]
+    return compare(f"{name}, {size} model", build(size, len(tokenizer)), first, pairs, {})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sessions", type=int, default=2, help="that many of tau-bench")
-    parser.add_argument("--tokens", type=int, default=5000, help="longest session")
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--sessions", type=int, default=4, help="that many of each log")
+    parser.add_argument("--tokens", type=int, default=8192, help="longest turn")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--size", choices=SIZES, default="10m")
+    parser.add_argument("--logs", nargs="*", choices=WORDS, default=["taubench", "sweagent"])
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--exact", action="store_true", help="compare the numbers, on all turns, and time nothing")
+    parser.add_argument("--turns", type=int, help="with --exact: at most so many of each template")
     options = parser.parse_args()
-    if not LOG.is_dir():
-        print(f"skipped: the sessions are not there ({LOG})")
+    if not LOGS.is_dir():
+        print(f"skipped: the sessions are not there ({LOGS})")
         return
-    tokenizer = load_tokenizer(str(ROOT / "sample_data" / "model"))
-    model = build(options.size, len(tokenizer))
-    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.0f} million weights, {torch.get_num_threads()} threads")
-    chat = Chat(tokenizer, {})
-    long = sessions(chat, LOG, options.sessions, options.tokens)
-    short = sessions(chat, ROOT / "sample_data" / "logs" / "openai.jsonl", 40, options.tokens)
-    compare("whole sessions", model, long, options.pairs)
-    for name, chosen in (("long", long), ("short", short)):
-        compare(f"{name} single turns with a hint", model, [t[:1] for t in chosen], options.pairs)
-        compare(f"{name} single turns without", model, [[Target(t[0].student)] for t in chosen], options.pairs)
+    if options.exact:
+        from . import exact
+
+        exact.main(options.turns, options.results)
+        return
+    sample = ROOT / "sample_data" / "logs" / "openai.jsonl"
+    found = [real(name, options.size, options.sessions, options.tokens, options.pairs) for name in options.logs]
+    for hinted in (False, True):
+        words = "with a hint" if hinted else "without a hint"
+        found.append(single(f"single short turns {words}", options.size, sample, 80, options.pairs, hinted=hinted))
+        path = LOGS / "taubench"
+        found.append(single(f"single long turns {words}", options.size, path, 8, options.pairs, hinted=hinted))
+    print(save("scoring", found, options.results))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from judged_runs import (
 )
 from transformers import AutoModelForCausalLM
 
+from opdkit import tree_reading
 from opdkit.chat import HINT_HEADER
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.store import read_all
 from opdkit.teacher import examples, policies
@@ -128,6 +129,51 @@ def test_a_teacher_with_other_ids_is_refused(run, config, tmp_path, tiny_tokeniz
         teacher.run(config(run, teacher=(str(save_tiny_model(tmp_path / "other", other)),)))
 
 
+# -- together -------------------------------------------------------------------------------------------------------
+
+
+def calls_of(monkeypatch) -> list[int]:
+    """How many targets each call of score_session gets."""
+    calls, real = [], teacher.score_session
+    monkeypatch.setattr(teacher, "score_session", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize(("batch_tokens", "expected"), [(16384, [5]), (1, [3, 1, 1])])
+def test_short_sessions_are_scored_together(tmp_path, config, monkeypatch, batch_tokens, expected):
+    """Sorted by length, the longest first; the rows in the order of the sessions."""
+    sessions = [talk("a", 1), talk("b", 3), talk("c", 1)]
+    ids = ["a:2", "b:2", "b:4", "b:6", "c:2"]
+    calls = calls_of(monkeypatch)
+    run = write_run(tmp_path / "run", one_part(sessions, [turn(i) for i in ids], [verdict(i, HINT, 1) for i in ids]))
+    teacher.run(config(run, batch_tokens=batch_tokens))
+    assert [r["turn_id"] for r in targets(run)] == ids
+    assert calls == expected
+
+
+def test_turn_by_turn_gives_the_same_numbers(run, config):
+    read = []
+    for turn_by_turn in (False, True):
+        summary = teacher.run(config(run, turn_by_turn=turn_by_turn, overwrite=True))
+        read.append((targets(run), summary.counters.extra))
+    (once, saving), (each, nothing) = read
+    for a, b in zip(once, each, strict=True):
+        for column in ("old_logprobs", "teacher_logprobs"):
+            assert a[column] == (b[column] and pytest.approx(b[column], abs=1e-5))
+    assert saving["tokens saved"] > nothing["tokens saved"] == 0
+    assert sum(saving[f"tokens {x}"] for x in ("read", "saved")) == nothing["tokens read"]
+
+
+def test_a_session_whose_numbers_differ_leaves_no_rows(run, config, monkeypatch):
+    """The first session of a run is read both ways; what is beyond rounding is never written."""
+    monkeypatch.setattr(tree_reading, "_apart", lambda differences, dtype: (1.0, 1e-3))
+    monkeypatch.setattr(tree_reading, "reads_trees", lambda model: True)
+    with pytest.raises(OpdkitError, match="pass --turn-by-turn"):
+        teacher.run(config(run))
+    assert not list((run / "teacher").glob("*/*.parquet"))
+    assert teacher.run(config(run, turn_by_turn=True, overwrite=True)).counters.rows_out == 9
+
+
 # -- parts ----------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +195,7 @@ def test_a_killed_run_goes_on(run, config, tmp_path, monkeypatch):
 
     def killed(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 4:  # the second session of the second part
+        if len(calls) == 2:  # the second part
             raise KeyboardInterrupt
         return teacher_score_session(*args, **kwargs)
 

@@ -1,0 +1,226 @@
+"""docs/performance.md and its plot, from what the benchmarks left in tests/benchmarks/results.
+
+python -m tests.benchmarks.performance
+"""
+
+import argparse
+import json
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .pairs import RESULTS, Comparison, load
+
+DOCS = Path(__file__).parents[2] / "docs"
+JSON = dict[str, Any]
+
+# Benchmark -> heading, and what the page says of it.
+TIMED = {
+    "scoring": ("Scoring", "`opdkit teacher` without preparing the prompts, which both ways need: the log-probs of "
+                "every reply under the student, and under the teacher where there is a hint."),
+    "training": ("Training", "`opdkit train`, an optimizer step."),
+    "judge": ("Judging", "`opdkit judge`."),
+    "extract": ("Reading logs", "`opdkit extract`."),
+}  # fmt: skip
+
+
+def page(results: Path = RESULTS) -> str:
+    """docs/performance.md. What has not been measured is said to be."""
+    sections = [_HEAD, _machines(results)]
+    for name in TIMED:
+        sections.append(_timed(results, name))
+        if name == "scoring":
+            sections += [_COST, _turns(results), _memory(results), _exact(results)]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+_HEAD = """
+# What opdkit costs
+
+Written by `python -m tests.benchmarks.performance` from `tests/benchmarks/results`; do not edit.
+
+Every figure compares two ways to the same result in one process, turn about, at least five times each: the usual way,
+which is what one would write with the libraries there are, and opdkit's. *Times as fast* is the median of the ratios of
+neighbouring runs, with the lowest and the highest of them. Times are CPU seconds of the process where it does all the
+work itself.
+"""
+
+_COST = """
+### Why: tokens read
+
+A session has a first prompt of *s* tokens and *n* turns that add *t* tokens each (what is said to the assistant, and
+its reply). A share *h* of them has a hint; from the hint to the end of the reply there are *b* tokens.
+
+| | tokens through the layers | logits at once |
+|---|---|---|
+| the usual way | (1 + *h*) (*n s* + *t n* (*n* + 1) / 2), and the padding | tokens of a batch times the vocabulary |
+| opdkit | *s* + *n t* + *h n b* | 33.5 million (0.13 GB), whatever the length |
+
+The usual way reads the conversation again at each turn, so its cost grows with the square of *n*; here each token of
+the conversation (the trunk) is read once, and each hinted turn adds its branch. In a long session the ratio comes near
+(1 + *h*) / 2 × *n* *t* / (*t* + *h b*). Attention adds a part to both that grows faster, since a token is compared with
+all that it sees. Where a template rewrites what it said before (thinking taken out of earlier turns), the branch begins
+there; the place is found in the token ids. Branches are read after the trunk, 512 tokens at a time, under a mask that
+shows each token its own conversation; short sessions are read together. What is kept of the trunk is its keys and
+values: 2 × layers × key heads × head size × bytes a number × tokens of the longest turn (147 kB a token for a model
+like Qwen3-4B in bfloat16).
+
+Models with sliding windows, chunks, convolutions or another cache than the keys and values of all tokens are read turn
+by turn; `opdkit teacher` says so. It also reads a piece of the first session both ways, and stops where they differ.
+"""
+
+
+def _result(results: Path, name: str) -> JSON | None:
+    path = results / f"{name}.json"
+    found: JSON | None = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return found
+
+
+def _missing(name: str) -> str:
+    return f"Not measured yet: `python -m tests.benchmarks.{name}`."
+
+
+def _machines(results: Path) -> str:
+    found: dict[str, list[str]] = {}
+    for path in sorted(results.glob("*.json")):
+        machine = json.loads(path.read_text(encoding="utf-8"))["machine"]
+        words = f"{machine['cpu']}, {machine['cores']} cores, GPU: {machine['gpu']}, torch {machine['torch']}"
+        found.setdefault(words, []).append(path.stem)
+    lines = "\n".join(f"- {words}: {', '.join(names)}" for words, names in found.items())
+    return f"Measured on:\n\n{lines}" if found else ""
+
+
+def _timed(results: Path, name: str) -> str:
+    heading, words = TIMED[name]
+    head = f"## {heading}\n\n{words}"
+    if _result(results, name) is None:
+        return f"{head}\n\n{_missing(name)}"
+    comparisons = load(name, results)
+    return f"{head}\n\n{table(comparisons)}\n\n{_facts(comparisons)}"
+
+
+def table(comparisons: list[Comparison]) -> str:
+    """A row each."""
+    rows = ["| what | usual, s | opdkit, s | times as fast | from | to | pairs |", "|---|---|---|---|---|---|---|"]
+    for c in comparisons:
+        usual, ours = median(c.seconds_usual), median(c.seconds_ours)
+        ratios = c.ratios
+        rows.append(f"| {c.name} | {usual:.3g} | {ours:.3g} | {median(ratios):.2f} | {ratios[0]:.2f} | "
+                    f"{ratios[-1]:.2f} | {len(ratios)} |")  # fmt: skip
+    return "\n".join(rows)
+
+
+def _facts(comparisons: list[Comparison]) -> str:
+    ways = dict.fromkeys(c.usual for c in comparisons)
+    lines = [f"The usual way: {way}." for way in ways]
+    for c in comparisons:
+        told = "; ".join(f"{name}: {_number(value)}" for name, value in c.facts.items())
+        lines.append(f"- **{c.name}**: {told}" if told else f"- **{c.name}**")
+    return "\n".join([*lines[: len(ways)], "", *lines[len(ways) :]])
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _turns(results: Path) -> str:
+    head = "### Cost against the number of turns"
+    if _result(results, "turns") is None:
+        return f"{head}\n\n{_missing('turns')}"
+    comparisons = load("turns", results)
+    grown = [doubled(comparisons, ours=ours) for ours in (True, False)]
+    return (
+        f"{head}\n\n![seconds against turns](performance-turns.svg)\n\n{table(comparisons)}\n\n"
+        f"Twice as many turns cost at most {max(grown[0]):.2f} times as much ({_list(grown[0])}); by the usual way "
+        f"{_list(grown[1])}.\n\n{_facts(comparisons)}"
+    )
+
+
+def doubled(comparisons: list[Comparison], *, ours: bool) -> list[float]:
+    """How the median time grows from one row to the next."""
+    seconds = [median(c.seconds_ours if ours else c.seconds_usual) for c in comparisons]
+    return [after / before for before, after in pairwise(seconds)]
+
+
+def _list(numbers: list[float]) -> str:
+    return ", ".join(f"{x:.2f}" for x in numbers)
+
+
+def _memory(results: Path) -> str:
+    head = "### Memory beside the weights"
+    found = _result(results, "memory")
+    if found is None:
+        return f"{head}\n\n{_missing('memory')}"
+    rows, lengths = found["rows"], sorted({r["tokens"] for r in found["rows"]})
+    ways = list(dict.fromkeys(r["way"] for r in rows))
+    peaks = {(r["way"], r["tokens"]): r["peak_bytes"] for r in rows}
+    lines = ["| | " + " | ".join(f"{n:,} tokens" for n in lengths) + " |", "|---" * (1 + len(lengths)) + "|"]
+    for way in ways:
+        lines.append(f"| {way} | " + " | ".join(f"{peaks[way, n] / 1e9:.2f} GB" for n in lengths) + " |")
+    usual, longest = ways[0], lengths[-1]
+    shares = ", ".join(f"{way} {peaks[way, longest] / peaks[usual, longest]:.1%}" for way in ways[1:])
+    return (
+        f"{head}\n\nThe most that a process held while scoring less what it held before, with a vocabulary of "
+        f"{rows[0]['vocabulary']:,} and a model so small that the rest does not count. The usual way reads one "
+        "sequence at a time here, not eight.\n\n"
+        + "\n".join(lines)
+        + f"\n\nOf the usual way's at {longest:,} tokens: {shares}."
+    )
+
+
+def _exact(results: Path) -> str:
+    head = "### The same numbers"
+    found = _result(results, "exact")
+    if found is None:
+        return f"{head}\n\n{_missing('scoring --exact')}"
+    lines = ["| template | turns | readings | tokens | largest difference, nats | dropped |", "|---" * 6 + "|"]
+    for row in found["rows"]:
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in row["dropped"].items())
+        lines.append(f"| {row['template']} | {row['turns']:,} | {row['readings']:,} | {row['tokens']:,} | "
+                     f"{row['largest']:.1e} | {dropped or 'none'} |")  # fmt: skip
+    return (
+        f"{head}\n\nTau-bench, a hint at every turn that answers a user, in float32: the log-probs of whole sessions "
+        "against those of every prompt alone. Beside our ChatML, the templates of real models, as TRL ships them.\n\n"
+        + "\n".join(lines)
+    )
+
+
+def draw(results: Path, folder: Path) -> None:
+    """docs/performance-turns.svg; the same bytes for the same results and the same matplotlib."""
+    import matplotlib as mpl
+    from matplotlib import pyplot as plt
+
+    comparisons = load("turns", results)
+    mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
+                         "axes.spines.right": False})  # fmt: skip
+    figure, axes = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    turns = [int(c.facts["turns"]) for c in comparisons]
+    for label, colour, seconds in (
+        ("the usual way", "tab:red", [c.seconds_usual for c in comparisons]),
+        ("opdkit", "tab:blue", [c.seconds_ours for c in comparisons]),
+    ):
+        axes.plot(turns, list(map(median, seconds)), color=colour, marker="o", label=label)
+        axes.fill_between(turns, list(map(min, seconds)), list(map(max, seconds)), color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel="turns of a session, all with a hint", ylabel="seconds", xscale="log", yscale="log")
+    axes.set_xticks(turns, labels=[str(n) for n in turns], minor=False)
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "performance-turns.svg", metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where performance.md and its plot go")
+    options = parser.parse_args()
+    options.docs.mkdir(parents=True, exist_ok=True)
+    (options.docs / "performance.md").write_text(page(options.results), encoding="utf-8")
+    if (options.results / "turns.json").exists():
+        draw(options.results, options.docs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Real conversations as token ids, with a made-up hint at every turn that answers a user."""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from opdkit import extract
+from opdkit.chat import Chat, ChatError, with_hint
+from opdkit.models import load_tokenizer
+from opdkit.scoring import Sequence as ScoredSequence
+from opdkit.stages import ExtractConfig
+from opdkit.store import read_all
+from opdkit.teacher.session import Target
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT.parent / "shared" / "data"
+HINT = "Check the reservation and the rules for changing it before you offer anything, and answer in one sentence."
+VOCABULARY = 16_384
+
+
+@dataclass(frozen=True)
+class Log:
+    """A log as opdkit extracts it: its sessions, and of each the messages that are trainable turns."""
+
+    sessions: list[dict]
+    turns: list[list[int]]  # message indices, a list a session
+
+
+@dataclass
+class Tokenized:
+    """Sessions as targets; turns that a template cannot render are dropped, by reason."""
+
+    sessions: list[list[Target]] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def targets(self) -> list[Target]:
+        return [t for session in self.sessions for t in session]
+
+
+def read(path: Path) -> Log:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        extract.run(ExtractConfig(run=run, logs=(str(path),)))
+        sessions, turns = list(read_all(run, "sessions")), list(read_all(run, "turns"))
+    of = {s["session_id"]: list[int]() for s in sessions}
+    for turn in turns:
+        if turn["trainable"]:
+            of[turn["session_id"]].append(turn["message_index"])
+    return Log(sessions, list(of.values()))
+
+
+def tokenizer_of(log: Log, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
+    """A byte-level BPE of the log itself, with the sample model's template and control tokens.
+
+    The sample model has 1,265 tokens: with them real text would be more than twice as long as real tokenizers make it.
+    """
+    sample = load_tokenizer(str(ROOT / "sample_data" / "model"))
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary - 64, show_progress=False, initial_alphabet=alphabet)
+    backend.train_from_iterator(dict.fromkeys(_texts(log)), trainer)
+    found = PreTrainedTokenizerFast(tokenizer_object=backend)
+    found.add_tokens(list(sample.added_tokens_decoder.values()))
+    found.eos_token, found.chat_template = sample.eos_token, sample.chat_template
+    return found
+
+
+def _texts(log: Log) -> Iterator[str]:
+    for session in log.sessions:
+        yield session["tools"] or ""
+        for message in session["messages"]:
+            yield message["content"] or ""
+            yield from (call["arguments"] for call in message["tool_calls"])
+
+
+def tokenized(log: Log, chat: Chat) -> Tokenized:
+    """Every trainable turn; those that follow a user message with the hint, which goes to the end of that message."""
+    found = Tokenized()
+    for session, turns in zip(log.sessions, log.turns, strict=True):
+        targets = []
+        for index in turns:
+            try:
+                targets.append(_target(chat, session, index))
+            except ChatError as error:
+                found.dropped[error.reason] += 1
+        found.sessions.append(targets)
+    return found
+
+
+def _target(chat: Chat, session: dict, index: int) -> Target:
+    messages = session["messages"]
+    reply, before = chat.reply(messages, index, session["tools"]).ids, messages[:index]
+    if not reply:
+        raise ChatError("no response tokens")
+    plain = ScoredSequence(chat.prompt_ids(before, session["tools"]), reply)
+    if before[-1]["role"] != "user":
+        return Target(plain)
+    hinted = chat.prompt_ids(with_hint(before, HINT, "last-user"), session["tools"])
+    return Target(plain, ((ScoredSequence(hinted, reply),),))
+
+
+def length(targets: Sequence[Target]) -> int:
+    """Tokens of the longest turn of a session."""
+    return max((len(t.student) for t in targets), default=0)
+
+
+def evenly_spaced(items: Sequence, count: int) -> list:
+    """From the first to the last."""
+    if count >= len(items):
+        return list(items)
+    return [items[round(k * (len(items) - 1) / max(1, count - 1))] for k in range(count)]

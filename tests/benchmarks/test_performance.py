@@ -1,0 +1,135 @@
+"""The page of the timed benchmarks shows their results, also where some are missing; and what they compare is alike."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import memory, performance, turns, usual
+from benchmarks.models import build
+from benchmarks.pairs import Comparison, load, save, save_rows, turn_about
+from benchmarks.scoring import compare, flat, once, tokens_read
+from benchmarks.sessions import evenly_spaced
+
+from opdkit.scoring import Mixture, Sequence
+from opdkit.teacher.session import Target, Wanted, score_session
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "benchmarks" / "results"
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_results():
+    written = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert written == performance.page(RESULTS), "run: python -m tests.benchmarks.performance"
+
+
+@pytest.mark.skipif(not (RESULTS / "turns.json").exists(), reason="not measured yet")
+def test_the_plot_is_that_of_the_results(tmp_path):
+    pytest.importorskip("matplotlib")
+    performance.draw(RESULTS, tmp_path)
+    drawn, kept = ((folder / "performance-turns.svg").read_text("utf-8") for folder in (tmp_path, ROOT / "docs"))
+    assert drawn.count("<use ") == kept.count("<use "), "run: python -m tests.benchmarks.performance"
+
+
+def test_what_is_not_measured_is_said(tmp_path):
+    page = performance.page(tmp_path)
+    names = ["scoring", "turns", "memory", "scoring --exact", "training", "judge", "extract"]
+    assert [page.count(f"Not measured yet: `python -m tests.benchmarks.{name}`.") for name in names] == [1] * 7
+
+
+def compared(turns: int, usual: float, ours: float) -> Comparison:
+    return Comparison(f"{turns} turns", "by hand", [usual, usual * 2], [ours, ours], {"turns": turns})
+
+
+def test_a_page_of_all_results_by_hand(tmp_path):
+    pytest.importorskip("matplotlib")
+    save("scoring", [compared(9, 8.0, 1.0)], tmp_path)
+    save("turns", [compared(8, 1.0, 1.0), compared(16, 4.0, 2.2)], tmp_path)
+    save_rows("memory", [{"way": way, "tokens": n, "vocabulary": 100, "peak_bytes": size}
+                         for way, size in (("usual", 10**10), ("ours", 2 * 10**8)) for n in (1024, 2048)],
+              tmp_path)  # fmt: skip
+    save_rows("exact", [{"template": "t", "turns": 2, "readings": 3, "tokens": 40, "largest": 5e-6,
+                         "dropped": {"no tools": 7}}], tmp_path)  # fmt: skip
+    page = performance.page(tmp_path)
+    for line in (
+        "| 9 turns | 12 | 1 | 12.00 | 8.00 | 16.00 | 2 |",
+        "Twice as many turns cost at most 2.20 times as much (2.20); by the usual way 4.00.",
+        "| usual | 10.00 GB | 10.00 GB |",
+        "Of the usual way's at 2,048 tokens: ours 2.0%.",
+        "| t | 2 | 3 | 40 | 5.0e-06 | no tools 7 |",
+        "The usual way: by hand.",
+    ):
+        assert line in page
+    performance.draw(tmp_path, tmp_path)
+    assert (tmp_path / "performance-turns.svg").read_text("utf-8").startswith("<?xml")
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    made = [compared(8, 1.0, 0.5)]
+    save("x", made, tmp_path)
+    assert load("x", tmp_path) == made
+    assert made[0].ratios == [2.0, 4.0]
+
+
+# -- what is compared -----------------------------------------------------------------------------------------------
+
+
+def test_neighbours_in_time_alternate():
+    order, ticks = [], iter(range(100))
+    seconds = turn_about(lambda: order.append("u"), lambda: order.append("o"), 3, clock=lambda: next(ticks))
+    assert "".join(order) == "uoouuo"
+    assert seconds == ([1, 1, 1], [1, 1, 1])
+
+
+def test_the_usual_way_gives_the_numbers_of_ours():
+    model, targets = build("1m", turns.VOCABULARY), turns.session(5)
+    expected = usual.logprobs(model, usual.samples(targets))
+    found = flat(score_session(model, Mixture((model,)), targets, Wanted(), batch_tokens=10_000))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
+
+
+def test_both_ways_read_what_the_formula_says():
+    """docs/performance.md: here s = 0, h = 1, t = 32 tokens a turn and b = 32 from the hint to the end of the reply."""
+    for n in (1, 3, 8):
+        each, read_once = tokens_read([turns.session(n)])
+        assert each == 2 * (32 * n * (n + 1) // 2) + 16 * n  # the hints too
+        assert read_once == 32 * n + 32 * n
+
+
+def test_sessions_of_a_log_are_scored_together_in_their_order():
+    model, sessions = build("1m", turns.VOCABULARY), [turns.session(2, seed) for seed in range(3)]
+    found = flat(once(model, sessions))
+    for a, b in zip(found, [x for s in sessions for x in flat(once(model, [s]))], strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_a_comparison_says_what_it_is_of(capsys):
+    model = build("1m", turns.VOCABULARY)
+    found = compare("two sessions", model, [turns.session(2), [Target(Sequence([1, 2], [3]))]], 1, {"share": "1%"})
+    assert (found.facts["turns"], found.facts["turns with a hint"], found.facts["share"]) == (3, 2, "1%")
+    assert float(found.facts["largest difference in nats"]) < 1e-4
+    assert "two sessions, against" in capsys.readouterr().out
+
+
+def test_evenly_spaced_is_from_the_first_to_the_last():
+    assert evenly_spaced(range(10), 4) == [0, 3, 6, 9]
+    assert evenly_spaced(range(3), 9) == [0, 1, 2]
+    assert evenly_spaced(range(3), 1) == [0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+def test_memory_is_that_of_the_logits_by_the_usual_way_alone():
+    """pitfall 27: logits of 512 tokens and a vocabulary of 20,000 are 41 MB; ours are bounded by a constant."""
+    found = memory.apart("usual", 512, 20_000)
+    assert 0.9 * 4 * 512 * 20_000 < found < 6 * 4 * 512 * 20_000
+
+
+def test_the_session_of_the_memory_benchmark_has_its_tokens():
+    ids = list(range(1, 2049))
+    targets = memory.session(ids)
+    assert len(targets) == memory.TURNS
+    assert targets[-1].student.prompt_ids + targets[-1].student.response_ids == ids
+    assert sum(len(t.student.response_ids) for t in targets) == 2048 - memory.PROMPT

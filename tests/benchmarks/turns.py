@@ -1,0 +1,82 @@
+"""What scoring costs against the number of turns of a session, ours and the usual way.
+
+    python -m tests.benchmarks.turns
+
+Made-up sessions of turns of one length, all with a hint, read by one layer of the width of a model of 0.6 billion
+weights: where layers are narrow, attention is most of the work at much shorter lengths than in models that are used.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from opdkit.scoring import Mixture, Sequence
+from opdkit.teacher.session import Target, Wanted, score_session
+
+from . import usual
+from .models import SIZES, build, weights
+from .pairs import PAIRS, RESULTS, Comparison, save, turn_about
+from .scoring import flat, largest_difference, tokens_read
+
+COUNTS = (8, 16, 32, 64)
+USER, HINT, REPLY = 16, 16, 16  # tokens
+VOCABULARY = 4096
+BATCH_TOKENS = 16_384
+
+
+def session(turns: int, seed: int = 0) -> list[Target]:
+    draw = torch.Generator().manual_seed(seed)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(0, VOCABULARY, (count,), generator=draw).tolist()
+
+    history, found = list[int](), []
+    for _ in range(turns):
+        asked, reply = history + ids(USER), ids(REPLY)
+        found.append(Target(Sequence(asked, reply), ((Sequence(asked + ids(HINT), reply),),)))
+        history = asked + reply
+    return found
+
+
+def compare(turns: int, size: str, pairs: int) -> Comparison:
+    model, targets = build(size, VOCABULARY), session(turns)
+    results: dict[str, list[Tensor]] = {}
+
+    def the_usual_way() -> None:
+        results["usual"] = usual.logprobs(model, usual.samples(targets))
+
+    def ours() -> None:
+        scores = score_session(model, Mixture((model,)), targets, Wanted(), batch_tokens=BATCH_TOKENS)
+        results["ours"] = flat(scores)
+
+    ours()  # the check of the first session
+    seconds = turn_about(the_usual_way, ours, pairs, time.process_time)
+    each, once = tokens_read([targets])
+    facts = {
+        "turns": turns,
+        "tokens read, usual": each,
+        "tokens read, ours": once,
+        "largest difference in nats": f"{largest_difference(results['ours'], results['usual']):.1g}",
+        "weights": weights(model),
+        "threads": torch.get_num_threads(),
+    }
+    comparison = Comparison(f"a session of {turns} turns", usual.NAME, *seconds, facts)
+    print(comparison.line(), flush=True)
+    return comparison
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="turns")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--size", choices=SIZES, default="wide")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    print(save("turns", [compare(n, options.size, options.pairs) for n in options.counts], options.results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""How replies are scored without opdkit: one sample a prompt, padded batches, logits of every token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from opdkit.scoring import Sequence as ScoredSequence
+from opdkit.teacher.session import Target
+
+try:
+    from trl.trainer.utils import selective_log_softmax
+
+    NAME = "one sample a prompt, batches of 8, all logits, selective_log_softmax of TRL"
+except ImportError:
+    NAME = "one sample a prompt, batches of 8, all logits, log_softmax and gather"
+
+    def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
+        return logits.log_softmax(-1).gather(-1, index[..., None]).squeeze(-1)
+
+
+BATCH = 8
+
+
+def samples(targets: Sequence[Target]) -> list[ScoredSequence]:
+    """What is read: each reply after the student's prompt, and after the teacher's where there is a hint."""
+    return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
+
+
+@torch.no_grad()
+def logprobs(model: PreTrainedModel, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
+    """[R] of each sequence's response; batches of sequences of like length, padded on the right."""
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    found: dict[int, Tensor] = {}
+    for start in range(0, len(order), BATCH):
+        some = order[start : start + BATCH]
+        longest = max(len(sequences[i]) for i in some)
+        ids_BL, mask_BL = torch.zeros(2, len(some), longest, dtype=torch.long)
+        for row, i in enumerate(some):
+            ids = sequences[i].prompt_ids + sequences[i].response_ids
+            ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = torch.tensor(ids), 1
+        logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
+        logprobs_BL = selective_log_softmax(logits_BLV[:, :-1], ids_BL[:, 1:])
+        for row, i in enumerate(some):
+            found[i] = logprobs_BL[row, len(sequences[i].prompt_ids) - 1 : len(sequences[i]) - 1].clone()
+    return [found[i] for i in range(len(sequences))]

@@ -1,0 +1,31 @@
+"""opdkit/console.py: a bar within a bar."""
+
+from rich.console import Console
+
+from opdkit import console
+
+
+def test_a_bar_within_a_bar_is_a_line_of_it(monkeypatch):
+    """rich shows one live display at a time: a second one would raise."""
+    monkeypatch.setattr(console, "stderr", Console(force_terminal=True, stderr=True))
+    seen = [
+        (part, piece)
+        for part in console.progress(range(2), "parts", 2, "parts")
+        for piece in console.progress("ab", "pieces", 2)
+    ]
+    assert seen == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+    assert not console._shown
+
+
+def test_a_bar_that_is_left_early_is_taken_away(monkeypatch):
+    monkeypatch.setattr(console, "stderr", Console(force_terminal=True, stderr=True))
+    for _ in console.progress(range(5), "parts", 5):
+        break
+    assert list(console.progress(range(3), "again", 3)) == [0, 1, 2]
+    assert not console._shown
+
+
+def test_a_pipe_sees_no_bar(monkeypatch, capsys):
+    monkeypatch.setattr(console, "stderr", Console(force_terminal=False, stderr=True))
+    assert list(console.progress(range(3), "parts", 3)) == [0, 1, 2]
+    assert capsys.readouterr().err == ""
