@@ -26,8 +26,10 @@ from opdkit.sampling import Request, Sample, sample
 from opdkit.sampling.shares import groups
 from opdkit.stages import ExtractConfig, JudgeConfig
 from opdkit.store import read_all
-from tests.benchmarks.pairs import PAIRS, Comparison, save, turn_about
-from tests.benchmarks.scoring import LOG, ROOT, SIZES, build
+
+from .models import SIZES, build
+from .pairs import PAIRS, Comparison, save, turn_about
+from .sessions import LOGS, ROOT
 
 VOTES = 5
 DEFAULTS = JudgeConfig(run=Path("unused"))
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-save", action="store_true", help="print and keep nothing")
     options = parser.parse_args(arguments)
     tokenizer = load_tokenizer(str(ROOT / "sample_data" / "model"))
-    log = LOG if LOG.is_dir() else ROOT / "sample_data" / "logs" / "openai.jsonl"
+    log = LOGS / "taubench" if LOGS.is_dir() else ROOT / "sample_data" / "logs" / "openai.jsonl"
     asked = prompts(Chat(tokenizer, {}), log, options.turns)
     comparisons = compare(build(options.size, len(tokenizer)), asked, options.pairs)
     for comparison in comparisons:
