@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from opdkit.output_layer import forward_replaced, is_apart
+
 # Float32 logits in memory at once while scoring, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
 # What is computed from them (their softmax, the keys of a sort) is a small multiple of it.
 _LOGITS = 1 << 25
@@ -285,10 +287,10 @@ class Reading:
     @contextmanager
     def _layers_once(self) -> Iterator[None]:
         """The layers below the output layer give what they gave the first time."""
-        body = self._inner.get_decoder() if self._repeated else None
-        if body is None or any(module is self.head for module in body.modules()):
+        if not self._repeated or not is_apart(self._inner):
             yield  # nothing that could be kept apart from the output layer
             return
+        body = self._inner.get_decoder()
         forward: Callable[..., Any] = body.forward
 
         def once(*args: Any, **kwargs: Any) -> Any:
@@ -298,20 +300,6 @@ class Reading:
 
         with forward_replaced(body, once):
             yield
-
-
-@contextmanager
-def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module runs `forward` for its own."""
-    own = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if own is None:
-            del module.forward
-        else:
-            module.forward = own
 
 
 def _unwrapped(model: nn.Module) -> Any:

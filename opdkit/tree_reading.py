@@ -5,7 +5,6 @@ Shapes as in `opdkit.scoring`, and W the nodes of the tree from which a response
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -16,7 +15,8 @@ from transformers.cache_utils import DynamicLayer
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
-from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask, forward_replaced
+from opdkit.output_layer import OutputLayer, is_apart
+from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask
 from opdkit.tree import Pass, Plan, plan
 
 # Tokens of branches that are read at once. Each of them is compared with all the others and with the trunk, most of
@@ -107,8 +107,7 @@ def _why_not(model: PreTrainedModel) -> str | None:
         return "not all of its layers see all that comes before a token"
     if {"dynamic", "longrope"} & _rope_types(getattr(config, "rope_parameters", None) or {}):
         return "its position embeddings depend on the length of what is read"
-    head, body = model.get_output_embeddings(), model.get_decoder()
-    if body is None or body is model or any(module is head for module in body.modules()):
+    if not is_apart(model):
         return "its output layer cannot be told from the layers below"
     return None
 
@@ -192,7 +191,7 @@ class _TreeReading:
         wanted_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(wanted_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         with torch.inference_mode():
-            self.output, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W, most)
+            self.output_layer, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W, most)
 
     def of(self, sequences: Items[Sequence]) -> "_SomeRows":
         return _SomeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
@@ -207,17 +206,13 @@ class _SomeRows:
 
     def logits(self, some: slice) -> Tensor:
         """[n, V] in the model's own dtype."""
-        model = self._reading.model
-        hidden_1nH = self._reading.hidden_WH[self._rows_N[some]].unsqueeze(0)
-        there = replace(self._reading.output, last_hidden_state=hidden_1nH)
-        ids_1n = torch.zeros(hidden_1nH.shape[:2], dtype=torch.long, device=self.device)
-        # The whole model, so that what it does around the output layer (soft-capping, scaling) still happens.
-        with forward_replaced(model.get_decoder(), lambda *args, **kwargs: there):
-            return model(input_ids=ids_1n, use_cache=False).logits[0]
+        return self._reading.output_layer(self._reading.hidden_WH[self._rows_N[some]])
 
 
-def _hidden_states(model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor, most: int) -> tuple[Any, Tensor]:
-    """An output of the layers below the output layer, emptied, and the hidden states [W, H] of the wanted nodes."""
+def _hidden_states(
+    model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor, most: int
+) -> tuple[OutputLayer, Tensor]:
+    """The hidden states [W, H] of the wanted nodes, and what makes logits of them."""
     cache, found, first = DynamicCache(config=model.config), list[Tensor](), 0
     body: Callable[..., Any] = model.get_decoder()
     pieces = [(each, piece) for each in passes for piece in _pieces(each, most)]
@@ -234,8 +229,7 @@ def _hidden_states(model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor
         here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(piece))] - first
         found.append(output.last_hidden_state[0, here.to(model.device)])
         first += len(piece)
-    empty = {name: None for name in output if name != "last_hidden_state"}
-    return replace(output, **empty), torch.cat(found)
+    return OutputLayer(model, output), torch.cat(found)
 
 
 def _pieces(each: Pass, most: int) -> list[range]:

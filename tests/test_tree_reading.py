@@ -8,8 +8,8 @@ from weakref import WeakSet
 import chat_templates
 import pytest
 import torch
-import transformers
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
+from model_families import FAMILIES, WINDOWS, build
 
 from opdkit import scoring, tree_reading
 from opdkit.chat import Chat, with_hint
@@ -18,36 +18,6 @@ from opdkit.models import load_model, load_tokenizer
 from opdkit.scoring import Mixture, Sequence
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
 from opdkit.tree_reading import reads_trees
-
-SIZES = {"vocab_size": 360, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
-         "initializer_range": 0.3, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-FAMILIES = {
-    "grouped queries": ("Qwen3Config", {}),
-    "one key for all": ("LlamaConfig", {"num_key_value_heads": 1}),
-    "a key a query": ("LlamaConfig", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "eager": ("Qwen3Config", {"attn_implementation": "eager"}),
-    "scaled logits": ("GraniteConfig", {"logits_scaling": 4.0, "embedding_multiplier": 2.0}),
-    "experts": ("Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
-    "learned positions": ("GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 1024}),
-}
-WINDOWS = {
-    "sliding": ("MistralConfig", {"sliding_window": 8}),
-    "sliding and full": ("Gemma2Config", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
-    "chunks": ("Llama4TextConfig", {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}),
-    "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
-}
-
-
-def build(name: str, extra: dict, seed: int = 0):
-    sizes = {k: SIZES[k] for k in ("vocab_size", "initializer_range")} if name == "GPT2Config" else SIZES
-    extra = dict(extra)
-    attention = extra.pop("attn_implementation", None)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = getattr(transformers, name)(**(sizes | extra))
-        return transformers.AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention
-        ).eval()
 
 
 @pytest.fixture(scope="module")
