@@ -122,8 +122,9 @@ The sample model (1.4M parameters) learns from the first {SESSIONS} sessions of 
 {rewards["-1"]}, all of it judged by the same model. What is measured: the share of first replies to held-out requests
 ({SAMPLES} sampled at temperature 1 to each, about things that the logs never mention) that are what the user wants, as
 the mean of the four topics in which users correct the assistant. Before training it is {found.base():.2f}. Every number
-is the mean of {len(seeds_of(found, "base"))} seeds; learning rates were chosen with other seeds (see the end). All
-other options are the defaults of `opdkit train`, but for `--batch-turns 8`: the log is small.
+is the mean of {len(seeds_of(found, "base"))} seeds, of {len(seeds_of(found, "short", DEFAULT))} for the short trainings
+of the default; learning rates were chosen with other seeds (see the end). All other options are the defaults of
+`opdkit train`, but for `--batch-turns 8`: the log is small.
 """
 
 

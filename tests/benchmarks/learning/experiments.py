@@ -26,6 +26,7 @@ TUNING_SAMPLES = 4
 BATCH: JSON = {"batch_turns": 8}
 PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
+MORE = 3  # times as many seeds of the default's short trainings: what users get is to be known best
 WRITTEN = (DEFAULT, "distill")  # also with a reply that the teacher writes to each hinted prompt
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
@@ -86,23 +87,27 @@ def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
     long = {name: preset | BATCH | {"learning_rate": LONG_RATE} for name, preset in PRESETS.items()}
     variants = {name: long[preset] | over for name, (preset, over) in VARIANTS.items()}
     best = short[DEFAULT]
+
+    def of(name: str) -> Sequence[int]:
+        return range(MORE * len(seeds)) if name == DEFAULT else seeds
+
     found = [
         Cell(f"short-{slug(name)}-{seed}", learning, {"name": name, "options": some, "seed": seed})
         for name, some in short.items()
-        for seed in seeds
+        for seed in of(name)
     ]
     found += [
         Cell(f"turn-{slug(name)}-{seed}", learning,
              {"name": f"{name}-turn", "options": some | {"batch_by": "turn"}, "seed": seed})
         for name, some in short.items()
-        for seed in seeds
+        for seed in of(name)
     ]  # fmt: skip
     found += [
         Cell(f"written-{slug(name)}-{seed}", learning,
              {"name": name, "options": short[name] | {"learning_rate": rates[f"{name}, written"]}, "seed": seed,
               "written": True})
         for name in WRITTEN
-        for seed in seeds
+        for seed in of(name)
     ]  # fmt: skip
     found += [
         Cell(f"size-{sessions}", of_size, {"sessions": sessions, "options": best, "seeds": list(seeds)})
