@@ -31,7 +31,7 @@ from .experiments import (
     slug,
 )
 from .noise import exact_reward_accuracy
-from .runs import SAMPLES, SESSIONS
+from .runs import REPLIES, SAMPLES, SESSIONS
 from .sessions import IN_A_ROW, MOST
 
 NOISE = (0.0, 1)  # the judge that is never wrong
@@ -123,8 +123,7 @@ The sample model (1.4M parameters) learns from the first {SESSIONS} sessions of 
 ({SAMPLES} sampled at temperature 1 to each, about things that the logs never mention) that are what the user wants, as
 the mean of the four topics in which users correct the assistant. Before training it is {found.base():.2f}. Every number
 is the mean of {len(seeds_of(found, "base"))} seeds, of {len(seeds_of(found, "short", DEFAULT))} for the short trainings
-of the default; learning rates were chosen with other seeds (see the end). All other options are the defaults of
-`opdkit train`, but for `--batch-turns 8`: the log is small.
+of the default; learning rates were chosen with other seeds (see the end). All other options are the defaults.
 """
 
 
@@ -159,17 +158,17 @@ def _cost(found: Results, name: str, kind: str = "short") -> str:
 def _written(found: Results) -> str:
     rows = []
     for name in WRITTEN:
-        for kind, title in (("short", "the log"), ("written", "and a written reply")):
+        for kind, title in (("short", "the log"), ("written", f"and {REPLIES} replies more")):
             rate = found.numbers["tuned"][name if kind == "short" else f"{name}, written"]
             shares = (after_short(found, name, "passed_sampled", d, kind=kind) for d in ("corrected", "uncorrected"))
             rows.append([name, title, f"{rate:g}", *(f"{share:.3f}" for share in shares), _cost(found, name, kind)])
     heads = ["objective", "learns from", "rate", "corrected", "uncorrected", "cost"]
     return f"""
-## A reply that the teacher writes
+## Replies that the teacher writes
 
 What is wrong after training on a short log is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies
-never show what follows a beginning that the teacher would have chosen. With `opdkit teacher --written 1` the teacher,
-which has read the hint, also writes a reply of its own to each hinted prompt. {SHORT} epochs:
+never show what follows a beginning that the teacher would have chosen. With `opdkit teacher --written {REPLIES}` the
+teacher, which has read the hint, also writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
 
 {_table(heads, rows)}
 """
@@ -344,10 +343,11 @@ def _rates(found: Results) -> str:
     return f"""
 ## Learning rates
 
-Accuracy after {SHORT} epochs with {len(TUNING_SEEDS)} seeds that nothing above uses. These are rates for a model of
-1.4M parameters: for one of some billions begin at a hundredth, the default. What is best for {SHORT} epochs is too
-high for more of them where an objective follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended
-at {fallen} with {len(high)} seeds. So the long trainings take {LONG_RATE:g} throughout.
+Accuracy over all six topics, corrected or not, after {SHORT} epochs with {len(TUNING_SEEDS)} seeds that nothing above
+uses; the best is taken. These are rates for a model of 1.4M parameters: for one of some billions begin at a hundredth,
+the default. What is best for {SHORT} epochs can be too high for more of them where an objective follows the sampled
+token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} in the corrected topics with {len(high)} seeds.
+So the long trainings take {LONG_RATE:g} throughout.
 
 {_table(["objective", *(f"{rate:g}" for rate in LEARNING_RATES)], rows)}
 """

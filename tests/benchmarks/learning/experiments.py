@@ -17,17 +17,15 @@ from .sessions import until_it_holds
 
 LEARNING_RATES = (3e-4, 6e-4, 1e-3, 1.5e-3)
 SHORT, LONG = 2, 6  # epochs of a training, which ends at a learning rate of 0
-LONG_RATE, TOO_HIGH = 3e-4, 6e-4  # what is best for 2 epochs can be too high for 6
+LONG_RATE, TOO_HIGH = 6e-4, 1.5e-3  # what is best for 2 epochs can be too high for 6
 TUNING_SEEDS = (100, 101, 102)  # used for nothing else
 TUNING_SAMPLES = 4
 
-# name -> options of `opdkit train`; what is not named is the default, apart from BATCH: the log is small, and of 200
-# turns batches of 16 make 13 steps
-BATCH: JSON = {"batch_turns": 8}
+# name -> options of `opdkit train`; what is not named is the default
 PRESETS: dict[str, JSON] = {name: {"objective": name} for name in OBJECTIVES}
 DEFAULT = TrainConfig.objective
 MORE = 3  # times as many seeds of the default's short trainings: what users get is to be known best
-WRITTEN = (DEFAULT, "distill")  # also with a reply that the teacher writes to each hinted prompt
+WRITTEN = (DEFAULT, "distill")  # also with replies that the teacher writes to each hinted prompt
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
     "binary, blame on every token": ("binary", {"blame_below": 1.0}),
@@ -51,7 +49,7 @@ def rate_cells() -> list[Cell]:
     recipes = [(name, False) for name in PRESETS] + [(name, True) for name in WRITTEN]
     return [
         Cell(f"{rate_name(name, rate, written)}-{seed}", tuning,
-             {"name": name, "options": PRESETS[name] | BATCH | {"learning_rate": rate}, "seed": seed,
+             {"name": name, "options": PRESETS[name] | {"learning_rate": rate}, "seed": seed,
               "written": written})
         for name, written in recipes
         for rate in LEARNING_RATES
@@ -64,9 +62,12 @@ def rate_name(name: str, rate: float, written: bool = False) -> str:
 
 
 def ends(rates: dict[str, JSON], name: str, rate: float, written: bool = False) -> float:
-    """Share of replies as wanted after a short training at a learning rate, mean over the tuning seeds."""
+    """Share of replies as wanted after a short training, mean over all topics and the tuning seeds.
+
+    Also over the topics that nobody corrects: what teaches fastest may forget most.
+    """
     cells = (rates[f"{rate_name(name, rate, written)}-{seed}"] for seed in TUNING_SEEDS)
-    return mean(mean_corrected(cell["passed"]) for cell in cells)
+    return mean(mean(cell["passed"].values()) for cell in cells)
 
 
 def best_rate(rates: dict[str, JSON], name: str, written: bool = False) -> float:
@@ -83,8 +84,8 @@ def tuned(rates: dict[str, JSON]) -> dict[str, float]:
 
 def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
     """Everything else; the short trainings each at its rate."""
-    short = {name: preset | BATCH | {"learning_rate": rates[name]} for name, preset in PRESETS.items()}
-    long = {name: preset | BATCH | {"learning_rate": LONG_RATE} for name, preset in PRESETS.items()}
+    short = {name: preset | {"learning_rate": rates[name]} for name, preset in PRESETS.items()}
+    long = {name: preset | {"learning_rate": LONG_RATE} for name, preset in PRESETS.items()}
     variants = {name: long[preset] | over for name, (preset, over) in VARIANTS.items()}
     best = short[DEFAULT]
 

@@ -25,6 +25,7 @@ DATA = sample_data()
 MODEL = DATA / "model"
 PROMPTS = DATA / "prompts.jsonl"
 SESSIONS = 88  # of the log: 200 turns
+REPLIES = 2  # that the teacher writes to a hinted prompt
 SAMPLES = 6  # replies to every held-out prompt
 MAX_NEW_TOKENS = 64
 
@@ -39,11 +40,11 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
 
 
 def with_written(work: Path) -> Path:
-    """The same with one more reply to each hinted prompt: what the teacher writes itself."""
+    """The same with more replies to each hinted prompt: what the teacher writes itself."""
     run = work / "base-written"
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
-    teach(TeacherConfig(run=run, model=str(MODEL), written=1, max_new_tokens=MAX_NEW_TOKENS))
+    teach(TeacherConfig(run=run, model=str(MODEL), written=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
     return run
 
 
