@@ -50,7 +50,10 @@ def read_messages(items: Iterable[Any]) -> tuple[list[JSON], dict[int, Note]]:
         except (KeyError, TypeError):
             raise _bad_role(item, position) from None
         content = item.get("content")
-        if role == "assistant":
+        if content.__class__ is str and len(item) == 2:  # role and text: most messages are no more than that
+            messages.append({"role": role, "content": content, "reasoning": None, "name": None, "tool_call_id": None,
+                             "tool_calls": []})  # fmt: skip
+        elif role == "assistant":
             if not _NOTED.isdisjoint(item):
                 notes[len(messages)] = read_note(item)
             messages.append(_assistant(item, content))
