@@ -171,7 +171,7 @@ def read_call(call: Any) -> JSON:
         if call["id"].__class__ is str and function["name"].__class__ is str and function["arguments"].__class__ is str:
             return {"id": call["id"], "name": function["name"], "arguments": function["arguments"]}
     except (KeyError, TypeError):
-        pass  # not as OpenAI writes it: look closer
+        pass  # Not as OpenAI writes it: what follows reads every other shape, and raises for what it cannot read.
     if not isinstance(call, dict):
         raise Unreadable("tool calls of unknown shape", f"a call is a {type(call).__name__}")
     body = call.get("function") or call.get("custom") or call
