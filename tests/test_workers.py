@@ -1,63 +1,16 @@
 """Several processes for the parts of a stage: real processes, real failures."""
 
-import contextlib
 import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
+from worker_jobs import failing, slow, touching
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.workers import Workers
-
-
-@contextlib.contextmanager
-def _touching(folder: Path) -> Iterator:
-    """A part is a file with the process in it."""
-    yield lambda part: (folder / str(part)).write_text(str(os.getpid()))
-
-
-@contextlib.contextmanager
-def _failing(folder: Path, how: str) -> Iterator:
-    def compute(part: int) -> None:
-        if part != 2:
-            (folder / str(part)).touch()
-        elif how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif how == "said":
-            raise ConfigError("part 2 is wrong")
-        elif how == "not to be pickled":
-            raise type("Odd", (Exception,), {})("part 2 is odd")
-
-    yield compute
-
-
-@contextlib.contextmanager
-def _slow(folder: Path) -> Iterator:
-    def compute(part: int) -> None:
-        half = folder / f"{part}.half"
-        half.touch()
-        try:
-            time.sleep(60)
-        finally:
-            half.unlink()
-
-    yield compute
-
-
-def touching():
-    return _touching
-
-
-def failing(how: str):
-    return partial(_failing, how=how)
-
-
-def slow():
-    return _slow
 
 
 def test_every_part_is_done_once_and_all_processes_work(tmp_path):
@@ -88,13 +41,21 @@ def test_a_failure_is_never_swallowed(tmp_path, how, kind, message):
 
 
 def test_who_is_stopped_cleans_up(tmp_path):
-    workers = Workers(2, slow)
-    with workers, pytest.raises(KeyboardInterrupt):
-        for connection, part in zip(workers._workers, (0, 1), strict=True):
-            connection.connection.send(tmp_path)
-            connection.connection.send(part)
+    """Ctrl-C, or the failure of another process: no half-written file, and no process left."""
+
+    def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.01)
-        raise KeyboardInterrupt
+        begun.extend(int(path.suffix[1:]) for path in tmp_path.iterdir())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    begun: list[int] = []
+    watch = threading.Thread(target=interrupt)
+    watch.start()
+    with pytest.raises(KeyboardInterrupt), Workers(2, slow) as workers:
+        list(workers.do(tmp_path, [0, 1]))
+    watch.join()
     assert list(tmp_path.iterdir()) == []
-    assert not any(worker.process.is_alive() for worker in workers._workers if not worker.process._closed)
+    for process in begun:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)

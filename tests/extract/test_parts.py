@@ -70,6 +70,34 @@ def test_killed_and_resumed_gives_the_same(tmp_path, log):
     assert (resumed.counters.rows_in, resumed.counters.extra) == (once.counters.rows_in, once.counters.extra)
 
 
+def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log):
+    """One plan, whoever computes it: what one process began, two of one shard and one of the other finish."""
+    part_mb = lines_mb(log, 2)
+    run(tmp_path / "one", log, part_mb=part_mb)
+    run(tmp_path / "two", log, part_mb=part_mb)
+    for name in ("part-00000.parquet", "part-00003.parquet", "part-00006.parquet", "part-00009.parquet"):
+        (tmp_path / "two" / "extract" / "sessions" / name).unlink()
+    first = run(tmp_path / "two", log, part_mb=part_mb, shard="0/2", workers=2)
+    assert (first.parts_done, first.parts) == (8, 10)
+    second = run(tmp_path / "two", log, part_mb=part_mb, shard="1/2", workers=3)
+    assert (second.parts_done, second.counters.rows_in) == (10, 20)
+    assert tables(tmp_path / "two") == tables(tmp_path / "one")
+
+
+def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
+    """pitfall 26: finished parts stay; the same command goes on from there."""
+    part_mb, run_dir = lines_mb(log, 2), tmp_path / "run"
+    (run_dir / "extract").mkdir(parents=True)
+    (run_dir / "extract" / "turns").touch()  # where the folder of a table should be
+    command = [sys.executable, "-m", "opdkit", "extract", str(run_dir), str(log), "--part-mb", str(part_mb)]
+    failed = subprocess.run([*command, "--workers", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "File exists" in failed.stderr
+    (run_dir / "extract" / "turns").unlink()
+    assert not list(run_dir.rglob(".tmp/*"))
+    assert run(run_dir, log, part_mb=part_mb, workers=2).counters.rows_in == 20
+
+
 def test_another_plan_is_refused_by_name(tmp_path, log):
     run(tmp_path / "run", log)
     with pytest.raises(ConfigError, match=r"config\.part_mb: 4\.0 -> 3\.0"):

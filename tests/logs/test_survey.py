@@ -16,7 +16,8 @@ from opdkit.logs.survey import Survey, survey
 from opdkit.logs.units import Unit, Units
 
 
-def surveyed(scratch: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None) -> Survey:
+def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None) -> Survey:
+    scratch = Path(tempfile.mkdtemp(dir=folder))
     return survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch)
 
 
@@ -36,7 +37,7 @@ def parts(found: Survey, order=None) -> list[list[tuple]]:
 LINES = st.lists(st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b"x" * 30, b"y" * 1_200]), max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(LINES, LINES, st.integers(1, 90), st.booleans(), st.integers(1, 30), st.booleans(), st.randoms())
 def test_every_line_is_in_one_part_whatever_its_size(one, two, part_bytes, newline, limit, packed, rng):
     """No line is lost, doubled or cut at a border, and `--limit` is the first lines, packed or not, in any order."""
@@ -85,6 +86,7 @@ def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
 @pytest.mark.parametrize("limit", [None, 1, 5])
 def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, limit):
     """A part is measured by all lines of its sessions, not by where they begin: else the first would have them all."""
+
     def record(session: int, turn: int) -> dict:
         return {"session_id": f"s{session}", "messages": [], "turn": turn, "response_text": "a" * 100}
 
