@@ -173,7 +173,8 @@ def memory(folder: Path, sizes: tuple[float, ...] = (100, 1000)) -> dict[str, fl
     return found
 
 
-def benchmark(megabytes: float, pairs: int, with_memory: bool) -> list[Comparison]:
+def benchmark(megabytes: float, pairs: int, with_memory: bool) -> Iterator[Comparison]:
+    """One comparison after the other."""
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -181,7 +182,7 @@ def benchmark(megabytes: float, pairs: int, with_memory: bool) -> list[Compariso
         log = build(folder / "log.jsonl", megabytes)
         extracted = partial(ours, log, run)
         usual = "a loop of orjson.loads that makes nothing, in CPU seconds"
-        bare = compare(
+        yield compare(
             "one log to tables, one process",
             usual,
             (partial(parse_only, log), extracted),
@@ -190,16 +191,14 @@ def benchmark(megabytes: float, pairs: int, with_memory: bool) -> list[Compariso
             time.process_time,
         )
         usual = 'datasets.load_dataset("json") and map'
-        table = compare(
-            "one log to tables", usual, (partial(with_datasets, log, folder / "sets"), extracted), log, pairs
-        )
+        yield compare("one log to tables", usual, (partial(with_datasets, log, folder / "sets"), extracted), log, pairs)
         large = build(folder / "large.jsonl", 4 * megabytes)
         ways = partial(start, large, run, 1), partial(start, large, run, 2)
         shared = compare("one log, two workers", "one worker", ways, large, pairs)
         if with_memory:
             large.unlink()
             shared = replace(shared, facts=shared.facts | memory(folder))
-    return [bare, table, shared]
+        yield shared
 
 
 def main() -> None:
@@ -208,9 +207,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--memory", action="store_true", help="also measure peak memory, up to 1,000 MB of log")
     options = parser.parse_args()
-    found = benchmark(options.megabytes, options.pairs, options.memory)
-    for comparison in found:
-        print(comparison.line())
+    found = []
+    for comparison in benchmark(options.megabytes, options.pairs, options.memory):
+        print(comparison.line(), flush=True)
+        found.append(comparison)
     print(save("extract", found))
 
 
