@@ -4,8 +4,12 @@ Two passes. The first one pins the inputs and finds their units, so that the num
 written; the second computes each part from its own units and from nothing else.
 """
 
+import contextlib
+import gc
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from opdkit.console import progress, say
@@ -19,10 +23,12 @@ from opdkit.logs.turns import SIDE, turns
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig
 from opdkit.store import Counters, PartWriter, Stage, Summary
-from opdkit.tables import REJECTED, SESSIONS, TURNS
+from opdkit.tables import REJECTED, SESSIONS, TURNS, to_arrow
+from opdkit.workers import Prepare, Workers
 
 TABLES = [SESSIONS, TURNS, REJECTED]
 _MB = 1_000_000
+_SKIP_REASON = itemgetter(TURNS.schema.get_field_index("skip_reason"))
 _NAMED = 20  # inputs whose format is said one by one
 _TURNS, _TRAINABLE, _LOST, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped: "
 
@@ -33,47 +39,77 @@ def run(config: ExtractConfig) -> Summary:
     Raises ConfigError for inputs that are missing or of no known format, and OpdkitError, after the parts are written,
     when most of the log could not be read or nothing in it can be trained on.
     """
-    with tempfile.TemporaryDirectory(prefix="opdkit-extract-") as folder:
-        scratch = Path(folder)
+    with contextlib.ExitStack() as stack:
+        workers = stack.enter_context(Workers(config.workers, ready)) if config.workers > 1 else None
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
         found = survey(
             expand(config.logs, scratch),
             config.format,
-            config.sessions_per_part,
+            max(1, round(config.part_mb * _MB)),
             config.max_line_mb * _MB,
+            config.limit,
             scratch,
         )
         say_formats(found.inputs)
-        total = min(found.units, config.limit or found.units)
-        if total == 0 and not any(f.set_aside for f in found.inputs):
+        if found.parts == 0 and not any(f.set_aside for f in found.inputs):
             raise OpdkitError(f"nothing to read: {', '.join(config.logs)} hold no line but blank ones")
         stage = Stage.open(
             config,
             "extract",
             TABLES,
-            parts=max(1, -(-total // config.sessions_per_part)),
+            parts=max(1, found.parts),
             inputs={f.input.name: f.pinned() for f in found.inputs},
         )
-        write_parts(stage, found, total, config.sessions_per_part)
+        write_parts(stage, found, workers)
     summary = stage.summary()
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
 
 
-def write_parts(stage: Stage, found: Survey, total: int, size: int) -> None:
-    """Compute and commit every part of this shard that is missing."""
-    units = Units(found)
-    try:
-        todo = stage.todo()
+def write_parts(stage: Stage, found: Survey, workers: Workers | None) -> None:
+    """Compute and commit every part of this shard that is missing, here or in other processes."""
+    todo = stage.todo()
+    if workers is not None:
+        for _ in progress(workers.do((stage, found), todo), "extract", len(todo), "parts"):
+            pass
+        return
+    with part_writer((stage, found)) as write:
         for part in progress(todo, "extract", len(todo), "parts"):
+            write(part)
+
+
+@contextlib.contextmanager
+def part_writer(job: tuple[Stage, Survey]) -> Iterator[Callable[[int], None]]:
+    """A function that computes and commits one part."""
+    stage, found = job
+    with contextlib.closing(Units(found)) as units, rare_collections():
+
+        def write(part: int) -> None:
             with stage.writing(part) as out:
                 if part == 0:
                     write_set_aside(found.inputs, out)
-                for unit in units.read(part * size, min(total, (part + 1) * size)):
+                for unit in units.read(part):
                     write_unit(unit, out)
+
+        yield write
+
+
+def ready() -> Prepare:
+    """What a worker does while the first pass is still under way: pyarrow imports pandas with its first array."""
+    to_arrow(SESSIONS, [])
+    return part_writer
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Let the cyclic garbage collector look at a part once rather than hundreds of times: there are no cycles in it."""
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000, *before[1:])
+    try:
+        yield
     finally:
-        units.close()
-        found.index.close()
+        gc.set_threshold(*before)
 
 
 def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter) -> None:
@@ -106,8 +142,8 @@ def write_unit(unit: Unit, out: PartWriter) -> None:
         out.rows("sessions", [row])
         out.rows("turns", rows)
         counters.extra[_TURNS] += len(rows)
-        for turn in rows:
-            counters.extra[_TRAINABLE if turn["trainable"] else _SKIPPED + turn["skip_reason"]] += 1
+        for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
+            counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
     if not sessions:
         counters.extra[_LOST] += 1
 

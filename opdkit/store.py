@@ -32,7 +32,7 @@ from opdkit import __version__
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.stages import home
-from opdkit.tables import TABLES, Table, encodings, to_arrow
+from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
 _VERSION_KEY, _PLAN_KEY, _COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
 
@@ -112,9 +112,9 @@ class PartWriter:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.counters = Counters()
-        self._rows: dict[str, list[JSON]] = {table.name: [] for table in tables}
+        self._rows: dict[str, list[Row]] = {table.name: [] for table in tables}
 
-    def rows(self, table: str, rows: Sequence[JSON]) -> None:
+    def rows(self, table: str, rows: Sequence[Row]) -> None:
         self._rows[table].extend(rows)
 
     def arrow(self, table: Table) -> pa.Table:

@@ -1,5 +1,6 @@
 """The schemas of every table: the contract between the stages. Missing is null, never 0.0 and never ""."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,19 +175,20 @@ SCORES = Table("eval", "scores", 2, pa.schema([
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
 
 
-def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
+Row = dict[str, Any] | tuple[Any, ...]
+
+
+def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     """Rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
+
+    The rows are dicts, or all of them tuples of the columns in their order, which take a fraction of the time.
 
     Raises OpdkitError for an unknown or a missing column (pyarrow drops the one and nulls the other without a word),
     a null where none may be, and a value that does not fit its type.
     """
-    expected = set(table.schema.names)
-    for row in rows:
-        if row.keys() != expected:
-            missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
-            raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
+    values = _columns_of_tuples(table, rows) if tuple in set(map(type, rows)) else _columns_of_dicts(table, rows)
     try:
-        columns = [_column(field.type, [row[field.name] for row in rows]) for field in table.schema]
+        columns = [_column(field.type, column) for field, column in zip(table.schema, values, strict=True)]
         arrow = pa.Table.from_arrays(columns, schema=table.schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise OpdkitError(f"table {table.name}: {error}") from error
@@ -194,6 +196,23 @@ def to_arrow(table: Table, rows: list[dict[str, Any]]) -> pa.Table:
         for chunk in column.chunks:
             _refuse_nulls(field, chunk, f"{table.name}.{field.name}")
     return arrow
+
+
+def _columns_of_dicts(table: Table, rows: Sequence[Any]) -> list[list[Any]]:
+    expected = set(table.schema.names)
+    for row in rows:
+        if row.keys() != expected:
+            missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
+            raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
+    return [[row[name] for row in rows] for name in table.schema.names]
+
+
+def _columns_of_tuples(table: Table, rows: Sequence[Any]) -> list[list[Any]]:
+    width = len(table.schema)
+    for row in rows:
+        if row.__class__ is not tuple or len(row) != width:
+            raise OpdkitError(f"table {table.name}: every row must be a tuple of its {width} columns, not {row!r:.200}")
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:

@@ -42,7 +42,7 @@ def write_extract(
     A turn is trainable when a next state follows; `turns` (turn_id -> fields) overrides that and any other field.
     """
     ids = list(sessions)
-    config = ExtractConfig(run=run, logs=("written by a test",), sessions_per_part=per_part, shard="0/1")
+    config = ExtractConfig(run=run, logs=("written by a test",), part_mb=per_part, shard="0/1")
     parts = max(1, -(-len(ids) // per_part))
     stage = Stage.open(config, "extract", [SESSIONS, TURNS, REJECTED], parts=parts)
     for part in stage.todo():

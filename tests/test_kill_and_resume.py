@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 DATA = ROOT / "sample_data"
 KILLS = int(os.environ.get("OPDKIT_KILLS", "1"))
 STAGES = {
-    "extract": [str(DATA / "logs"), "--sessions-per-part", "8", "--limit", "56"],
+    "extract": [str(DATA / "logs"), "--part-mb", "0.01", "--limit", "56"],
     "judge": ["--judge", "local", "--model", str(DATA / "model"), "--votes", "1", "--max-new-tokens", "32"],
     "teacher": ["--model", str(DATA / "model")],
 }

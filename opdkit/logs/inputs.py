@@ -1,6 +1,7 @@
 """What the user named -> files to read: folders are searched, standard input and data sets are written down first."""
 
 import io
+import math
 import re
 import shutil
 import sys
@@ -145,14 +146,14 @@ def is_damage(error: Exception) -> bool:
 
 
 def lines(
-    handle: io.BufferedIOBase, source: str, limit: int, *, number: int = 1, offset: int = 0
+    handle: io.BufferedIOBase, source: str, limit: int, *, number: int = 1, offset: int = 0, stop: float = math.inf
 ) -> Iterator[tuple[int, Line]]:
-    """(byte offset, line) of every line that is not blank, from where `handle` stands.
+    """(byte offset, line) of every line that is not blank, from where `handle` stands to where `stop` is, an offset.
 
     A line of more than `limit` bytes comes with a problem and its beginning only: never more than `limit` bytes of one
     line are held.
     """
-    while True:
+    while offset < stop:
         data = handle.readline(limit + 1)
         if not data:
             return

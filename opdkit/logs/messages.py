@@ -50,7 +50,10 @@ def read_messages(items: Iterable[Any]) -> tuple[list[JSON], dict[int, Note]]:
         except (KeyError, TypeError):
             raise _bad_role(item, position) from None
         content = item.get("content")
-        if role == "assistant":
+        if content.__class__ is str and len(item) == 2:  # role and text: most messages are no more than that
+            messages.append({"role": role, "content": content, "reasoning": None, "name": None, "tool_call_id": None,
+                             "tool_calls": []})  # fmt: skip
+        elif role == "assistant":
             if not _NOTED.isdisjoint(item):
                 notes[len(messages)] = read_note(item)
             messages.append(_assistant(item, content))
@@ -168,7 +171,7 @@ def read_call(call: Any) -> JSON:
         if call["id"].__class__ is str and function["name"].__class__ is str and function["arguments"].__class__ is str:
             return {"id": call["id"], "name": function["name"], "arguments": function["arguments"]}
     except (KeyError, TypeError):
-        pass  # not as OpenAI writes it: look closer
+        pass  # Not as OpenAI writes it: what follows reads every other shape, and raises for what it cannot read.
     if not isinstance(call, dict):
         raise Unreadable("tool calls of unknown shape", f"a call is a {type(call).__name__}")
     body = call.get("function") or call.get("custom") or call

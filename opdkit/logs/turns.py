@@ -1,7 +1,7 @@
 """One row a logged reply: its next state, and whether it may be judged and trained on."""
 
-import itertools
 from collections.abc import Sequence
+from typing import Any
 
 from opdkit.logs.conversation import JSON, Conversation, Note
 from opdkit.turn_ids import turn_id
@@ -19,51 +19,57 @@ _CUT_OFF = ("length", "max_tokens")
 _NOTHING = Note()
 
 
-def turns(session_id: str, conversation: Conversation) -> list[JSON]:
-    """The rows of tables.TURNS for one conversation, in order.
+def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
+    """The rows of tables.TURNS for one conversation, in order, each a tuple of its columns.
 
     The next state of a turn is every message after it up to the next assistant message. Of two assistant messages in a
     row the first has none.
     """
     messages, notes = conversation.messages, conversation.notes
-    replies = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    rows: list[JSON] = []
-    request, read_to = None, 0  # the last user message before the turn, and how far we have looked for it
-    for index, end in itertools.pairwise([*replies, len(messages)]):
-        request = _last_user(messages, read_to, index) or request
-        read_to = index
-        note = notes.get(index, _NOTHING)
-        reaction = _reaction(messages, index, end)
-        skip = note.skip_reason or _skip_reason(messages, index, request, reaction, note)
-        rows.append({
-            "turn_id": turn_id(session_id, index),
-            "session_id": session_id,
-            "message_index": index,
-            "next_count": end - index - 1,
-            "next_role": reaction["role"] if reaction is not None else None,
-            "kind": note.kind,
-            "trainable": skip is None,
-            "skip_reason": skip,
-            "finish_reason": note.finish_reason,
-            "response_token_ids": note.token_ids,
-            "behavior_logprobs": note.logprobs,
-        })  # fmt: skip
+    rows: list[tuple[Any, ...]] = []
+    last_user = request = reaction = None
+    reply: int | None = None  # the turn whose next state is being read; `request` is the last user message before it
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "assistant":
+            if reply is not None:
+                rows.append(_row(session_id, messages, reply, index, request, reaction, notes.get(reply, _NOTHING)))
+            reply, request, reaction = index, last_user, None
+        elif role != "system":  # which is no reaction
+            if reaction is None:
+                reaction = message
+            if role == "user":
+                last_user = message
+    if reply is not None:
+        rows.append(_row(session_id, messages, reply, len(messages), request, reaction, notes.get(reply, _NOTHING)))
     return rows
 
 
-def _last_user(messages: Sequence[JSON], start: int, stop: int) -> JSON | None:
-    for i in range(stop - 1, start - 1, -1):
-        if messages[i]["role"] == "user":
-            return messages[i]
-    return None
-
-
-def _reaction(messages: Sequence[JSON], index: int, end: int) -> JSON | None:
-    """The first message of the next state that somebody said: a system message in between is no reaction."""
-    for i in range(index + 1, end):
-        if messages[i]["role"] != "system":
-            return messages[i]
-    return None
+def _row(
+    session_id: str,
+    messages: Sequence[JSON],
+    index: int,
+    end: int,
+    request: JSON | None,
+    reaction: JSON | None,
+    note: Note,
+) -> tuple[Any, ...]:
+    """The turn `messages[index]`, whose next state ends before `messages[end]` and begins, as a reaction, with
+    `reaction`."""
+    skip = note.skip_reason or _skip_reason(messages, index, request, reaction, note)
+    return (
+        turn_id(session_id, index),
+        session_id,
+        index,  # message_index
+        end - index - 1,  # next_count
+        None if reaction is None else reaction["role"],  # next_role
+        note.kind,
+        skip is None,  # trainable
+        skip,  # skip_reason
+        note.finish_reason,
+        note.token_ids,  # response_token_ids
+        note.logprobs,  # behavior_logprobs
+    )
 
 
 def _skip_reason(

@@ -1,6 +1,6 @@
 """The second pass: the units of one part, read from where the first pass has found them, and from nowhere else."""
 
-import itertools
+import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,9 @@ from typing import NamedTuple, overload
 from opdkit.logs import READERS
 from opdkit.logs.conversation import Line, Unreadable
 from opdkit.logs.inputs import compression, lines, open_plain
-from opdkit.logs.survey import Mark, Survey, Surveyed, check_unchanged
+from opdkit.logs.survey import END, Mark, Survey, Surveyed, check_unchanged
+
+_SKIPPED = 1 << 20  # bytes at once
 
 
 class Unit(NamedTuple):
@@ -23,75 +25,81 @@ class Unit(NamedTuple):
 
 
 @dataclass
-class _Cursor:
-    """An input of a line format, open before unit `unit`."""
+class _Open:
+    """An input that is open."""
 
     found: Surveyed
-    unit: int
     handle: BufferedReader
-    numbered: Iterator[tuple[int, Line]]
+    packed: bool
+    at: int = 0  # bytes into what it holds unpacked; -1: somewhere
 
 
 class Units:
-    """Reads ranges of units. Raises OpdkitError when an input has changed since the first pass."""
+    """Reads the units of parts. Raises OpdkitError when an input has changed since the first pass."""
 
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
-        self._cursor: _Cursor | None = None  # parts mostly follow each other, so the last input stays open
-        self._handle: tuple[int, BufferedReader] | None = None  # the input that was last read by offset
+        self._index = sqlite3.connect(survey.index)
+        self._open: _Open | None = None  # parts mostly follow each other, so the last input stays open
 
     def close(self) -> None:
-        if self._cursor is not None:
-            self._cursor.handle.close()
-        if self._handle is not None:
-            self._handle[1].close()
+        self._index.close()
+        if self._open is not None:
+            self._open.handle.close()
 
-    def read(self, start: int, stop: int) -> Iterator[Unit]:
-        """The units [start, stop), in order."""
-        for found in self._survey.inputs:
-            first, last = max(start, found.first), min(stop, found.first + found.count)
-            if first >= last:
+    def read(self, part: int) -> Iterator[Unit]:
+        """The units of part `part`, in order."""
+        if part >= self._survey.parts:  # nothing but inputs that were set aside
+            return
+        begin, end = self._survey.borders[part : part + 2]
+        for found in self._survey.inputs[begin.input : end.input + 1]:
+            start = begin if found.number == begin.input else Mark(found.number, 0)
+            stop = end.at if found.number == end.input else END + 1
+            if found.format is None or start.at >= stop:
                 continue
-            readable = min(last, found.readable())
-            if first < readable:
-                by_line = READERS[found.format or ""].grouping == "line"
-                yield from self._by_line(found, first, readable) if by_line else self._indexed(found, first, readable)
-            if readable < last:
+            if found.by_line:
+                yield from self._by_line(found, start, min(stop, found.size))
+            else:
+                yield from self._indexed(found, max(start.at, found.units.start), min(stop, found.units.stop))
+            if found.problem is not None and start.at <= END < stop:
                 yield Unit(found, None, (), found.problem)
             check_unchanged(found)
 
     # -- a unit a line -------------------------------------------------------------------------------------------------
 
-    def _by_line(self, found: Surveyed, first: int, stop: int) -> Iterator[Unit]:
-        cursor = self._cursor_at(found, first)
-        cursor.unit = stop
-        for _, line in itertools.islice(cursor.numbered, stop - first):
+    def _by_line(self, found: Surveyed, start: Mark, stop: int) -> Iterator[Unit]:
+        opened = self._opened(found, start.at)
+        for _, line in self._lines(opened, start.at, start.line, stop):
             yield Unit(found, None, (line,))
+        opened.at = stop
 
-    def _cursor_at(self, found: Surveyed, unit: int) -> _Cursor:
-        cursor = self._cursor
-        if cursor is not None and cursor.found is found and cursor.unit == unit:
-            return cursor
-        packed = compression(found.input.path) is not None
-        if cursor is None or cursor.found is not found or cursor.unit > unit or not packed:
-            if cursor is not None:
-                cursor.handle.close()
-            begin, mark = (found.first, Mark(0, 1)) if packed else (unit, found.marks[unit])
-            handle = open_plain(found.input.path)
-            if not packed:
-                handle.seek(mark.offset)
-            numbered = lines(handle, found.input.source, self._survey.line_limit, number=mark.line, offset=mark.offset)
-            cursor = self._cursor = _Cursor(found, begin, handle, numbered)
-        for _ in itertools.islice(cursor.numbered, unit - cursor.unit):  # a packed stream only goes forward
-            pass
-        return cursor
+    def _opened(self, found: Surveyed, offset: int) -> _Open:
+        """The input, open at a byte offset into what it holds unpacked."""
+        opened = self._open
+        if opened is None or opened.found is not found or (opened.packed and not 0 <= opened.at <= offset):
+            if opened is not None:
+                opened.handle.close()
+            opened = self._open = _Open(found, open_plain(found.path), compression(found.path) is not None)
+        if not opened.packed:
+            opened.handle.seek(offset)
+        while opened.packed and opened.at < offset:  # a packed stream only goes forward
+            skipped = len(opened.handle.read(min(_SKIPPED, offset - opened.at)))
+            if not skipped:  # somebody has cut it short since; whoever reads on will be told
+                break
+            opened.at += skipped
+        return opened
+
+    def _lines(self, opened: _Open, offset: int, number: int, stop: int) -> Iterator[tuple[int, Line]]:
+        opened.at = -1  # until all lines are read
+        source, limit = opened.found.input.source, self._survey.line_limit
+        return lines(opened.handle, source, limit, number=number, offset=offset, stop=stop)
 
     # -- a unit an index entry -----------------------------------------------------------------------------------------
 
     def _indexed(self, found: Surveyed, first: int, stop: int) -> Iterator[Unit]:
         grouping = READERS[found.format or ""].grouping
         for number in range(first, stop):
-            (name,) = self._survey.index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
+            (name,) = self._index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
             if grouping == "session":
                 yield Unit(found, name, self._session(found, number))
             else:
@@ -102,35 +110,20 @@ class Units:
 
     def _session(self, found: Surveyed, unit: int) -> list[Line]:
         """The lines from a session's header to the next one's."""
-        offset, number = self._survey.index.execute(
-            "SELECT offset, number FROM line WHERE unit = ?", (unit,)
-        ).fetchone()
-        (end,) = self._survey.index.execute(
-            "SELECT offset FROM line WHERE unit = ? AND input = ?", (unit + 1, found.number)
-        ).fetchone() or (float("inf"),)
-        numbered = lines(
-            self._plain(found, offset), found.input.source, self._survey.line_limit, number=number, offset=offset
-        )
-        return [line for at, line in itertools.takewhile(lambda entry: entry[0] < end, numbered)]
-
-    def _plain(self, found: Surveyed, offset: int) -> BufferedReader:
-        if self._handle is None or self._handle[0] != found.number:
-            if self._handle is not None:
-                self._handle[1].close()
-            self._handle = found.number, open_plain(found.plain or found.input.path)
-        self._handle[1].seek(offset)
-        return self._handle[1]
+        query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
+        offset, number, size = self._index.execute(query, (unit,)).fetchone()
+        numbered = self._lines(self._opened(found, offset), offset, number, offset + size)
+        return [line for _, line in numbered]
 
     def line(self, number: int, offset: int, line: int) -> Line:
         """One line of input `number` by where it lies."""
-        found = self._survey.inputs[number]
-        handle = self._plain(found, offset)
-        return next(lines(handle, found.input.source, self._survey.line_limit, number=line, offset=offset))[1]
+        opened = self._opened(self.surveyed(number), offset)
+        return next(self._lines(opened, offset, line, offset + 1))[1]
 
     def places(self, unit: int) -> Iterator[tuple[int, int, int]]:
         """(input, offset, line) of every line of a unit, in the order of the inputs."""
         query = "SELECT input, offset, number FROM line WHERE unit = ? ORDER BY input, offset"
-        yield from self._survey.index.execute(query, (unit,))
+        yield from self._index.execute(query, (unit,))
 
     def surveyed(self, number: int) -> Surveyed:
         return self._survey.inputs[number]

@@ -86,7 +86,7 @@ def test_never_a_crash_and_every_line_accounted_for(name, data):
         log, run = Path(folder, "log.jsonl"), Path(folder, "run")
         log.write_bytes(b"\n".join(rows))
         try:
-            extract.run(ExtractConfig(run=run, logs=(str(log),), format=name, sessions_per_part=size))
+            extract.run(ExtractConfig(run=run, logs=(str(log),), format=name, part_mb=size * 1e-4))
         except OpdkitError as error:  # little was readable, or nothing trainable: said after the parts are written
             if "nothing to read" in str(error):
                 return

@@ -7,11 +7,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_logs import turn_rows
 
 from opdkit.logs.conversation import Conversation, Line, Rejected
 from opdkit.logs.openclaw_rl import read as read_unit
 from opdkit.logs.openclaw_rl import recognises, reply_of, split_calls, split_thinking
-from opdkit.logs.turns import turns
 
 
 def user(text: str) -> dict:
@@ -51,7 +51,7 @@ def texts(told: Conversation) -> list:
 
 
 def reasons(told: Conversation) -> list:
-    return [row["skip_reason"] for row in turns("x", told)]
+    return [row["skip_reason"] for row in turn_rows("x", told)]
 
 
 THINK = "<think>\nhm\n</think>\n\n"
@@ -79,7 +79,7 @@ def test_the_next_state_is_everything_the_next_prompt_adds():
     second = record([user("u1"), called, *results], "done", 2, user("thanks"))
     (told,), _ = read([first, second])
     assert texts(told) == ["u1", "on it", "r1", "r2", "done", "thanks"]
-    assert [(r["next_count"], r["next_role"]) for r in turns("x", told)] == [(2, "tool"), (1, "user")]
+    assert [(r["next_count"], r["next_role"]) for r in turn_rows("x", told)] == [(2, "tool"), (1, "user")]
     assert [c["id"] for c in told.messages[1]["tool_calls"]] == ["c1", "c2"]
     # Without the next record there is only the one that was logged.
     (alone,), _ = read([first])
@@ -266,7 +266,9 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
     trained = []
     for conversation in told:
         contents = texts(conversation)
-        trained += [tuple(contents[: row["message_index"] + 2]) for row in turns("x", conversation) if row["trainable"]]
+        trained += [
+            tuple(contents[: row["message_index"] + 2]) for row in turn_rows("x", conversation) if row["trainable"]
+        ]
     assert {turn[:-1] for turn in trained} <= logged
     assert len(trained) == len(set(trained))
     assert len(aside) < len(records)

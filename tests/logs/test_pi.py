@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from small_logs import turn_rows
 
 from opdkit.logs.conversation import Conversation, Line, Rejected
 from opdkit.logs.pi import read as read_unit
 from opdkit.logs.pi import recognises
-from opdkit.logs.turns import turns
 
 HEADER = {"type": "session", "id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "modelId": "m"}
 
@@ -85,7 +85,7 @@ def test_a_linear_session():
 ])  # fmt: skip
 def test_stop_reasons(stop, reason):
     told, _ = read(HEADER, user("a"), reply(*text("b"), stop=stop), user("c"))
-    (row,) = turns("x", told)
+    (row,) = turn_rows("x", told)
     assert (row["skip_reason"], row["finish_reason"]) == (reason, stop)
 
 
@@ -140,7 +140,7 @@ def test_the_turns_beside_an_unreadable_line_are_not_trained(tree):
     told, (aside,) = read(HEADER, *events[:4], b'{"type": "message", "mess\n', *events[5:])
     assert (aside.line, aside.reason) == (6, "not JSON")
     assert [c for _, c in contents(told)] == ["u0", "a1", "u2", "a3", "a5", "u6", "a7", "u8"]
-    assert [r["skip_reason"] for r in turns("x", told)] == [
+    assert [r["skip_reason"] for r in turn_rows("x", told)] == [
         None, "unreadable line beside it", "unreadable line beside it", None
     ]  # fmt: skip
 
@@ -148,13 +148,13 @@ def test_the_turns_beside_an_unreadable_line_are_not_trained(tree):
 def test_a_last_line_cut_short_costs_the_last_turn():
     told, (aside,) = read(HEADER, user("u0"), reply(*text("a1")), user("u2"), reply(*text("a3")), b'{"type": "mess')
     assert aside.reason == "last line cut short"
-    assert [r["skip_reason"] for r in turns("x", told)] == [None, "unreadable line beside it"]
+    assert [r["skip_reason"] for r in turn_rows("x", told)] == [None, "unreadable line beside it"]
 
 
 def test_comment_lines_leave_no_gap():
     told, (aside,) = read(HEADER, user("u0"), b"# a comment\n", reply(*text("a1")), user("u2"))
     assert aside.reason == "comment line"
-    assert [r["skip_reason"] for r in turns("x", told)] == [None]
+    assert [r["skip_reason"] for r in turn_rows("x", told)] == [None]
 
 
 @pytest.mark.parametrize("event", [

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_logs import turn_rows
 
 from opdkit.logs.conversation import Conversation, Note
 from opdkit.logs.messages import message
-from opdkit.logs.turns import turns
 
 ROLE = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -14,17 +14,17 @@ ROLE = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 def told(pattern: str, notes=None, **contents) -> list[dict]:
     """`pattern` names the roles; content is the position unless given as `at2="text"`."""
     messages = [message(ROLE[c], contents.get(f"at{i}", f"text {i}")) for i, c in enumerate(pattern)]
-    return turns("log:1", Conversation("log", 1, messages, notes=notes or {}))
+    return turn_rows("log:1", Conversation("log", 1, messages, notes=notes or {}))
 
 
 def test_the_next_state_is_everything_up_to_the_next_reply():
     """pitfall 21: several parallel tool results are one next state."""
-    rows = told("suattuauu")
-    assert [(r["message_index"], r["next_count"], r["next_role"], r["skip_reason"]) for r in rows] == [
+    found = told("suattuauu")
+    assert [(r["message_index"], r["next_count"], r["next_role"], r["skip_reason"]) for r in found] == [
         (2, 3, "tool", None), (6, 2, "user", None)
     ]  # fmt: skip
-    assert [r["turn_id"] for r in rows] == ["log:1:2", "log:1:6"]
-    assert all(r["trainable"] and r["kind"] == "main" for r in rows)
+    assert [r["turn_id"] for r in found] == ["log:1:2", "log:1:6"]
+    assert all(r["trainable"] and r["kind"] == "main" for r in found)
 
 
 @pytest.mark.parametrize(("pattern", "options", "reasons"), [
@@ -46,9 +46,9 @@ def test_the_next_state_is_everything_up_to_the_next_reply():
 ])  # fmt: skip
 def test_skip_reasons(pattern, options, reasons):
     """pitfall 19: a retry's next state is the same request again and reads as "the user repeats"."""
-    rows = told(pattern, **options)
-    assert [r["skip_reason"] for r in rows] == reasons
-    assert all(r["trainable"] == (r["skip_reason"] is None) for r in rows)
+    found = told(pattern, **options)
+    assert [r["skip_reason"] for r in found] == reasons
+    assert all(r["trainable"] == (r["skip_reason"] is None) for r in found)
 
 
 @pytest.mark.parametrize(("note", "reason"), [
@@ -66,7 +66,7 @@ def test_what_the_log_says_about_a_reply(note, reason):
 def test_a_reply_of_calls_alone_is_not_empty():
     call = {"id": "", "name": "f", "arguments": ""}
     messages = [message("user", "hi"), message("assistant", None, tool_calls=[call]), message("tool", "7")]
-    assert turns("log:1", Conversation("log", 1, messages))[0]["trainable"]
+    assert turn_rows("log:1", Conversation("log", 1, messages))[0]["trainable"]
 
 
 def test_a_system_message_is_no_reaction():
@@ -76,11 +76,11 @@ def test_a_system_message_is_no_reaction():
 
 @given(st.text("suat", max_size=12))
 def test_every_reply_has_a_row_and_every_message_one_owner(pattern):
-    rows = told(pattern)
-    assert [r["message_index"] for r in rows] == [i for i, c in enumerate(pattern) if c == "a"]
+    found = told(pattern)
+    assert [r["message_index"] for r in found] == [i for i, c in enumerate(pattern) if c == "a"]
     before = pattern.find("a") if "a" in pattern else len(pattern)
-    assert before + sum(1 + r["next_count"] for r in rows) == len(pattern)
-    for row in rows:
+    assert before + sum(1 + r["next_count"] for r in found) == len(pattern)
+    for row in found:
         following = pattern[row["message_index"] + 1 :][: row["next_count"]]
         assert "a" not in following
         assert row["next_role"] == next((ROLE[c] for c in following if c != "s"), None)

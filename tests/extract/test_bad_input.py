@@ -1,0 +1,177 @@
+"""Bad input is set aside with a reason and counted; too much of it is an error that says so."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from small_logs import chat, jsonl, lines_mb, run, tables
+
+from opdkit import extract
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import read_all
+
+
+def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
+    """pitfall 22: each bad line costs itself, with a reason, and nothing else."""
+    good = [chat(f"u{i}", f"a{i}", f"v{i}") for i in range(9)]
+    deep = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}\n"
+    bad = {
+        b"# comment\n": "comment line",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}\n': "not UTF-8",
+        b'{"messages": [{"role": "narrator"}]}\n': "unknown role",
+        b"{broken\n": "not JSON",
+        deep: "nested too deeply",
+        b"[1]\n": "not a JSON object",
+        b'{"x": "' + b"y" * 1_000_100 + b'"}\n': "line too long",
+        b'{"messages": [{"role": "user", "con': "last line cut short",
+    }
+    log = jsonl(
+        tmp_path / "log.jsonl", b"\xef\xbb\xbf" + json.dumps(good[0]).encode() + b"\r\n", b"\n", *good[1:], *bad
+    )
+    summary = run(tmp_path / "run", log, max_line_mb=1)
+    found = tables(tmp_path / "run")
+    assert [(r["line"], r["reason"]) for r in found["rejected"]] == list(enumerate(bad.values(), 11))
+    assert [s["line"] for s in found["sessions"]] == [1, *range(3, 11)]
+    assert all(len(r["raw"]) <= 2_000 and r["source"] == str(log) for r in found["rejected"])
+    assert found["rejected"][1]["raw"] == '{"messages": [{"role": "user", "content": "\ufffd"}]}'
+    assert summary.counters.dropped == Counter(bad.values())
+    assert summary.counters.rows_in == 17
+    assert "8 dropped" in summary.line()
+    assert f"{log}: openai" in capsys.readouterr().err
+
+
+def test_values_that_parquet_cannot_hold_do_not_stop_it(tmp_path):
+    """pitfall 22: NaN, lone surrogates, duplicate keys, deep metadata."""
+    deep = "[" * 400 + "]" * 400
+    log = jsonl(
+        tmp_path / "log.jsonl",
+        b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "a"}, '
+        b'{"role": "user", "content": "b"}], "reward": NaN, "x": 1, "x": 2}\n',
+        f'{{"messages": [{{"role": "user", "content": "u"}}], "deep": {deep}}}\n'.encode(),
+    )
+    run(tmp_path / "run", log)
+    first, second = read_all(tmp_path / "run", "sessions")
+    assert first["messages"][0]["content"] == "\ufffd\ufffd\ufffd"
+    assert json.loads(first["metadata"]) == {"reward": None, "x": 2}
+    assert second["metadata"] == f'{{"deep":{deep}}}'
+
+
+def test_a_field_that_first_appears_in_row_two_is_kept(tmp_path):
+    """pitfall 23"""
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"), chat("u", "a", "v", reward=1.0, model="m"))
+    run(tmp_path / "run", log)
+    rows = list(read_all(tmp_path / "run", "sessions"))
+    assert [(r["metadata"], r["model"]) for r in rows] == [(None, None), ('{"reward":1.0}', "m")]
+
+
+@pytest.mark.parametrize("log_format", ["openai", "pi", "openclaw_rl"])
+def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
+    """pitfall 22: gzip cut short."""
+    user = [{"role": "user", "content": f"u{i * 7919}"} for i in range(4_000)]
+    reply = {"role": "assistant", "content": "a"}
+    records = {
+        "openai": [{"messages": [u, reply, u | {"content": "ok"}]} for u in user],
+        "pi": [e for i, u in enumerate(user) for e in (
+            {"type": "session", "id": i, "timestamp": "t"}, {"type": "message", "message": u},
+            {"type": "message", "message": reply}, {"type": "message", "message": {"role": "user", "content": "ok"}})],
+        "openclaw_rl": [{"session_id": f"s{i}", "messages": [u], "response_text": "a", "next_state": {
+            "role": "user", "content": "ok"}} for i, u in enumerate(user)],
+    }[log_format]  # fmt: skip
+    path = jsonl(tmp_path / "log.jsonl", *records)
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-1_000])
+    summary = run(tmp_path / "run", packed, part_mb=lines_mb(path, 500))
+    found = tables(tmp_path / "run")
+    whole = [r for r in found["rejected"] if r["line"] == 0]
+    assert [r["reason"] for r in whole] == ["damaged archive"]
+    assert 1_000 < len(found["sessions"]) < 4_000
+    assert summary.counters.rows_in == len(found["sessions"]) + summary.counters.extra["log sessions unread"] + 1
+    assert not any(m["content"] is None for s in found["sessions"] for m in s["messages"])
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    (b"", "nothing to read"),
+    (b"\n \n", "no JSON lines"),
+    (b"[\n{},\n{}\n]\n", r"jq -c '\.\[\]'"),
+    (b"time,level\n", "no JSON lines"),
+])  # fmt: skip
+def test_a_named_file_that_is_no_log_is_an_error(tmp_path, data, message):
+    """pitfall 22: an empty file, one JSON array."""
+    (tmp_path / "log.jsonl").write_bytes(data)
+    with pytest.raises(OpdkitError, match=message):
+        run(tmp_path / "run", tmp_path / "log.jsonl")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_file_in_a_folder_that_is_no_log_is_one_rejected_row(tmp_path, capsys):
+    jsonl(tmp_path / "logs" / "good.jsonl", chat("u", "a", "v"))
+    jsonl(tmp_path / "logs" / "array.jsonl", b'[{"messages": []}]\n')
+    jsonl(tmp_path / "logs" / "empty.jsonl")
+    (tmp_path / "logs" / "packed.jsonl.gz").write_bytes(gzip.compress(b"x" * 100)[:20])
+    summary = run(tmp_path / "run", tmp_path / "logs")
+    rows = {Path(r["source"]).name: (r["line"], r["reason"]) for r in read_all(tmp_path / "run", "rejected")}
+    assert rows == {"array.jsonl": (0, "one JSON array, not JSON lines"), "packed.jsonl.gz": (0, "damaged archive")}
+    assert sum(summary.counters.dropped.values()) == 2
+    said = capsys.readouterr().err
+    assert "good.jsonl: openai" in said
+    assert "array.jsonl: set aside" in said
+    assert "empty.jsonl: empty" in said
+
+
+def test_two_possible_formats_are_not_guessed(tmp_path):
+    both = chat("u", "a", "v") | {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"},
+                                                    {"from": "human", "value": "z"}]}  # fmt: skip
+    log = jsonl(tmp_path / "log.jsonl", both)
+    with pytest.raises(ConfigError, match="openai or sharegpt: say which with --format"):
+        run(tmp_path / "run", log)
+    run(tmp_path / "run", log, format="sharegpt")
+    assert next(read_all(tmp_path / "run", "sessions"))["messages"][0]["content"] == "x"
+
+
+def test_mostly_unreadable_is_a_failure_with_the_commonest_reasons(tmp_path):
+    lines = [chat("u", "a", "v"), b"{\n", b"{\n", {"text": "x"}]
+    log = jsonl(tmp_path / "log.jsonl", *lines)
+    with pytest.raises(OpdkitError, match=r"3 of 4 log sessions could not be read: not JSON \(2\), no messages \(1\)"):
+        run(tmp_path / "run", log)
+    assert len(tables(tmp_path / "run")["rejected"]) == 3
+    run(tmp_path / "half", jsonl(tmp_path / "half.jsonl", *lines[:2], *lines[:1], b"{\n"))
+
+
+def test_damage_inside_a_session_is_no_lost_session(tmp_path):
+    said = [("user", "u"), ("assistant", "a"), ("user", "v"), ("assistant", "b")]
+    events = [{"type": "message", "message": {"role": role, "content": text}} for role, text in said]
+    header = {"type": "session", "id": "p", "timestamp": "t"}
+    summary = run(tmp_path / "run", jsonl(tmp_path / "pi.jsonl", header, *events, *[b"{\n"] * 20))
+    assert summary.counters.dropped == Counter({"not JSON": 20})
+    assert "log sessions unread" not in summary.counters.extra
+
+
+@pytest.mark.parametrize(("record", "words"), [
+    (chat("u", "a", "v", turn_type="side"), r"none of 2 turns\. Every turn is marked as side"),
+    (chat("u", "a"), r"Reasons: no next state \(2\)"),
+    (chat("u"), "no turns at all"),
+])  # fmt: skip
+def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
+    """pitfall 24: everything classified as side and nothing trained, without a word."""
+    log = jsonl(tmp_path / "log.jsonl", record, record)
+    for _ in range(2):  # also when every part is already done
+        with pytest.raises(OpdkitError, match=f"nothing can be trained on.*{words}"):
+            run(tmp_path / "run", log)
+    assert len(tables(tmp_path / "run")["sessions"]) == 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, log, monkeypatch):
+    """pitfall 22: a file that changes while it is read."""
+    write = extract.write_unit
+
+    def meddle(unit, out):
+        write(unit, out)
+        with log.open("a") as handle:
+            handle.write("\n")
+
+    monkeypatch.setattr(extract, "write_unit", meddle)
+    with pytest.raises(OpdkitError, match=r"log\.jsonl changed while it was read .*bytes before.*extract the copy"):
+        run(tmp_path / "run", log)
+    assert not list((tmp_path / "run").rglob("*.parquet"))

@@ -1,0 +1,145 @@
+"""One plan: the same rows in any number of parts, shards and processes, killed and resumed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import xxhash
+from small_logs import chat, jsonl, lines_mb, run, tables
+
+from opdkit.errors import ConfigError
+from opdkit.logs import units
+from opdkit.store import manifest, read_all, read_part
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_parts_that_are_done_are_skipped(tmp_path, log, monkeypatch):
+    first = run(tmp_path / "run", log, part_mb=lines_mb(log, 6))
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.parquet")}
+    (tmp_path / "run" / "extract" / "sessions" / "part-00002.parquet").unlink()
+    read = []
+    monkeypatch.setattr(units.Units, "read", _recording(units.Units.read, read))
+    again = run(tmp_path / "run", log, part_mb=lines_mb(log, 6))
+    assert read == [2]
+    assert again.counters.rows_in == first.counters.rows_in == 20
+    assert again.counters.extra == first.counters.extra
+    untouched = [p for p, mtime in before.items() if p.stat().st_mtime_ns == mtime]
+    assert len(untouched) == len(before) - 3
+
+
+def _recording(method, calls):
+    def wrapped(self, part):
+        calls.append(part)
+        return method(self, part)
+
+    return wrapped
+
+
+SLOWLY = """
+import sys, time
+from pathlib import Path
+from opdkit import extract
+from opdkit.stages import ExtractConfig
+write = extract.write_unit
+def slowly(unit, out):
+    time.sleep(0.02)
+    write(unit, out)
+extract.write_unit = slowly
+extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=float(sys.argv[3])))
+"""
+
+
+def test_killed_and_resumed_gives_the_same(tmp_path, log):
+    """pitfalls 25 and 26: nothing half-written at a final path, and the summary covers both runs."""
+    killed, whole, part_mb = tmp_path / "killed", tmp_path / "whole", lines_mb(log, 2)
+    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(part_mb)], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not list(killed.rglob("sessions/part-*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(list(killed.rglob("sessions/part-*.parquet")))
+    assert 0 < done < 10
+    resumed, once = run(killed, log, part_mb=part_mb), run(whole, log, part_mb=part_mb)
+    assert tables(killed) == tables(whole)
+    assert (resumed.counters.rows_in, resumed.counters.extra) == (once.counters.rows_in, once.counters.extra)
+
+
+def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log):
+    """One plan, whoever computes it: what one process began, two of one shard and one of the other finish."""
+    part_mb = lines_mb(log, 2)
+    run(tmp_path / "one", log, part_mb=part_mb)
+    run(tmp_path / "two", log, part_mb=part_mb)
+    for name in ("part-00000.parquet", "part-00003.parquet", "part-00006.parquet", "part-00009.parquet"):
+        (tmp_path / "two" / "extract" / "sessions" / name).unlink()
+    first = run(tmp_path / "two", log, part_mb=part_mb, shard="0/2", workers=2)
+    assert (first.parts_done, first.parts) == (8, 10)
+    second = run(tmp_path / "two", log, part_mb=part_mb, shard="1/2", workers=3)
+    assert (second.parts_done, second.counters.rows_in) == (10, 20)
+    assert tables(tmp_path / "two") == tables(tmp_path / "one")
+
+
+def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
+    """pitfall 26: finished parts stay; the same command goes on from there."""
+    part_mb, run_dir = lines_mb(log, 2), tmp_path / "run"
+    (run_dir / "extract").mkdir(parents=True)
+    (run_dir / "extract" / "turns").touch()  # where the folder of a table should be
+    command = [sys.executable, "-m", "opdkit", "extract", str(run_dir), str(log), "--part-mb", str(part_mb)]
+    failed = subprocess.run([*command, "--workers", "2"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "File exists" in failed.stderr
+    (run_dir / "extract" / "turns").unlink()
+    assert not list(run_dir.rglob(".tmp/*"))
+    assert run(run_dir, log, part_mb=part_mb, workers=2).counters.rows_in == 20
+
+
+def test_another_plan_is_refused_by_name(tmp_path, log):
+    run(tmp_path / "run", log)
+    with pytest.raises(ConfigError, match=r"config\.part_mb: 4\.0 -> 3\.0"):
+        run(tmp_path / "run", log, part_mb=3.0)
+    with log.open("a") as handle:
+        handle.write(json.dumps(chat("u", "a", "v")) + "\n")
+    with pytest.raises(ConfigError, match=r"inputs\.log\.bytes(.|\n)*inputs\.log\.xxh3_128"):
+        run(tmp_path / "run", log)
+    assert run(tmp_path / "run", log, overwrite=True).counters.rows_in == 21
+
+
+def test_the_manifest_pins_what_was_read(tmp_path, log):
+    other = jsonl(tmp_path / "more" / "log.jsonl", {"conversations": [{"from": "human", "value": "x"}]})
+    run(tmp_path / "run", log, other)
+    pinned = manifest(tmp_path / "run", "extract")["plan"]["inputs"]
+    assert pinned["log"]["bytes"] == log.stat().st_size
+    assert pinned["log"]["xxh3_128"] == xxhash.xxh3_128(log.read_bytes()).hexdigest()
+    assert (pinned["log"]["format"], pinned["log-2"]["format"]) == ("openai", "sharegpt")
+
+
+def test_rows_keep_the_order_of_the_inputs(tmp_path, log):
+    other = jsonl(tmp_path / "a.jsonl", *(chat("u", "a", "v") for _ in range(3)))
+    run(tmp_path / "run", log, other, part_mb=lines_mb(log, 7))
+    ids = [s["session_id"] for s in read_all(tmp_path / "run", "sessions")]
+    assert ids == [f"log:{i}" for i in range(1, 21)] + ["a:1", "a:2", "a:3"]
+    assert [t["turn_id"] for t in read_all(tmp_path / "run", "turns")] == [f"{i}:1" for i in ids]
+    assert [len(read_part(tmp_path / "run", "sessions", k)) for k in range(4)] == [7, 7, 6, 3]
+
+
+def test_limit_is_the_first_sessions_and_nothing_else(tmp_path, log):
+    jsonl(tmp_path / "logs" / "0-unknown.jsonl", {"level": "info"})
+    jsonl(tmp_path / "logs" / "1-log.jsonl", *log.read_bytes().splitlines(keepends=True))
+    summary = run(tmp_path / "run", tmp_path / "logs", limit=5, part_mb=lines_mb(log, 2))
+    assert (summary.parts, summary.counters.extra["turns"]) == (3, 5)
+    everything = tmp_path / "all"
+    run(everything, tmp_path / "logs", part_mb=lines_mb(log, 2))
+    assert list(read_all(tmp_path / "run", "sessions")) == list(read_all(everything, "sessions"))[:5]
+
+
+def test_ids_do_not_depend_on_the_parts(tmp_path, log):
+    ids = []
+    for size in (1, 7, 256):
+        run(tmp_path / str(size), log, part_mb=lines_mb(log, size))
+        ids.append([t["turn_id"] for t in read_all(tmp_path / str(size), "turns")])
+    assert ids[0] == ids[1] == ids[2]

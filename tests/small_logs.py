@@ -1,0 +1,42 @@
+"""Small logs on disk, and what extract makes of them."""
+
+import json
+from pathlib import Path
+
+from opdkit import extract
+from opdkit.logs.conversation import Conversation
+from opdkit.logs.turns import turns
+from opdkit.stages import ExtractConfig
+from opdkit.store import Summary, read_all
+from opdkit.tables import TURNS
+
+
+def run(folder: Path, *logs: Path | str, **options) -> Summary:
+    return extract.run(ExtractConfig(run=folder, logs=tuple(map(str, logs)), **options))
+
+
+def tables(folder: Path) -> dict[str, list[dict]]:
+    return {name: list(read_all(folder, name)) for name in ("sessions", "turns", "rejected")}
+
+
+def chat(*texts: str, **more) -> dict:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)], **more}
+
+
+def jsonl(path: Path, *records) -> Path:
+    data = [r if isinstance(r, bytes) else json.dumps(r).encode() + b"\n" for r in records]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(data))
+    return path
+
+
+def lines_mb(path: Path, count: int) -> float:
+    """The --part-mb that takes `count` lines of a log whose lines are about equally long."""
+    data = path.read_bytes()
+    return (count - 0.5) * len(data) / data.count(b"\n") / 1e6
+
+
+def turn_rows(session_id: str, conversation: Conversation) -> list[dict]:
+    """The rows of the turns table by column."""
+    return [dict(zip(TURNS.schema.names, row, strict=True)) for row in turns(session_id, conversation)]
