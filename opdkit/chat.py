@@ -76,6 +76,8 @@ class Chat:
         self.template_args = dict(template_args)
         self._encoder = Encoder(tokenizer)
         self._check_template()
+        self._arguments_as_text = False
+        self._arguments_as_text = not self._renders_a_call() and self._renders_a_call(as_text=True)
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
         self.stop_ids = frozenset(i for i in [tokenizer.eos_token_id, *given] if i is not None)
         self.stop_ids |= self._template_stop_ids()
@@ -154,7 +156,7 @@ class Chat:
             fields |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])
         fields |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
         if message.get("tool_calls"):
-            fields["tool_calls"] = [_openai_call(call) for call in message["tool_calls"]]
+            fields["tool_calls"] = [_openai_call(call, self._arguments_as_text) for call in message["tool_calls"]]
         return {"role": message["role"], **self._encoder.as_data(fields, sampled=sampled)}
 
     def _ids(self, rendered: str) -> list[int]:
@@ -206,6 +208,19 @@ class Chat:
                 "tomorrow's prompts would differ; write the date into the template"
             )
 
+    def _renders_a_call(self, *, as_text: bool = False) -> bool:
+        """Whether the template takes a call's arguments as an object, as most do, or as their text, as DeepSeek's."""
+        call = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
+        said: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        before, self._arguments_as_text = self._arguments_as_text, as_text
+        try:
+            self._render([{"role": "user", "content": "?"}, said], None, generation_prompt=False)
+        except ChatError:
+            return False
+        finally:
+            self._arguments_as_text = before
+        return True
+
     def _template_stop_ids(self) -> frozenset[int]:
         """The special token right after a reply's text, as the template writes it."""
         question, probe = {"role": "user", "content": "?"}, "opdkit's probe"
@@ -242,10 +257,10 @@ def _last_logged(message: Message) -> str:
     return ""
 
 
-def _openai_call(call: Message) -> Message:
+def _openai_call(call: Message, as_text: bool) -> Message:
     function = {"name": call["name"], "arguments": call["arguments"]}
     try:
-        arguments = json.loads(call["arguments"])
+        arguments = None if as_text else json.loads(call["arguments"])
     except (ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):

@@ -269,6 +269,19 @@ def test_calls_results_and_definitions_reach_the_template(qwen):
     assert "<tool_response>\nfound\n</tool_response>" in prompt
 
 
+def test_a_template_that_takes_arguments_as_text_gets_text():
+    """DeepSeek's joins them to other text, which an object cannot be."""
+    joined = (
+        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.name + ' ' + call.function.arguments }}{% endfor %}"
+        "{{ '<|im_end|>\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    chat = Chat(build_tokenizer(joined, CHATML_TOKENS, CHATML_WORDS), {})
+    call = {"id": "1", "name": "find", "arguments": '{"x": [1, 2]}'}
+    messages = [message("user", "x"), message("assistant", None, tool_calls=[call])]
+    assert chat.text(chat.reply(messages, 1).ids) == 'find {"x": [1, 2]}<|im_end|>'
+
+
 def test_arguments_that_are_no_json_object_stay_as_they_are(qwen):
     for raw in ("not json", '["a"]', "3", ""):
         messages = [message("user", "x"), message("assistant", None, tool_calls=[CALL | {"arguments": raw}])]

@@ -15,14 +15,24 @@ pytestmark = pytest.mark.skipif(not (LOGS / "taubench").is_dir(), reason="the co
 
 
 @pytest.fixture(scope="module")
-def log() -> Log:
-    """Sessions of at most 16 turns, evenly spaced by their number, unless all are asked for."""
-    whole = read(LOGS / "taubench")
-    if ALL:
-        return whole
-    short = sorted((i for i, turns in enumerate(whole.turns) if len(turns) <= 16), key=lambda i: len(whole.turns[i]))
-    chosen = evenly_spaced(short, 4)
-    return Log([whole.sessions[i] for i in chosen], [whole.turns[i] for i in chosen])
+def whole() -> Log:
+    return read(LOGS / "taubench")
+
+
+@pytest.fixture(scope="module")
+def log(whole) -> Log:
+    """Three sessions of at most 8 turns, unless all are asked for."""
+    short = sorted((i for i, turns in enumerate(whole.turns) if len(turns) <= 8), key=lambda i: len(whole.turns[i]))
+    return whole if ALL else some(whole, evenly_spaced(short, 3))
+
+
+def some(log: Log, chosen: list[int]) -> Log:
+    return Log([log.sessions[i] for i in chosen], [log.turns[i] for i in chosen])
+
+
+def shortest_with_tools(log: Log) -> Log:
+    used = [i for i, s in enumerate(log.sessions) if sum(m["role"] == "tool" for m in s["messages"][:-2])]
+    return some(log, [min(used, key=lambda i: len(log.turns[i]))])
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +49,10 @@ def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
 
 
 @pytest.mark.parametrize("template", exact.TEMPLATES)
-def test_templates_of_real_models(log, tokenizer, template):
+def test_templates_of_real_models(whole, tokenizer, template):
     """pitfall 27: also where a template rewrites earlier turns; what it cannot render is dropped with its words."""
     pytest.importorskip("trl")
-    found = exact.measure(log, tokenizer, template, exact.SAMPLE if ALL else 3)
-    assert found.turns + sum(found.dropped.values()) > 0
-    assert all(reason.startswith("template: ") for reason in found.dropped), found.dropped
+    found = exact.measure(whole if ALL else shortest_with_tools(whole), tokenizer, template, exact.SAMPLE)
+    assert found.turns >= 1  # DeepSeek's opens a thought that these replies have not: only what follows a tool is left
+    assert all(r.startswith("template: ") or r == "reply does not continue the prompt" for r in found.dropped)
     assert found.largest <= MOST

@@ -54,7 +54,7 @@ its reply). A share *h* of them has a hint; from the hint to the end of the repl
 
 | | tokens through the layers | logits at once |
 |---|---|---|
-| the usual way | (1 + *h*) (*n s* + *t n* (*n* + 1) / 2), and the padding | tokens of a batch times the vocabulary |
+| the usual way | (1 + *h*) (*n s* + *t n* (*n* + 1) / 2), and the padding | tokens of a batch times vocabulary |
 | opdkit | *s* + *n t* + *h n b* | 33.5 million (0.13 GB), whatever the length |
 
 The usual way reads the conversation again at each turn, so its cost grows with the square of *n*; here each token of
