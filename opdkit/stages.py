@@ -49,7 +49,7 @@ class ExtractConfig(StageConfig):
     logs: tuple[str, ...] = argument("JSONL files (.jsonl, .gz, .zst), folders of them, - for standard input, "
                                      "or hf:NAME[:SPLIT]", plan=False)  # fmt: skip
     format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
-    part_mb: float = option(4.0, "size of a part, in log unpacked; a session is never divided", unit="MB", low=1e-6)
+    part_mb: float = option(8.0, "size of a part, in log unpacked; a session is never divided", unit="MB", low=1e-6)
     max_line_mb: int = option(64, "longer lines are rejected unread", unit="MB", low=1)
     workers: int = option(1, "processes that share the parts of this shard", unit="processes", low=1, plan=False)
 

@@ -100,7 +100,7 @@ def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
 
 def test_another_plan_is_refused_by_name(tmp_path, log):
     run(tmp_path / "run", log)
-    with pytest.raises(ConfigError, match=r"config\.part_mb: 4\.0 -> 3\.0"):
+    with pytest.raises(ConfigError, match=r"config\.part_mb: 8\.0 -> 3\.0"):
         run(tmp_path / "run", log, part_mb=3.0)
     with log.open("a") as handle:
         handle.write(json.dumps(chat("u", "a", "v")) + "\n")
