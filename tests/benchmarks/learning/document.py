@@ -174,11 +174,15 @@ teacher, which has read the hint, also writes {REPLIES} replies of its own to ea
 """
 
 
+def by_turn(found: Results, name: str) -> float:
+    """Accuracy after a short training whose steps take single turns, mean over the seeds."""
+    return mean(mean_corrected(seed["passed"]) for seed in seeds_of(found, "turn", name))
+
+
 def _batches(found: Results) -> str:
     rows = [
-        [name, *(f"{after_short(found, name, 'passed_sampled', 'corrected', kind=kind):.3f}" for kind in kinds),
-         *(_cost(found, name, kind) for kind in kinds)]
-        for kinds in [("short", "turn")]
+        [name, f"{after_short(found, name, 'passed_sampled', 'corrected'):.3f}", f"{by_turn(found, name):.3f}",
+         _cost(found, name), _cost(found, name, "turn")]
         for name in PRESETS
     ]  # fmt: skip
     heads = ["objective", "whole sessions", "single turns", "cost, sessions", "cost, turns"]

@@ -98,8 +98,7 @@ def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
         for seed in of(name)
     ]
     found += [
-        Cell(f"turn-{slug(name)}-{seed}", learning,
-             {"name": f"{name}-turn", "options": some | {"batch_by": "turn"}, "seed": seed})
+        Cell(f"turn-{slug(name)}-{seed}", by_turn, {"name": name, "options": some, "seed": seed})
         for name, some in short.items()
         for seed in of(name)
     ]  # fmt: skip
@@ -186,6 +185,15 @@ def learning(work: Path, name: str, options: JSON, seed: int, written: bool = Fa
     run = branch(source, work / f"short-{slug(name)}{'-written' * written}-{seed}")
     cost = trained(run, MODEL, options, seed, SHORT)
     numbers = {"cost": cost, "scores": scores(run, seed)}
+    rmtree(run)
+    return numbers
+
+
+def by_turn(work: Path, name: str, options: JSON, seed: int) -> JSON:
+    """A short training whose steps take single turns: what it cost, and shares passed after it."""
+    run = branch(work / "base", work / f"turn-{slug(name)}-{seed}")
+    cost = trained(run, MODEL, options | {"batch_by": "turn"}, seed, SHORT)
+    numbers = {"cost": cost, "passed": passed(final_model(run), seed)}
     rmtree(run)
     return numbers
 
