@@ -40,7 +40,7 @@ def test_a_failure_is_never_swallowed(tmp_path, how, kind, message):
         assert "in compute" in caught.value.__notes__[0]
 
 
-def test_who_is_stopped_cleans_up(tmp_path):
+def test_who_is_stopped_cleans_up(tmp_path, request):
     """Ctrl-C, or the failure of another process: no half-written file, and no process left."""
 
     def interrupt() -> None:
@@ -50,6 +50,9 @@ def test_who_is_stopped_cleans_up(tmp_path):
         os.kill(os.getpid(), signal.SIGINT)
 
     begun: list[int] = []
+    # A shell that runs the tests in the background has them ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     watch = threading.Thread(target=interrupt)
     watch.start()
     with pytest.raises(KeyboardInterrupt), Workers(2, slow) as workers:
