@@ -213,8 +213,8 @@ One option changed each time, one seed, compared with the same seed under the de
 - `--blame-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
   probability from every token of the reply, also from those that any good reply has at that place. The ratio clip lets
   each of them fall from 1.0 to 0.8, and a reply of fifteen such tokens then seldom survives: `leaves at 33:30 C`. So by
-  default a negative reward falls on those tokens alone that the student was not sure of. At {LONG_RATE:g} that makes
-  little difference to `binary`; at twice the rate it decided whether `combine` and `hybrid` fell apart.
+  default a negative reward falls on those tokens alone that the student was not sure of. Without that, `binary` loses
+  again what it has learned.
 - Weight of the reward beside a teacher: a reward speaks at every token, a teacher only where it disagrees, and a
   negative reward says nothing about what to write instead. With weight 1 the model leaves its habit for whatever else
   it knows; with 0.1 or 0.2 the teacher leads, and the positive rewards hold on to what was right.
