@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from opdkit.output_layer import forward_replaced, is_apart
 
-# Float32 logits in memory at once while scoring, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
+# Float32 logits in memory at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
 # What is computed from them (their softmax, the keys of a sort) is a small multiple of it.
 _LOGITS = 1 << 25
 
@@ -153,9 +153,14 @@ def response_logits_by_rows(model: nn.Module, sequences: Items[Sequence]) -> Ite
 
     How many: what keeps 0.13 GB of logits. The layers below the output layer run once.
     """
-    reading, rows = Reading(model, sequences, repeated=True), max(1, _LOGITS // _vocabulary(model))
+    reading, rows = Reading(model, sequences, repeated=True), rows_at_once(model)
     for start in range(0, sum(len(s.response_ids) for s in sequences), rows):
         yield reading.logits(slice(start, start + rows)).float()
+
+
+def rows_at_once(*models: nn.Module) -> int:
+    """How many rows of logits may be in memory together: what is 0.13 GB of the largest vocabulary in float32."""
+    return max(1, _LOGITS // max(map(_vocabulary, models)))
 
 
 def token_logprobs(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
@@ -204,7 +209,7 @@ def _answers(mixture: Mixture, questions: Items[Question], top: int, vocabulary:
     readings = [read(model, [q.sequences[j] for q in questions]) for j, model in enumerate(mixture.models)]
     lengths = [len(q.response_ids) for q in questions]
     wanted_NM = _wanted(questions).to(readings[0].device)
-    rows = max(1, _LOGITS // max(map(_vocabulary, mixture.models)))
+    rows = rows_at_once(*mixture.models)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, sum(lengths), rows):
         some = slice(start, start + rows)

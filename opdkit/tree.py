@@ -121,7 +121,7 @@ class _Tree:
         while todo:
             some, start, parent = todo.pop()
             first, last = sequences[some[0]], sequences[some[-1]]
-            end = start + _in_common(first[start:], last[start:])
+            end = start + in_common(first[start:], last[start:])
             here = tree._add(first[start:end], start, parent)
             for i in some:
                 tree.leaves[i] = here
@@ -165,7 +165,7 @@ def _apart(sequences: Items[list[int]], order: list[int], depth: int) -> list[li
     return [list(some) for _, some in groupby(order, key=lambda i: sequences[i][depth])][::-1]
 
 
-def _in_common(a: list[int], b: list[int]) -> int:
+def in_common(a: Items[int], b: Items[int]) -> int:
     """How many tokens two sequences begin with alike."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

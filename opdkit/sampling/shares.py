@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from opdkit.tree import in_common
+
 # Tokens after the common prefix that are read at once; their mask has a row for each and a column for all before it.
 _SUFFIXES = 1024
 
@@ -83,11 +85,6 @@ def groups(prompts: Sequence[list[int]]) -> list[Group]:
 
 def _group(prompts: Sequence[list[int]], some: Sequence[int], prefix: int) -> Group:
     return Group(prefix, tuple(some), prefix + sum(len(prompts[i]) - prefix for i in some))
-
-
-def in_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two prompts begin with alike."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _shares(

@@ -7,9 +7,8 @@ between them. Pure functions of token ids.
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-import numpy as np
-
 from opdkit.scoring import Sequence, batches
+from opdkit.tree import in_common
 
 
 @dataclass(frozen=True)
@@ -63,10 +62,10 @@ def trees_of(sequences: Items[Sequence], sessions: Items[str], budget: int) -> l
     trees: list[Tree] = []
     for turns in members.values():
         most = max(budget, *(len(sequences[i]) for i in turns))
-        ids = [np.array(sequences[i].prompt_ids + sequences[i].response_ids, np.int64) for i in turns]
+        ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
         tree = Tree((turns[0],), len(ids[0]))
         for turn, before, here in zip(turns[1:], ids, ids[1:], strict=False):
-            new = len(here) - _in_common(before, here)
+            new = len(here) - in_common(before, here)
             if tree.tokens + new <= most:
                 tree = Tree((*tree.turns, turn), tree.tokens + new)
             else:
@@ -74,13 +73,6 @@ def trees_of(sequences: Items[Sequence], sessions: Items[str], budget: int) -> l
                 tree = Tree((turn,), len(here))
         trees.append(tree)
     return trees
-
-
-def _in_common(a: np.ndarray, b: np.ndarray) -> int:
-    """How many tokens two sequences begin with alike."""
-    size = min(len(a), len(b))
-    differ = a[:size] != b[:size]
-    return int(differ.argmax()) if differ.any() else size
 
 
 def deal(lengths: Items[int], processes: int) -> list[list[int]]:

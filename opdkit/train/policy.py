@@ -13,11 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from opdkit.objective import entropy, gathered_logprobs
 from opdkit.output_layer import OutputLayer
 from opdkit.packed_reading import Pack, packs, read_packed
-from opdkit.scoring import Sequence, response_logits
-
-# Logits of a forward in memory at once: 0.27 GB in float32, 441 rows at V = 152k. Where there are more, they are made
-# some rows at a time, and again in the backward pass instead of being kept.
-LOGITS = 1 << 26
+from opdkit.scoring import Sequence, response_logits, rows_at_once
 
 
 class Policy(nn.Module):
@@ -42,11 +38,14 @@ class Policy(nn.Module):
             logits_NV, _ = response_logits(model, [s for tree in trees for s in tree])
             return _answers(logits_NV, ids_NK)
         hidden_NH, output_layer = read_packed(model, Pack.of(trees, model.device))
-        return logprobs_by_rows(output_layer, hidden_NH, ids_NK, LOGITS // model.get_input_embeddings().weight.shape[0])
+        return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
 
 
 def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Log-probs [N, K] and entropies [N], with the logits of at most `rows` positions in memory at any time."""
+    """Log-probs [N, K] and entropies [N], with the logits of at most `rows` positions in memory at any time.
+
+    Where there are more, they are made some rows at a time, and again in the backward pass instead of being kept.
+    """
 
     def answers(hidden_nH: Tensor, ids_nK: Tensor) -> tuple[Tensor, Tensor]:
         return _answers(output_layer(hidden_nH), ids_nK)

@@ -230,8 +230,7 @@ def _forward(
     config: TrainConfig,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The share of these trees in the step's loss and metrics. Without a tree: all zeros, of the shortest turn."""
-    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
-    read = trees or [Tree((shortest,), len(batch[shortest]))]
+    read = trees or [_shortest(batch)]
     device = next(model.parameters()).device
     tokens = tokens_of([batch[i] for tree in read for i in tree.turns]).to(device)
     if not trees:
@@ -245,6 +244,11 @@ def _forward(
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
     metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
     return loss, metrics
+
+
+def _shortest(batch: Sequence[Turn]) -> Tree:
+    shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
+    return Tree((shortest,), len(batch[shortest]))
 
 
 def _summed(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator) -> dict[str, float]:

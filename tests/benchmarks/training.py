@@ -51,16 +51,8 @@ def loss_of(logprobs_R: Tensor, tokens: int) -> Tensor:
 
 def usual_losses(model: nn.Module, step: Step) -> Iterator[Tensor]:
     """The loss of each batch, as most trainers compute it."""
-    order = sorted(step.turns, key=len)
-    for start in range(0, len(order), usual.BATCH):
-        batch = order[start : start + usual.BATCH]
-        ids_BL, mask_BL = torch.zeros(2, len(batch), max(map(len, batch)), dtype=torch.long)
-        for row, turn in enumerate(batch):
-            ids_BL[row, : len(turn)], mask_BL[row, : len(turn)] = torch.tensor(turn.prompt_ids + turn.response_ids), 1
-        logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
-        logprobs_BL = usual.selective_log_softmax(logits_BLV[:, :-1], ids_BL[:, 1:])
-        replies = (logprobs_BL[row, len(t.prompt_ids) - 1 : len(t) - 1] for row, t in enumerate(batch))
-        yield torch.stack([loss_of(reply_R, step.tokens) for reply_R in replies]).sum()
+    for batch in usual.read(model, step.turns):
+        yield torch.stack([loss_of(reply_R, step.tokens) for _, reply_R in batch]).sum()
 
 
 def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:

@@ -1,10 +1,9 @@
 """How replies are scored without opdkit: one sample a prompt, padded batches, logits of every token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.teacher.session import Target
@@ -28,20 +27,23 @@ def samples(targets: Sequence[Target]) -> list[ScoredSequence]:
     return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
 
 
-@torch.no_grad()
-def logprobs(model: PreTrainedModel, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
-    """[R] of each sequence's response; batches of sequences of like length, padded on the right."""
+def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
+    """The log-probs [R] of each response, by its index; a list a batch: of like length, padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    found: dict[int, Tensor] = {}
     for start in range(0, len(order), BATCH):
         some = order[start : start + BATCH]
-        longest = max(len(sequences[i]) for i in some)
-        ids_BL, mask_BL = torch.zeros(2, len(some), longest, dtype=torch.long)
+        ids_BL, mask_BL = torch.zeros(2, len(some), max(len(sequences[i]) for i in some), dtype=torch.long)
         for row, i in enumerate(some):
             ids = sequences[i].prompt_ids + sequences[i].response_ids
             ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = torch.tensor(ids), 1
         logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
         logprobs_BL = selective_log_softmax(logits_BLV[:, :-1], ids_BL[:, 1:])
-        for row, i in enumerate(some):
-            found[i] = logprobs_BL[row, len(sequences[i].prompt_ids) - 1 : len(sequences[i]) - 1].clone()
+        places = [slice(len(sequences[i].prompt_ids) - 1, len(sequences[i]) - 1) for i in some]
+        yield [(i, logprobs_BL[row, place]) for row, (i, place) in enumerate(zip(some, places, strict=True))]
+
+
+@torch.no_grad()
+def logprobs(model: nn.Module, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
+    """[R] of each sequence's response, in the order given."""
+    found = {i: values_R.clone() for batch in read(model, sequences) for i, values_R in batch}
     return [found[i] for i in range(len(sequences))]

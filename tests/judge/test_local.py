@@ -14,9 +14,9 @@ from opdkit.judge.exchange import Question
 from opdkit.judge.local import open_judge, open_model
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.models import load_tokenizer
-from opdkit.sampling.shares import in_common
 from opdkit.stages import JudgeConfig
 from opdkit.store import read_all
+from opdkit.tree import in_common
 from opdkit.tree_reading import reads_trees
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks") for n in range(6)}

@@ -5,7 +5,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opdkit.sampling.shares import MAX_DRAWS, Group, Lot, groups, in_common, lanes, lots
+from opdkit.sampling.shares import MAX_DRAWS, Group, Lot, groups, lanes, lots
+from opdkit.tree import in_common
 
 COMMON = list(range(100, 140))
 OTHER = list(range(200, 240))
