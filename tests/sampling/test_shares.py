@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from opdkit.sampling.shares import MAX_DRAWS, Group, Lot, groups, lanes, lots
@@ -74,13 +74,15 @@ def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[
 
 @settings(deadline=None)
 @given(prompts(), st.integers(1, 5), st.integers(1, 20), st.integers(1, 300))
+@example([[0] * 8, [0] * 10], 2, 1, 10)  # a share of two draws within the budget beside single draws above it
 def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_tokens: int, budget: int) -> None:
     found = list(lots(asked, [draws] * len(asked), new_tokens, budget))
     made = [d for lot in found for share in lot.shares for d in share.draws]
     assert sorted(made) == [(i, k) for i in range(len(asked)) for k in range(draws)]
     for lot in found:
-        alone = lot.rows == lot.draws == 1 and all(len(s.group.prompts) == 1 for s in lot.shares)
-        assert lot.rows * lot.slots <= budget or alone
+        single = [s for s in lot.shares if len(s.draws) == len(s.group.prompts) == 1]  # one draw is made in any case
+        assert lot.rows * lot.slots <= budget or lot.rows == 1
+        assert all(s.slots <= budget or s in single for s in lot.shares)
         assert lot.rows * lot.draws <= MAX_DRAWS
         assert all(s.slots == s.group.tokens + len(s.draws) * new_tokens for s in lot.shares)
         assert lot.slots < 2 * min(s.slots for s in lot.shares)
