@@ -8,7 +8,7 @@ The log is made of the tau-bench sessions in ../shared/data, or else of sample_d
   Both in this process, in CPU seconds, so that a disk or another process plays no part.
 - against `datasets.load_dataset("json")` and a `map` that writes the same rows, one a session with its messages and
   one a reply with its prompt and next state as indices, as Parquet. Both in this process, by the clock.
-- one worker against two: the command as a user starts it, by the clock, on four times as much.
+- one worker against two: the command as a user starts it, by the clock, on ten times as much.
 - with --memory: the peak of the resident memory of the command and its workers, at 100 MB and at 1,000 MB.
 """
 
@@ -192,7 +192,7 @@ def benchmark(megabytes: float, pairs: int, with_memory: bool) -> Iterator[Compa
         )
         usual = 'datasets.load_dataset("json") and map'
         yield compare("one log to tables", usual, (partial(with_datasets, log, folder / "sets"), extracted), log, pairs)
-        large = build(folder / "large.jsonl", 4 * megabytes)
+        large = build(folder / "large.jsonl", 10 * megabytes)
         ways = partial(start, large, run, 1), partial(start, large, run, 2)
         shared = compare("one log, two workers", "one worker", ways, large, pairs)
         if with_memory:
@@ -203,7 +203,7 @@ def benchmark(megabytes: float, pairs: int, with_memory: bool) -> Iterator[Compa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=100, help="size of the log; four times as much for workers")
+    parser.add_argument("--megabytes", type=float, default=100, help="size of the log; ten times as much for workers")
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--memory", action="store_true", help="also measure peak memory, up to 1,000 MB of log")
     options = parser.parse_args()
