@@ -331,10 +331,10 @@ class SlurmConfig(RunConfig):
     submit: bool = option(False, "submit the jobs, too")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.shard != "auto" or self.overwrite:
             raise ConfigError("--shard and --overwrite are for the stages: --shards says how many tasks there are, and "
                               "a task that is queued again must not throw away what it has done")  # fmt: skip
+        super().__post_init__()
         if "-" in self.logs:
             raise ConfigError("LOGS is -: a batch job has no standard input; name a file")
         for name in ("partition", "account", "time", "gpus", "cpus", "mem"):
