@@ -88,13 +88,20 @@ def test_out_of_time_before_the_first_part_is_an_error() -> None:
     assert "give it more time" in errors
 
 
-def test_the_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
-    with pytest.raises(stopping.Stopped), stopping.listening():
-        stopping.after_part()
+def stop_after(parts: int) -> None:
+    """What a stage does that is asked to stop when it has finished so many parts."""
+    with stopping.listening():
+        for _ in range(parts):
+            stopping.after_part()
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stopping.requested()
         stopping.before_part()
+
+
+def test_the_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(stopping.Stopped):
+        stop_after(parts=1)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
     stopping.before_part()  # asked once, stopped once
 
@@ -126,6 +133,5 @@ def test_a_forked_worker_leaves_it_to_its_parent() -> None:
 
 
 def test_no_progress_is_said_as_an_error_of_the_run() -> None:
-    with pytest.raises(OpdkitError, match="sessions-per-part"), stopping.listening():
-        os.kill(os.getpid(), signal.SIGUSR1)
-        stopping.before_part()
+    with pytest.raises(OpdkitError, match="sessions-per-part"):
+        stop_after(parts=0)

@@ -47,7 +47,7 @@ def test_only_what_is_missing(tmp_path: Path) -> None:
 def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     run = tmp_path / "r"
     Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=1)
-    with pytest.raises(ConfigError, match="config.votes: 5 -> 7"):
+    with pytest.raises(ConfigError, match=r"config\.votes: 5 -> 7"):
         slurm.run(config(run, set=("judge.votes=7",)))
     assert not (run / "slurm").exists()
 
