@@ -7,11 +7,11 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from opdkit import __version__
+from opdkit import __version__, stopping
 from opdkit.config import Field, StageConfig, fields_of
 from opdkit.console import is_main_process, say, stderr
 from opdkit.errors import OpdkitError
-from opdkit.stages import COMMANDS, configure, imported
+from opdkit.stages import COMMANDS, STAGES, configure, imported
 
 # One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
 EXAMPLES = {
@@ -22,6 +22,7 @@ EXAMPLES = {
     "eval": "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
     "rollout": "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
     "run": "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
+    "slurm": "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
     "status": "opdkit status runs/try",
     "demo": "opdkit demo",
 }
@@ -33,7 +34,8 @@ HELP = {
     "eval": "Compare the model before and after, on prompts that were held out.",
     "rollout": "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
     "run": "Extract, judge, teacher and train in one go, with one configuration.",
-    "status": "Show which parts of which stage are done.",
+    "slurm": "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
+    "status": "Show how far each stage is: parts done, running and failed, rows, rate, time left, last errors.",
     "demo": "The whole loop on sample_data on a CPU: a model improved by its own logs.",
 }
 
@@ -63,8 +65,11 @@ def guarded(action: Callable[[], Any], debug: bool) -> None:
     """Run a command's body; every failure becomes one clear message and an exit code, a traceback only on --debug."""
     try:
         action()
+    except stopping.Stopped:
+        stderr.print("stopped as asked; finished parts are kept, the same command goes on from there", soft_wrap=True)
+        raise typer.Exit(stopping.TRY_AGAIN) from None
     except KeyboardInterrupt:
-        stderr.print("interrupted; the finished parts are kept, the same command goes on from there")
+        stderr.print("interrupted; finished parts are kept, the same command goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None
     except OpdkitError as error:
         if debug:
@@ -78,6 +83,15 @@ def guarded(action: Callable[[], Any], debug: bool) -> None:
         if debug:
             raise
         _fail(f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
+
+
+def finished(name: str, target: str, config: StageConfig) -> str:
+    """Run a command; its closing lines."""
+    if name in STAGES:
+        from opdkit.pipeline import run_stage  # imported here: it brings pyarrow
+
+        return run_stage(name, config).text()
+    return str(imported(target)(config).text())
 
 
 def _fail(message: str, code: int) -> None:
@@ -127,16 +141,16 @@ _DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=Fals
 
 def _register(name: str, cls: type[StageConfig], target: str) -> None:
     fields = fields_of(cls)
-    own_config = any(field.name == "config" for field in fields)  # run hands the file on to its stages
+    own_config = any(field.name == "config" for field in fields)  # run and slurm hand the file on to the stages
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
-        file = None if own_config else flags.pop("config")
+        file = flags["config"] if own_config else flags.pop("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
 
         def body() -> None:
             config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            say(imported(target)(config).text())
+            say(finished(name, target, config))
 
         guarded(body, debug)
 

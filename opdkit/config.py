@@ -242,7 +242,7 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """ "I/N" -> (I, N); "auto" reads the Slurm array's task, else the launcher's rank, else (0, 1)."""
+    """ "I/N" -> (I, N); "auto" reads the Slurm array's task and the launcher's rank; without either (0, 1)."""
     if text == "auto":
         return _ambient_shard()
     index, slash, count = text.partition("/")
@@ -252,25 +252,35 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def _ambient_shard() -> tuple[int, int]:
+    """The task of the Slurm array, and within it the launcher's rank: 4 tasks of 8 processes are 32 shards."""
+    (task, tasks), (rank, size) = _array_task(), _launcher_rank()
+    return task * size + rank, tasks * size
+
+
+def _array_task() -> tuple[int, int]:
     env = os.environ
-    if "SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env:
-        index, count = _env_int("SLURM_ARRAY_TASK_ID"), _env_int("SLURM_ARRAY_TASK_COUNT")
-        # An array may start anywhere and have steps: --array=10-40:10. One with odd gaps (1,3,7) cannot be numbered.
-        low, high = _env_int("SLURM_ARRAY_TASK_MIN", 0), _env_int("SLURM_ARRAY_TASK_MAX", index)
-        step = max(1, (high - low) // max(1, count - 1))
-        index, gap = divmod(index - low, step)
-        if gap or not 0 <= index < count:
-            raise ConfigError(
-                f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is no regular step of the array of {count} tasks "
-                f"from {low} to {high}; pass --shard I/N"
-            )
-        return index, count
-    if "RANK" in env and "WORLD_SIZE" in env:
-        index, count = _env_int("RANK"), _env_int("WORLD_SIZE")
-        if not 0 <= index < count:
-            raise ConfigError(f"RANK={index} does not fit WORLD_SIZE={count}; pass --shard I/N")
-        return index, count
-    return 0, 1
+    if not ("SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env):
+        return 0, 1
+    index, count = _env_int("SLURM_ARRAY_TASK_ID"), _env_int("SLURM_ARRAY_TASK_COUNT")
+    # An array may start anywhere and have steps: --array=10-40:10. One with odd gaps (1,3,7) cannot be numbered.
+    low, high = _env_int("SLURM_ARRAY_TASK_MIN", 0), _env_int("SLURM_ARRAY_TASK_MAX", index)
+    step = max(1, (high - low) // max(1, count - 1))
+    index, gap = divmod(index - low, step)
+    if gap or not 0 <= index < count:
+        raise ConfigError(
+            f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is no regular step of the array of {count} tasks "
+            f"from {low} to {high}; pass --shard I/N"
+        )
+    return index, count
+
+
+def _launcher_rank() -> tuple[int, int]:
+    if not ("RANK" in os.environ and "WORLD_SIZE" in os.environ):
+        return 0, 1
+    index, count = _env_int("RANK"), _env_int("WORLD_SIZE")
+    if not 0 <= index < count:
+        raise ConfigError(f"RANK={index} does not fit WORLD_SIZE={count}; pass --shard I/N")
+    return index, count
 
 
 def _env_int(name: str, default: int = 0) -> int:

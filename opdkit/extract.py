@@ -6,12 +6,14 @@ written; the second computes each part from its own units and from nothing else.
 
 import contextlib
 import gc
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
 
+from opdkit import stopping
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
 from opdkit.logs import READERS
@@ -71,8 +73,13 @@ def write_parts(stage: Stage, found: Survey, workers: Workers | None) -> None:
     """Compute and commit every part of this shard that is missing, here or in other processes."""
     todo = stage.todo()
     if workers is not None:
-        for _ in progress(workers.do((stage, found), todo), "extract", len(todo), "parts"):
-            pass
+        wanted = itertools.takewhile(lambda _: not stopping.requested(), todo)
+        left = len(todo)
+        for _ in progress(workers.do((stage, found), wanted), "extract", left, "parts"):
+            stopping.after_part()
+            left -= 1
+        if left:
+            stopping.before_part()
         return
     with part_writer((stage, found)) as write:
         for part in progress(todo, "extract", len(todo), "parts"):

@@ -5,10 +5,10 @@ from typing import Any
 from opdkit.config import JSON, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
-from opdkit.stages import STAGES, RunConfig, StageConfig, configure, imported
+from opdkit.failures import forget, recorded
+from opdkit.stages import ORDER, STAGES, RunConfig, StageConfig, configure, imported
+from opdkit.stopping import listening
 from opdkit.store import Summary
-
-ORDER = ("extract", "judge", "teacher", "train")
 
 
 def run(config: RunConfig) -> Summary:
@@ -20,8 +20,11 @@ def run(config: RunConfig) -> Summary:
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:
-    """Run one stage by its name."""
-    summary: Summary = imported(STAGES[name][1])(config)
+    """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
+    with recorded(name, config), listening():
+        summary: Summary = imported(STAGES[name][1])(config)
+    if summary.parts_done == summary.parts:
+        forget(config.run, name)
     return summary
 
 

@@ -1,6 +1,7 @@
 """Every option of every stage, declared once. Imports nothing heavy, so that `opdkit --help` answers at once."""
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,6 +303,61 @@ class RunConfig(StageConfig):
         parse_pairs(self.set, "--set")
 
 
+ORDER = ("extract", "judge", "teacher", "train")  # of a pipeline
+_WORD = re.compile(r"[\w.,:+/-]+", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmConfig(RunConfig):
+    """`opdkit slurm`: the pipeline as batch jobs. A value written STAGE=VALUE is for that stage, others are for all."""
+
+    shards: int = option(4, "tasks of extract, judge and teacher each; every one does each N-th part", unit="tasks",
+                         low=1)  # fmt: skip
+    max_running: int | None = option(None, "tasks of one stage that run at once (default: all)", unit="tasks", low=1)
+    nodes: int = option(1, "nodes of the training", unit="nodes", low=1)
+    processes: int | None = option(None, "training processes a node (default: its GPUs, or 1)", low=1)
+    partition: tuple[str, ...] = option((), "partition, as NAME or STAGE=NAME; may be given repeatedly")
+    account: tuple[str, ...] = option((), "account, as NAME or STAGE=NAME; may be given repeatedly")
+    time: tuple[str, ...] = option((), "time limit of a task, as Slurm writes it or STAGE=TIME (teacher=4:00:00); may "
+                                   "be given repeatedly (default: the partition's)")  # fmt: skip
+    gpus: tuple[str, ...] = option((), "GPUs of a task, or of a node of the training: COUNT, TYPE:COUNT or "
+                                   "STAGE=...; may be given repeatedly")  # fmt: skip
+    cpus: tuple[str, ...] = option((), "CPU cores of a task, as N or STAGE=N; may be given repeatedly")
+    mem: tuple[str, ...] = option((), "memory of a node, as SIZE (64G) or STAGE=SIZE; may be given repeatedly")
+    sbatch: tuple[str, ...] = option((), "another option of sbatch, as --constraint=a100 or STAGE=--exclusive; may be "
+                                     "given repeatedly")  # fmt: skip
+    setup: tuple[str, ...] = option((), "shell line before the command, such as `module load cuda`; may be given "
+                                    "repeatedly")  # fmt: skip
+    notice: int = option(120, "a stage is asked to stop this long before the time limit; Slurm may ask a minute "
+                         "earlier", unit="seconds", low=10)  # fmt: skip
+    max_requeues: int = option(100, "how often a task that ran out of time is queued again", low=0)
+    submit: bool = option(False, "submit the jobs, too")
+
+    def __post_init__(self) -> None:
+        if self.shard != "auto" or self.overwrite:
+            raise ConfigError("--shard and --overwrite are for the stages: --shards says how many tasks there are, and "
+                              "a task that is queued again must not throw away what it has done")  # fmt: skip
+        super().__post_init__()
+        if "-" in self.logs:
+            raise ConfigError("LOGS is -: a batch job has no standard input; name a file")
+        for name in ("partition", "account", "time", "gpus", "cpus", "mem"):
+            for value in (v.partition("=")[2] if v.startswith(_STAGE_PREFIXES) else v for v in getattr(self, name)):
+                if not _WORD.fullmatch(value):
+                    raise ConfigError(f"--{name} is {value!r}; write it as VALUE or STAGE=VALUE, where STAGE is one "
+                                      f"of: {', '.join(ORDER)}")  # fmt: skip
+        for line in (v.partition("=")[2] if v.startswith(_STAGE_PREFIXES) else v for v in self.sbatch):
+            if not line.startswith("-") or not line.isprintable():
+                raise ConfigError(f"--sbatch is {line!r}; write it as sbatch's own options are, --constraint=a100")
+
+    def of_stage(self, name: str, stage: str) -> list[str]:
+        """The values of a repeatable option that hold for a stage: those for all, then its own."""
+        values: tuple[str, ...] = getattr(self, name)
+        own = [v.partition("=")[2] for v in values if v.startswith(f"{stage}=")]
+        return [v for v in values if not v.startswith(_STAGE_PREFIXES)] + own
+
+
+_STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
+
 # stage -> its configuration, and "module:function" imported only when the stage runs.
 STAGES: dict[str, tuple[type[StageConfig], str]] = {
     "extract": (ExtractConfig, "opdkit.extract:run"),
@@ -313,13 +369,18 @@ STAGES: dict[str, tuple[type[StageConfig], str]] = {
 }
 
 
-# What is configured from options: the stages, and the command that runs four of them.
-COMMANDS: dict[str, tuple[type[StageConfig], str]] = STAGES | {"run": (RunConfig, "opdkit.pipeline:run")}
+# What is configured from options: the stages, and the commands that run four of them.
+COMMANDS: dict[str, tuple[type[StageConfig], str]] = STAGES | {
+    "run": (RunConfig, "opdkit.pipeline:run"),
+    "slurm": (SlurmConfig, "opdkit.slurm:run"),
+}
+TABLES_OF_TOML = (*STAGES, "slurm")
 
 
 def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
     """The configuration of a command: flags over its table in a TOML file over the defaults. Raises ConfigError."""
-    return build(COMMANDS[command][0], flags, file, command, list(STAGES))
+    own = file if command in TABLES_OF_TOML else None  # run has no table: it hands the file on to its stages
+    return build(COMMANDS[command][0], flags, own, command, TABLES_OF_TOML)
 
 
 def imported(target: str) -> Callable[[Any], Any]:

@@ -1,31 +1,72 @@
-"""`opdkit status`: which parts of which stage are done, read from the footers."""
+"""`opdkit status`: how far each stage is, from the footers, the marks of parts under way, and the last errors."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table as RichTable
 
+from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
+from opdkit.failures import failures
+from opdkit.running import parts_under_way
 from opdkit.stages import STAGES, home
-from opdkit.store import part_count, summary_of
+from opdkit.store import Summary, part_count, part_path, summary_of
 from opdkit.tables import TABLES
+
+COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")
 
 
 def run(directory: Path) -> None:
-    """Print one row a stage. Raises OpdkitError when `directory` holds no run."""
+    """Print one row a stage, then the last error of each shard. Raises OpdkitError when `directory` holds no run."""
     started = [stage for stage in STAGES if (home(directory, stage) / "manifest.json").exists()]
-    if not started:
+    errors = failures(directory)
+    if not started and not errors:
         raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {directory} LOGS...`")
-    table = RichTable("stage", "parts", "in", "out", "dropped", "seconds")
+    failed = Counter(error["stage"] for error in errors)
+    table = RichTable(*COLUMNS)
     for stage in started:
-        table.add_row(*_row(directory, stage))
+        table.add_row(*_row(directory, stage, failed[stage]))
     stdout.print(table)
+    for error in errors:
+        stdout.print(_last_error(error), markup=False, soft_wrap=True)
 
 
-def _row(directory: Path, stage: str) -> tuple[str, ...]:
+def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     primary = next(table for table in TABLES.values() if table.stage == stage)  # the first of a stage says what is done
     found = summary_of(directory, stage, primary, part_count(directory, stage))
+    under_way = parts_under_way(home(directory, stage) / ".tmp")
+    running = sum(not part_path(directory, primary.name, part).exists() for part in under_way)
     total = found.counters
     dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
-    numbers = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, f"{total.seconds:.1f}"
-    return (stage, f"{found.parts_done}/{found.parts}", *numbers)
+    shards = f"{failed} shard{'s' * (failed > 1)}" if failed else "0"
+    rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
+    rows = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, rate
+    return (stage, f"{found.parts_done}/{found.parts}", str(running), shards, *rows, time_left(found, running))
+
+
+def time_left(found: Summary, running: int) -> str:
+    """How long the parts that are not done will take, at the mean of those that are, by as many processes as now."""
+    left = found.parts - found.parts_done
+    if not left:
+        return "done"
+    if not found.parts_done:
+        return "?"
+    seconds = left * found.counters.seconds / found.parts_done
+    return f"{duration(seconds / running)}" if running else f"{duration(seconds)} of work, none running"
+
+
+def duration(seconds: float) -> str:
+    """12.3 -> "12 s", 7260 -> "2 h 1 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def _last_error(error: JSON) -> str:
+    job = f", Slurm job {error['job']}" if error["job"] else ""
+    return f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}: " + printable(
+        error["error"]
+    )

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import time
 import uuid
 from collections import Counter
@@ -28,9 +27,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit import __version__
+from opdkit import __version__, stopping
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.running import claim_name, marked, read_claim
 from opdkit.stages import home
 from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
@@ -175,10 +175,19 @@ class Stage:
 
     @contextlib.contextmanager
     def writing(self, part: int) -> Iterator[PartWriter]:
-        """Commit the part's tables when the block ends well; leave nothing behind when it does not."""
-        start = time.monotonic()
-        writer = PartWriter(self.tables)
-        yield writer
+        """Commit the part's tables when the block ends well; leave nothing behind when it does not.
+
+        Raises stopping.Stopped when the process was asked to stop: between two parts nothing is lost.
+        """
+        stopping.before_part()
+        with marked(self.home / ".tmp", self.tables[0].name, part):
+            start = time.monotonic()
+            writer = PartWriter(self.tables)
+            yield writer
+            self._commit_all(part, writer, start)
+        stopping.after_part()
+
+    def _commit_all(self, part: int, writer: PartWriter, start: float) -> None:
         arrows = {t.name: writer.arrow(t) for t in self.tables}
         writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
         writer.counters.seconds = time.monotonic() - start
@@ -191,7 +200,7 @@ class Stage:
             _VERSION_KEY: str(table.version), _PLAN_KEY: self.plan, _COUNTERS_KEY: counters.to_json(),
         })  # fmt: skip
         final = self.path(table.name, part)
-        temporary = self.home / ".tmp" / f"{table.name}-{part:05d}-{socket.gethostname()}-{os.getpid()}.parquet"
+        temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
         try:
             final.parent.mkdir(parents=True, exist_ok=True)
             temporary.parent.mkdir(exist_ok=True)
@@ -207,24 +216,14 @@ class Stage:
 
     def _sweep_temporary_files(self) -> None:
         """Remove what killed processes of this host left half-written."""
-        for path in (self.home / ".tmp").glob("*.parquet"):
-            _table, _part, host, pid = path.stem.split("-", 2)[:2] + path.stem.split("-", 2)[2].rsplit("-", 1)
-            if host == socket.gethostname() and not _alive(int(pid)):
+        for path in (self.home / ".tmp").glob("*"):
+            claim = read_claim(path)
+            if claim is not None and claim.dead:
                 path.unlink(missing_ok=True)
 
     def summary(self) -> Summary:
         """A fold over the footers of all finished parts, whoever wrote them."""
         return summary_of(self.config.run, self.name, self.tables[0], self.parts)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _sync(path: Path) -> None:

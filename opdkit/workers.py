@@ -5,7 +5,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -53,8 +53,8 @@ class Workers:
             worker.process.join()
             worker.connection.close()
 
-    def do(self, job: object, parts: Sequence[int]) -> Iterator[int]:
-        """Compute `parts`, begun in their order; yields each when it is done.
+    def do(self, job: object, parts: Iterable[int]) -> Iterator[int]:
+        """Compute `parts`, each taken when a process is free for it; yields it when it is done.
 
         Raises what `compute` has raised, with the traceback as a note, and OpdkitError when a process has died.
         """

@@ -175,6 +175,9 @@ def test_a_shard_that_is_none(text):
       "SLURM_ARRAY_TASK_MAX": "3", "RANK": "0", "WORLD_SIZE": "1"}, (2, 4)),
     ({"SLURM_ARRAY_TASK_ID": "30", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "10",
       "SLURM_ARRAY_TASK_MAX": "40"}, (2, 4)),
+    # two processes in each of three tasks
+    ({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "0",
+      "SLURM_ARRAY_TASK_MAX": "2", "RANK": "1", "WORLD_SIZE": "2"}, (5, 6)),
     ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "1", "SLURM_ARRAY_TASK_MIN": "5",
       "SLURM_ARRAY_TASK_MAX": "5"}, (0, 1)),
 ])  # fmt: skip

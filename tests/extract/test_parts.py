@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from small_logs import chat, jsonl, lines_mb, run, tables
 
+from opdkit import stopping
 from opdkit.errors import ConfigError
 from opdkit.logs import units
 from opdkit.store import manifest, read_all, read_part
@@ -96,6 +97,23 @@ def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
     (run_dir / "extract" / "turns").unlink()
     assert not list(run_dir.rglob(".tmp/*"))
     assert run(run_dir, log, part_mb=part_mb, workers=2).counters.rows_in == 20
+
+
+def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
+    log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(200)))
+    part_mb, stopped = lines_mb(log, 1), tmp_path / "stopped"
+    command = [sys.executable, "-m", "opdkit", "extract", str(stopped), str(log), "--part-mb", str(part_mb)]
+    process = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not list(stopped.rglob("sessions/part-*.parquet")):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGUSR1)
+    assert "stopped as asked" in process.communicate(timeout=60)[1]
+    assert process.returncode == stopping.TRY_AGAIN
+    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 200  # of a part, rejected is written last
+    assert not list(stopped.rglob(".tmp/*"))
+    run(stopped, log, part_mb=part_mb)
+    run(tmp_path / "whole", log, part_mb=part_mb)
+    assert tables(stopped) == tables(tmp_path / "whole")
 
 
 def test_another_plan_is_refused_by_name(tmp_path, log):
