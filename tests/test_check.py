@@ -212,7 +212,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     # ranges
     "a message that is none": (lambda r: recommit(r, "turns", 0, lambda rows: rows[0].update(
         message_index=99, turn_id=f"{rows[0]['session_id']}:99")), "extract", "turns", "no assistant"),
-    "a wrong next state": (lambda r: recommit(r, "turns", 0, first("next_count", 70)), "extract", "turns", "next_count"),
+    "a wrong next": (lambda r: recommit(r, "turns", 0, first("next_count", 70)), "extract", "turns", "next_co"),
     "trainable and not": (lambda r: recommit(r, "turns", 0, first("skip_reason", "tired")), "extract", "turns",
                           "does not fit skip_reason"),
     "metadata that is no JSON": (lambda r: recommit(r, "sessions", 0, first("metadata", "{")), "extract", "sessions",
@@ -399,8 +399,7 @@ def test_report_counts_what_was_read(healthy: Path) -> None:
     assert report.files == 3 * 5 + 3
 
 
-def test_stage_is_the_stage_of_the_store(run: Path) -> None:
-    """A part that a check has removed is to do for the stage."""
+def test_what_was_removed_is_to_do(run: Path) -> None:
     flip(part_path(run, "sessions", 2), 0.4)
     check.run(run, recompute=True)
     config = ExtractConfig(run=run, logs=(LOGS,), limit=24, sessions_per_part=8, shard="0/1")

@@ -181,13 +181,9 @@ def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
     folder = Path("runs/x")
     quoted = RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
     assert "no space left on the disk of runs/x" in str(in_words(quoted, folder))
-    try:
-        try:
-            raise OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
-        finally:
-            raise RuntimeError("unexpected pos 64 vs 0")
-    except RuntimeError as error:
-        assert "runs/x/train/checkpoints/step-1" in str(in_words(error, folder))
+    late = RuntimeError("unexpected pos 64 vs 0")
+    late.__context__ = OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
+    assert "runs/x/train/checkpoints/step-1" in str(in_words(late, folder))
     assert in_words(ValueError("something else"), folder) is None
     assert in_words(PermissionError(13, "Permission denied", "logs/a.jsonl")) is None, "a file that may not be read"
     assert "logs/a.jsonl cannot be written" in str(in_words(PermissionError(13, "Permission denied", "logs/a.jsonl"),

@@ -286,7 +286,7 @@ def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store, "_move_first", full)
-    with pytest.raises(OpdkitError, match="no space left on the disk of .*part-00000.parquet: make room"):
+    with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
         fill(stage, [0])
     assert recorded(stage.home) == {}
     assert not list((stage.home / ".tmp").iterdir())
