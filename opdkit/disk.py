@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +45,8 @@ def in_words(error: BaseException, where: Path | None = None) -> str | None:
     if code in _FULL:
         what = f"no space left on the disk of {path}" if path else "no space left on the disk of the run or of TMPDIR"
         return f"{what}: make room there, then start the same command again; what is finished is kept"
-    if where is None:  # a file that may not be read, for all we know
-        return None
+    if where is None or (code != errno.EROFS and named and os.access(named, os.F_OK)):
+        return None  # a file that may not be read, for all we know
     return f"{path} cannot be written (read-only, or another owner's): make it writable, then start the command again"
 
 

@@ -312,6 +312,18 @@ def test_rows_of_other_stages_than_a_finished_run(tmp_path: Path) -> None:
     assert examine(run).findings == []
 
 
+def test_adapters_beside_the_model_are_looked_at_too(run: Path) -> None:
+    """LoRA leaves two folders; the adapters' own has no tokenizer, and needs none."""
+    adapter = home(run, "train") / "adapter"
+    adapter.mkdir()
+    shutil.copy(WEIGHTS(run), adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text("{}")
+    recommit(run, "metrics", 0)
+    assert examine(run).findings == []
+    flip(adapter / "adapter_model.safetensors", 0.5)
+    assert [f.key for f in examine(run).findings] == ["adapter/adapter_model.safetensors"]
+
+
 # -- what is shown --------------------------------------------------------------------------------------------------
 
 

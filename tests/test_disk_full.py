@@ -185,6 +185,7 @@ def test_what_libraries_make_of_a_full_disk_is_recognised() -> None:
     late.__context__ = OSError(28, "No space left on device", "runs/x/train/checkpoints/step-1")
     assert "runs/x/train/checkpoints/step-1" in str(in_words(late, folder))
     assert in_words(ValueError("something else"), folder) is None
+    assert in_words(PermissionError(13, "Permission denied", __file__), folder) is None, "it is there: a failed reading"
     assert in_words(PermissionError(13, "Permission denied", "logs/a.jsonl")) is None, "a file that may not be read"
     assert "logs/a.jsonl cannot be written" in str(in_words(PermissionError(13, "Permission denied", "logs/a.jsonl"),
                                                             folder))  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.check import plans, weights
@@ -178,8 +179,8 @@ def _show(findings: list[Finding]) -> None:
     if stdout.is_terminal:
         table = RichTable(*_COLUMNS)
         for row in rows:
-            table.add_row(*row)
-        stdout.print(table, markup=False)
+            table.add_row(*map(escape, row))  # a log must not be able to format our table
+        stdout.print(table)
         return
     print("\t".join(_COLUMNS))
     for row in rows:

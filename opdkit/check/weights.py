@@ -35,7 +35,7 @@ def broken(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[str, str
             yield name, "not the file that training wrote" if name in pinned else "training did not write it"
         else:
             yield from ((name, what) for what in _file(folder / name, deep))
-    for name in _NEEDED:
+    for name in _NEEDED if folder.name == "model" else ():  # beside it may stand an adapter alone
         if name not in found and name not in pinned:
             yield name, "missing, so that the model cannot be loaded"
     if not any(name.endswith(".safetensors") for name in found.keys() | pinned.keys()):
