@@ -234,7 +234,11 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
         subprocess.Popen([sys.executable, "-c", AT_THE_SAME_TIME, str(run), name], env=environment)
         for name in ("first", "second")
     ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()  # one waits for the other
     path = run / "extract" / "rejected" / "part-00000.parquet"
     assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
     assert read_counters(path).rows_out == 1
