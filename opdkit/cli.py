@@ -10,6 +10,7 @@ import typer
 from opdkit import __version__, stopping
 from opdkit.config import Field, StageConfig, fields_of
 from opdkit.console import is_main_process, say, stderr
+from opdkit.disk import in_words
 from opdkit.errors import OpdkitError
 from opdkit.stages import COMMANDS, STAGES, configure, imported
 
@@ -24,6 +25,7 @@ EXAMPLES = {
     "run": "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
     "slurm": "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
     "status": "opdkit status runs/try",
+    "check": "opdkit check runs/try",
     "demo": "opdkit demo",
 }
 HELP = {
@@ -36,6 +38,7 @@ HELP = {
     "run": "Extract, judge, teacher and train in one go, with one configuration.",
     "slurm": "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
     "status": "Show how far each stage is: parts done, running and failed, rows, rate, time left, last errors.",
+    "check": "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
     "demo": "The whole loop on sample_data on a CPU: a model improved by its own logs.",
 }
 
@@ -78,11 +81,11 @@ def guarded(action: Callable[[], Any], debug: bool) -> None:
     except OSError as error:
         if debug:
             raise
-        _fail(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+        _fail(in_words(error) or f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
     except Exception as error:
         if debug:
             raise
-        _fail(f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
+        _fail(in_words(error) or f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
 
 
 def finished(name: str, target: str, config: StageConfig) -> str:
@@ -170,6 +173,27 @@ def status(
     debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
 ) -> None:
     guarded(lambda: imported("opdkit.status:run")(run), debug)
+
+
+@app.command("check", help=HELP["check"], epilog=f"\b\nExample:\n  {EXAMPLES['check']}")
+def check(
+    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="also read all weights of the trained model")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="remove damaged parts, and those computed from them, to be done again")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
+) -> None:
+    healthy = True
+
+    def body() -> None:
+        nonlocal healthy
+        healthy = imported("opdkit.check:run")(run, as_json=as_json, deep=deep, recompute=recompute)
+
+    guarded(body, debug)
+    if not healthy:
+        raise typer.Exit(1)
 
 
 @app.command("demo", help=HELP["demo"], epilog=f"\b\nExample:\n  {EXAMPLES['demo']}")

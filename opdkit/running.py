@@ -1,6 +1,6 @@
 """Which parts are under way, and where: a file a part and process, touched while the process lives.
 
-    RUN/judge/.tmp/verdicts-00003-node7-4711.running
+    RUN/judge/.tmp/verdicts-00003-5f3a9c1e-node7-4711.running
 
 It is removed when the part ends, well or not. A process that is killed leaves it behind: it counts for nothing once
 its process is gone (on this host) or it has not been touched for a minute (on another one, where the clocks of the
@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +36,15 @@ class Claim:
 
 
 def claim_name(table: str, part: int, suffix: str) -> str:
-    """The name of this process's file: "verdicts-00003-node7-4711.running"."""
-    return f"{table}-{part:05d}-{socket.gethostname()}-{os.getpid()}{suffix}"
+    """A name for a file of this process, another one each time: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
+    return f"{table}-{part:05d}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}-{os.getpid()}{suffix}"
 
 
 def read_claim(path: Path) -> Claim | None:
     """The claim in a file's name, None where there is none."""
     table, _, rest = path.stem.partition("-")
     part, _, rest = rest.partition("-")
+    _token, _, rest = rest.partition("-")
     host, _, pid = rest.rpartition("-")
     return Claim(table, int(part), host, int(pid)) if part.isdecimal() and pid.isdecimal() else None
 

@@ -383,7 +383,7 @@ def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> Stag
     return build(COMMANDS[command][0], flags, own, command, TABLES_OF_TOML)
 
 
-def imported(target: str) -> Callable[[Any], Any]:
+def imported(target: str) -> Callable[..., Any]:
     """ "opdkit.judge:run" -> the function; its module, and with it torch, is imported here and not above."""
     module, _, name = target.partition(":")
     function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)

@@ -8,7 +8,8 @@
     return stage.summary()
 
 A part that exists is complete: it was written beside its folder, fsynced and renamed into place. Its footer says which
-plan wrote it and what was counted, so that a summary is a fold over footers and nothing is kept twice.
+plan wrote it and what was counted, so that a summary is a fold over footers and nothing is kept twice. Each page has a
+CRC, which every reader here verifies, and opdkit/digests.py records what `opdkit check` compares the file with.
 """
 
 import contextlib
@@ -29,12 +30,16 @@ import pyarrow.parquet as pq
 
 from opdkit import __version__, stopping
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
+from opdkit.digests import file_digest, record, sync
+from opdkit.disk import explained
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.running import claim_name, marked, read_claim
 from opdkit.stages import home
 from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
-_VERSION_KEY, _PLAN_KEY, _COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
+# In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
+VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
+PART_KEY, FILES_KEY = b"opdkit.part", b"opdkit.files"
 
 
 @dataclass
@@ -177,14 +182,17 @@ class Stage:
     def writing(self, part: int) -> Iterator[PartWriter]:
         """Commit the part's tables when the block ends well; leave nothing behind when it does not.
 
-        Raises stopping.Stopped when the process was asked to stop: between two parts nothing is lost.
+        Where another process has committed the part in the meantime, its result stays. Raises stopping.Stopped when the
+        process was asked to stop, since between two parts nothing is lost; OpdkitError, naming the path and what to do,
+        when the disk is full or read-only, in the block or in the commit.
         """
         stopping.before_part()
-        with marked(self.home / ".tmp", self.tables[0].name, part):
+        with explained(self.home), marked(self.home / ".tmp", self.tables[0].name, part):
             start = time.monotonic()
             writer = PartWriter(self.tables)
             yield writer
-            self._commit_all(part, writer, start)
+            if not self.done(part):
+                self._commit_all(part, writer, start)
         stopping.after_part()
 
     def _commit_all(self, part: int, writer: PartWriter, start: float) -> None:
@@ -196,42 +204,69 @@ class Stage:
             self._commit(table, part, arrows[table.name], counters)
 
     def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
+        primary = table is self.tables[0]
         arrow = arrow.replace_schema_metadata({
-            _VERSION_KEY: str(table.version), _PLAN_KEY: self.plan, _COUNTERS_KEY: counters.to_json(),
+            VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
+            PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(files_beside(self.home) if primary else {}),
         })  # fmt: skip
         final = self.path(table.name, part)
         temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
+        marker = None
         try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-            temporary.parent.mkdir(exist_ok=True)
-            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", **encodings(arrow.schema)) as file:
-                if arrow.num_rows:  # an empty row group is more than some readers can take
-                    file.write_table(arrow)
-            _sync(temporary)
-            temporary.replace(final)
-            _sync(final.parent)
+            with explained(final):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                temporary.parent.mkdir(exist_ok=True)
+                _write(temporary, arrow)
+                marker = record(self.home, table.name, part, file_digest(temporary))
+                if primary:
+                    _move_first(temporary, final)
+                else:  # what a killed process left without its primary table is replaced
+                    temporary.replace(final)
+                sync(final.parent)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            if marker is not None:
+                marker.unlink(missing_ok=True)
             raise
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _sweep_temporary_files(self) -> None:
         """Remove what killed processes of this host left half-written."""
         for path in (self.home / ".tmp").glob("*"):
             claim = read_claim(path)
             if claim is not None and claim.dead:
-                path.unlink(missing_ok=True)
+                with explained(path):
+                    path.unlink(missing_ok=True)
 
     def summary(self) -> Summary:
         """A fold over the footers of all finished parts, whoever wrote them."""
         return summary_of(self.config.run, self.name, self.tables[0], self.parts)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _write(path: Path, arrow: pa.Table) -> None:
+    """One Parquet file, on the disk when this returns."""
+    options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(path, arrow.schema, **options) as file:
+        if arrow.num_rows:  # an empty row group is more than some readers can take
+            file.write_table(arrow)
+    sync(path)
+
+
+def _move_first(temporary: Path, final: Path) -> bool:
+    """Move a file into place unless one is there: of two processes that write it, the first one's stays."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        os.link(temporary, final)  # fails where a rename would silently replace
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links: the rename is whole too, but the last one wins
+        temporary.replace(final)
+    return True
+
+
+def files_beside(home: Path) -> JSON:
+    """What pins the model folders that a stage keeps beside its tables: folder -> file -> size and digest."""
+    folders = (p for p in home.iterdir() if p.is_dir() and p.name not in TABLES and not p.name.startswith("."))
+    return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
@@ -263,11 +298,13 @@ def command_of(run: Path, stage: str) -> str:
 def _pin(stage: Stage, plan: JSON) -> None:
     path = stage.home / "manifest.json"
     if stage.config.overwrite and stage.shards == 1 and stage.home.exists():
-        _discard(stage.home)
+        with explained(stage.home):
+            _discard(stage.home)
     # Whoever writes a part has written the manifest before: so look for parts first.
     if any(stage.home.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{stage.home} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
-    stage.home.mkdir(parents=True, exist_ok=True)
+    with explained(stage.home):
+        stage.home.mkdir(parents=True, exist_ok=True)
     document = {"fingerprint": stage.plan, "plan": plan, "configuration": stage.config.effective()}
     if not path.exists() and _write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
         return
@@ -294,17 +331,13 @@ def _discard(folder: Path) -> None:
 def _write_first(path: Path, text: str) -> bool:
     """Write a text file that is not there yet, whole; False when another process was faster."""
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
     try:
-        os.link(temporary, path)  # fails where a rename would silently replace
-    except FileExistsError:
-        return False
-    except OSError:  # a file system without hard links: the rename is whole too, but the last one wins
-        temporary.replace(path)
+        with explained(path):
+            temporary.write_text(text, encoding="utf-8")
+            sync(temporary)
+            return _move_first(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    return True
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
@@ -318,12 +351,6 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def file_digest(path: Path) -> str:
-    """sha256 of a whole file, as hex."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def model_identity(name: str) -> JSON:
@@ -378,15 +405,17 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     spec, path = TABLES[table], part_path(run, table, part)
     again = f"run `opdkit {command_of(run, spec.stage)} {run} ...` again"
     try:
-        arrow = pq.read_table(path, partitioning=None, columns=columns)
+        arrow = pq.read_table(path, partitioning=None, columns=columns, page_checksum_verification=True)
     except FileNotFoundError:
         raise OpdkitError(f"{path} is not there: the {spec.stage} stage has not finished; {again}") from None
     except (pa.ArrowInvalid, OSError) as error:
-        raise OpdkitError(f"{path} cannot be read ({error}): delete it and {again}") from error
+        raise OpdkitError(
+            f"{path} cannot be read ({error}): `opdkit check {run} --recompute` removes what is damaged; then {again}"
+        ) from error
     metadata = arrow.schema.metadata or {}
-    if metadata.get(_VERSION_KEY) != str(spec.version).encode():
+    if metadata.get(VERSION_KEY) != str(spec.version).encode():
         raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
-    if metadata.get(_PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
+    if metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
         raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
     return arrow
 
@@ -409,7 +438,7 @@ def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
 
 def read_counters(path: Path) -> Counters:
     """The counters in a part's footer."""
-    return Counters.from_json(pq.read_schema(path).metadata[_COUNTERS_KEY])
+    return Counters.from_json(pq.read_schema(path).metadata[COUNTERS_KEY])
 
 
 def limited(run: Path, part: int, limit: int | None) -> int | None:

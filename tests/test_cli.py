@@ -53,6 +53,7 @@ def test_every_command_has_help_and_an_example() -> None:
         (["train", "nowhere", "--model", "x", "--objective", "odp"], 2, "did you mean 'opd'"),
         (["extract", "nowhere"], 2, "LOGS"),
         (["status", "nowhere"], 1, "holds no run"),
+        (["check", "nowhere"], 1, "holds no run"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
         (["nothing"], 2, "nothing"),
@@ -76,7 +77,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
     """One after the other they are a whole run; `demo` has a test of its own."""
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
-    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "run", "slurm"):
+    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "check", "run", "slurm"):
         command = shlex.split(EXAMPLES[name])
         done = opdkit(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{EXAMPLES[name]}\n{done.stderr}"

@@ -57,8 +57,8 @@ def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str
 def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
     """A killed process removes nothing: of this host it is known to be gone, of another one it is no longer touched."""
     folder = run / "judge" / ".tmp"
-    (folder / f"verdicts-00001-{socket.gethostname()}-{dead_process()}.running").touch()
-    other = folder / "verdicts-00002-another-host.example-17.running"
+    (folder / f"verdicts-00001-5f3a9c1e-{socket.gethostname()}-{dead_process()}.running").touch()
+    other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
     other.touch()
     assert parts_under_way(folder) == {2}
     old = time.time() - STALE - 1

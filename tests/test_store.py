@@ -15,6 +15,7 @@ import pytest
 
 from opdkit import __version__, store
 from opdkit.config import StageConfig, option
+from opdkit.digests import recorded
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Stage, differences, limited, read_all, read_counters, read_part
 from opdkit.tables import REJECTED, SESSIONS, TURNS
@@ -206,6 +207,103 @@ def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
     assert stage.todo() == [1, 2, 3]
     fill(stage)
     assert [r["line"] for r in read_all(run, "rejected")] == [0, 1, 2, 3]
+
+
+AT_THE_SAME_TIME = """
+import sys, time
+from pathlib import Path
+from tests_store_config import opened, row
+
+run, me = Path(sys.argv[1]), sys.argv[2]
+stage = opened(run, parts=1)
+assert stage.todo() == [0]
+with stage.writing(0) as out:
+    out.rows("rejected", [row(0) | {"detail": me}])
+    (run / me).touch()
+    while not all((run / name).exists() for name in ("first", "second")):  # both are in the part now
+        time.sleep(0.005)
+"""
+
+
+def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
+    """Both compute it, neither fails, and what stays is whole, one of the two, and has its digest."""
+    (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    run = tmp_path / "run"
+    opened(run, parts=1)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", AT_THE_SAME_TIME, str(run), name], env=environment)
+        for name in ("first", "second")
+    ]
+    try:
+        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()  # one waits for the other
+    path = run / "extract" / "rejected" / "part-00000.parquet"
+    assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
+    assert read_counters(path).rows_out == 1
+    assert store.file_digest(path) in recorded(run / "extract")["rejected", 0]
+    assert not list((run / "extract" / ".tmp").iterdir())
+
+
+def test_the_first_of_two_results_stays(tmp_path):
+    """What somebody has read already is not replaced under them."""
+    one, other = opened(tmp_path), opened(tmp_path)
+    with other.writing(0) as slow:
+        slow.rows("rejected", [row(0) | {"detail": "slow"}])
+        with one.writing(0) as fast:
+            fast.rows("rejected", [row(0) | {"detail": "fast"}])
+    assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
+    temporary = tmp_path / "late"
+    temporary.write_bytes(b"late")
+    assert not store._move_first(temporary, one.path("rejected", 0))
+    assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
+
+
+def test_a_damaged_page_is_not_read_as_numbers(tmp_path):
+    """Each page has a CRC: one bit is enough for an error, in whatever column."""
+    stage = opened(tmp_path, parts=1)
+    with stage.writing(0) as out:
+        out.rows("rejected", [row(n) for n in range(2000)])
+    path = stage.path("rejected", 0)
+    column = pq.read_metadata(path).row_group(0).column(1)
+    data = bytearray(path.read_bytes())
+    data[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(OpdkitError, match=r"cannot be read .*opdkit check .* --recompute"):
+        read_part(tmp_path, "rejected", 0)
+
+
+def test_a_digest_is_recorded_of_each_part(tmp_path):
+    stage = opened(tmp_path)
+    fill(stage)
+    for part in range(4):
+        assert recorded(stage.home)["rejected", part] == {store.file_digest(stage.path("rejected", part))}
+    (stage.home / ".digests" / "of somebody else").touch()
+    assert len(recorded(stage.home)) == 4
+
+
+def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monkeypatch):
+    stage = opened(tmp_path)
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "_move_first", full)
+    with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
+        fill(stage, [0])
+    assert recorded(stage.home) == {}
+    assert not list((stage.home / ".tmp").iterdir())
+
+
+def test_files_of_others_among_the_temporary_ones_are_left(tmp_path):
+    stage = opened(tmp_path)
+    fill(stage)
+    for name in ("foreign.parquet", f"rejected-00000-{'0' * 32}-elsewhere-1.parquet"):
+        (stage.home / ".tmp" / name).touch()
+    opened(tmp_path)
+    assert len(list((stage.home / ".tmp").iterdir())) == 2
 
 
 def test_the_summary_covers_what_earlier_runs_did(tmp_path):

@@ -9,33 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config import StageConfig, fields_of
+from opdkit.command_line import command_line
+from opdkit.config import StageConfig
 from opdkit.stages import SlurmConfig
-
-
-def command_line(stage: str, config: StageConfig) -> list[str]:
-    """The words of `opdkit STAGE RUN ...` that make this configuration again: every option that is not its default."""
-    places, flags = list[str](), list[str]()
-    for field in fields_of(type(config)):
-        value = getattr(config, field.name)
-        if field.meta.positional:
-            places += map(str, value) if field.is_list else [str(value)]
-        elif value == field.default:
-            continue
-        elif field.type is bool:
-            flags.append(field.flag if value else f"--no-{field.flag[2:]}")
-        else:
-            for one in map(str, value if field.is_list else [value]):
-                flags += [f"{field.flag}={one}"] if one.startswith("-") else [field.flag, one]
-    if any(place.startswith("-") for place in places):
-        return ["opdkit", stage, *flags, "--", *places]
-    return ["opdkit", stage, *places, *flags]
 
 
 def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], world: "Place") -> str:
     """An array task a shard: a stage that works part by part."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
-    words = command_line(stage, config)
+    words = command_line(stage, type(config), config.run, config.effective())
     at = words.index("--") if "--" in words else len(words)
     shard = ["--shard", f'"$SLURM_ARRAY_TASK_ID"/{slurm.shards}']
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
@@ -67,7 +49,7 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
 
 def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str:
     """One job on all nodes: `accelerate launch` on each of them."""
-    command = " ".join(map(shlex.quote, ["-m", *command_line("train", config)]))
+    command = " ".join(map(shlex.quote, ["-m", *command_line("train", type(config), config.run, config.effective())]))
     a_node = slurm.processes or gpus_of(slurm)
     total = a_node * slurm.nodes
     several = ["--multi_gpu"] if total > 1 else []

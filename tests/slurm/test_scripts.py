@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from opdkit.command_line import command_line
+from opdkit.config import StageConfig
 from opdkit.errors import ConfigError
 from opdkit.slurm.scripts import (
     Place,
     array_script,
-    command_line,
     gpus_of,
     grace_of,
     ranges,
@@ -37,6 +38,10 @@ def directives(script: str) -> list[str]:
     lines = script.splitlines()
     first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
     return [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH")]
+
+
+def words(command: str, config: StageConfig) -> list[str]:
+    return command_line(command, type(config), config.run, config.effective())
 
 
 def check_syntax(script: str) -> None:
@@ -101,11 +106,11 @@ def test_the_shell_gives_back_the_words(log: str, tmp_path: Path) -> None:
 def test_a_command_line_makes_the_same_configuration() -> None:
     config = TrainConfig(run=Path("r"), model="-m", learning_rate=1e-5, gradient_checkpointing=True, holdout=0.1,
                          template_arg=("a=1", "b=x y"))  # fmt: skip
-    assert command_line("train", config) == [
+    assert words("train", config) == [
         "opdkit", "train", "r", "--template-arg", "a=1", "--template-arg", "b=x y", "--model=-m",
         "--learning-rate", "1e-05", "--gradient-checkpointing", "--holdout", "0.1",
     ]  # fmt: skip
-    assert command_line("judge", JudgeConfig(run=Path("r"))) == ["opdkit", "judge", "r"]
+    assert words("judge", JudgeConfig(run=Path("r"))) == ["opdkit", "judge", "r"]
 
 
 def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
