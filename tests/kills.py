@@ -1,0 +1,186 @@
+"""SIGKILL at random moments, then the same command again: the same rows and weights as if nothing had happened.
+
+    python -m tests.kills [--kills 200] [--seed 0]
+
+A stage is started, killed after some more of its parts (or steps) and a random pause, and started again, until it is
+done; then its tables and weights are compared with those of a run that nobody disturbed, and it begins anew. The kills
+go round all stages. What is said of each is enough to do it again.
+"""
+
+import argparse
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from opdkit.stages import home
+from opdkit.store import part_count
+from opdkit.tables import TABLES
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "sample_data"
+MODEL = str(DATA / "model")
+TIMED = ("seconds", "tokens_per_second")  # the columns that no two runs have alike
+_POLL, _PATIENCE = 0.002, 600.0  # seconds
+
+
+@dataclass(frozen=True)
+class Work:
+    """A command of the pipeline, small, and what it writes."""
+
+    options: tuple[str, ...]
+    tables: tuple[str, ...]  # the first is the one whose parts count
+    steps: bool = False  # it is one part; its checkpoints show how far it is
+    another: bool = False  # it writes a run of its own
+
+
+WORK = {
+    "extract": Work((str(DATA / "logs"), "--part-mb", "0.01", "--limit", "56"), ("sessions", "turns", "rejected")),
+    "judge": Work(
+        ("--judge", "local", "--model", MODEL, "--votes", "1", "--max-new-tokens", "32"), ("verdicts",)
+    ),
+    "teacher": Work(("--model", MODEL), ("targets",)),
+    "train": Work(("--model", MODEL, "--checkpoint-every", "1", "--batch-turns", "8"), ("metrics",), steps=True),
+    "eval": Work(
+        ("--prompts", str(DATA / "prompts.jsonl"), "--limit", "6", "--samples", "1", "--max-new-tokens", "24"),
+        ("replies", "scores"),
+    ),
+    "rollout": Work(("--model", MODEL, "--max-new-tokens", "24"), ("sessions", "turns", "verdicts"), another=True),
+}  # fmt: skip
+
+
+def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
+    """The command of a stage. One thread: two would race for the order of sums."""
+    work = WORK[stage]
+    source = ["--from", str(run.parent / "source")] if work.another else []
+    command = [sys.executable, "-m", "opdkit", stage, str(run), *work.options, *source, *more]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command that must end well."""
+    _, errors = process.communicate(timeout=_PATIENCE)
+    assert process.returncode == 0, errors.decode()
+
+
+def undisturbed(folder: Path, stages: Iterable[str] = tuple(WORK)) -> Path:
+    """The stages, each once, into `folder/run` and, of the rollout, `folder/fresh`."""
+    run = folder / "run"
+    for stage in stages:
+        if WORK[stage].another:
+            (folder / "source").symlink_to(run)
+        finish(start(stage, folder / "fresh" if WORK[stage].another else run))
+    return folder
+
+
+def begin(stage: str, whole: Path, folder: Path) -> Path:
+    """A run in `folder` that has all that `stage` reads and nothing of what it writes."""
+    folder.mkdir(parents=True)
+    if WORK[stage].another:
+        (folder / "source").symlink_to(whole / "run")
+        return folder / "fresh"
+    for earlier in itertools.takewhile(lambda name: name != stage, WORK):
+        shutil.copytree(home(whole / "run", earlier), home(folder / "run", earlier))
+    return folder / "run"
+
+
+def progress(stage: str, run: Path) -> int:
+    """Parts that are done; of the training, steps that are kept."""
+    if WORK[stage].steps:
+        kept = sorted((home(run, stage) / "checkpoints").glob("step-*"))
+        return int(kept[-1].stem.removeprefix("step-")) if kept else 0
+    primary = WORK[stage].tables[0]
+    return len(list((home(run, TABLES[primary].stage) / primary).glob("part-*.parquet")))
+
+
+def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str | None:
+    """Start the stage and kill it; what to say about it, None when it was done before.
+
+    `seconds` is about how long the command takes undisturbed.
+    """
+    before, more = progress(stage, run), moments.randrange(3)
+    pause = moments.uniform(0, seconds if more == 0 else seconds / 10)
+    process = start(stage, run)
+    while process.poll() is None and progress(stage, run) < before + more:
+        time.sleep(_POLL)
+    time.sleep(pause)
+    alive = process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    _, errors = process.communicate()
+    assert alive or process.returncode == 0, errors.decode()
+    return f"{pause:.2f} s after {more} more, {progress(stage, run)} done" if alive else None
+
+
+def differences(stage: str, run: Path, expected: Path) -> list[str]:
+    """What is lost, doubled, changed or left over, after the stage has come to its end."""
+    found = []
+    for name in WORK[stage].tables:
+        folders = [home(r, TABLES[name].stage) / name for r in (run, expected)]
+        ours, theirs = (pq.read_table(folder) for folder in folders)
+        timed = [column for column in TIMED if column in ours.column_names]
+        if not ours.drop_columns(timed).equals(theirs.drop_columns(timed)):
+            found.append(f"{name} differs")
+        parts = [f"part-{k:05d}.parquet" for k in range(part_count(run, TABLES[name].stage))]
+        if sorted(p.name for p in folders[0].iterdir()) != parts:
+            found.append(f"{name} holds other files than its parts")
+        left = [p.name for p in (folders[0].parent / ".tmp").glob("*")]
+        found += [f"{p} is left" for p in left]
+    if WORK[stage].steps:
+        ours, theirs = (home(r, stage) / "model" / "model.safetensors" for r in (run, expected))
+        found += [] if ours.read_bytes() == theirs.read_bytes() else ["the weights differ"]
+    return found
+
+
+def disturb(stage: str, kills: int, whole: Path, folder: Path, seed: int, say: Callable[[str], None]) -> list[str]:
+    """Kill a stage so many times; what differs in the end."""
+    moments = random.Random(f"{seed} {stage}")
+    expected = whole / ("fresh" if WORK[stage].another else "run")
+    seconds = 10.0
+    found: list[str] = []
+    done = 0
+    for number in itertools.count():
+        run = begin(stage, whole, folder / f"{stage}-{number}")
+        while done < kills and (what := killed(stage, run, moments, seconds)) is not None:
+            done += 1
+            say(f"{stage}: kill {done} of {kills}, {what}")
+        began = time.monotonic()
+        finish(start(stage, run))
+        seconds = min(seconds, 1 + time.monotonic() - began)
+        found += [f"{stage}, run {number}: {what}" for what in differences(stage, run, expected)]
+        shutil.rmtree(run.parent)
+        if done >= kills:
+            return found
+    raise AssertionError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="of all stages together")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    share = Counter(itertools.islice(itertools.cycle(WORK), options.kills))
+    found: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        whole = undisturbed(Path(temporary) / "whole")
+        print(f"seed {options.seed}: {dict(share)}", flush=True)
+        for stage, kills in share.items():
+            found += disturb(stage, kills, whole, Path(temporary) / stage, options.seed, partial(print, flush=True))
+    print("\n".join(found) or f"{options.kills} kills: no row lost, doubled or changed, the same weights")
+    raise SystemExit(bool(found))
+
+
+if __name__ == "__main__":
+    main()
