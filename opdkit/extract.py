@@ -14,16 +14,18 @@ from operator import itemgetter
 from pathlib import Path
 
 from opdkit import stopping
+from opdkit.config import parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
 from opdkit.logs import READERS
 from opdkit.logs.conversation import JSON, Conversation, Rejected, Unreadable
 from opdkit.logs.inputs import expand
 from opdkit.logs.parse import dump
+from opdkit.logs.shared_survey import SharedSurvey
 from opdkit.logs.survey import Survey, Surveyed, survey
 from opdkit.logs.turns import SIDE, turns
 from opdkit.logs.units import Unit, Units
-from opdkit.stages import ExtractConfig
+from opdkit.stages import ExtractConfig, home
 from opdkit.store import Counters, PartWriter, Stage, Summary
 from opdkit.tables import REJECTED, SESSIONS, TURNS, to_arrow
 from opdkit.workers import Prepare, Workers
@@ -51,6 +53,7 @@ def run(config: ExtractConfig) -> Summary:
             config.max_line_mb * _MB,
             config.limit,
             scratch,
+            shared_survey(config),
         )
         say_formats(found.inputs)
         if found.parts == 0 and not any(f.set_aside for f in found.inputs):
@@ -67,6 +70,12 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def shared_survey(config: ExtractConfig) -> SharedSurvey | None:
+    """Where the shards of a run tell each other what they know of the inputs; nobody is told by a run of one shard."""
+    index, count = parse_shard(config.shard)
+    return SharedSurvey(home(config.run, "extract") / ".survey", index, count) if count > 1 else None
 
 
 def write_parts(stage: Stage, found: Survey, workers: Workers | None) -> None:

@@ -25,7 +25,7 @@ def tables_of(stage: str) -> list[Table]:
 
 def started(run: Path) -> list[str]:
     """The stages that the run has anything of."""
-    return [stage for stage in ORDER if home(run, stage).is_dir() and any(home(run, stage).iterdir())]
+    return [stage for stage in ORDER if any(path.name[0] != "." for path in home(run, stage).glob("*"))]
 
 
 def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Finding]]:

@@ -27,6 +27,7 @@ from opdkit.logs.detect import UNKNOWN, detect
 from opdkit.logs.inputs import Input, compression, is_damage, lines, open_plain
 from opdkit.logs.openclaw_rl import VOTES, is_votes, logged_id
 from opdkit.logs.parse import parse
+from opdkit.logs.shared_survey import SharedSurvey
 
 AUTO = "auto"
 DAMAGED = "damaged archive"
@@ -77,6 +78,18 @@ class Surveyed:
         return {"position": self.number, "source": self.input.source, "bytes": self.stat[0], "xxh3_128": self.digest,
                 "format": self.format}  # fmt: skip
 
+    def known(self) -> JSON:
+        """What other shards need not find out again of an input that is set aside or has a unit a line."""
+        problem = self.problem and [self.problem.reason, self.problem.detail]
+        return {"format": self.format, "digest": self.digest, "problem": problem, "size": self.size,
+                "chunks": [[mark.at, mark.line, size] for mark, size in self.chunks]}  # fmt: skip
+
+    def recall(self, known: JSON) -> None:
+        """Take over what `known` has said of the same file."""
+        self.format, self.digest, self.size = known["format"], known["digest"], known["size"]
+        self.problem = Unreadable(*known["problem"]) if known["problem"] else None
+        self.chunks = [(Mark(self.number, at, line), size) for at, line, size in known["chunks"]]
+
     @property
     def set_aside(self) -> bool:
         return self.format is None and self.problem is not None
@@ -112,26 +125,60 @@ def survey(
     line_limit: int,
     limit: int | None,
     scratch: Path,
+    shared: SharedSurvey | None = None,
 ) -> Survey:
-    """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows."""
+    """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
+
+    With `shared`, inputs with one conversation a line that another shard has read are not read again.
+    """
+    done = [Surveyed(entry, number, stat_of(entry.path)) for number, entry in enumerate(inputs)]
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index:
         index.executescript(_SCHEMA)
-        done: list[Surveyed] = []
         with ThreadPoolExecutor(1) as digester:
-            for number, entry in enumerate(inputs):
-                digest = digester.submit(_digest, entry.path)  # hashing lets other threads run beside it
-                first = done[-1].units.stop if done else 0
-                found = Surveyed(entry, number, stat_of(entry.path), units=range(first, first))
-                index.execute("BEGIN")
-                _survey_one(found, index, format, part_bytes, line_limit, scratch)
-                index.execute("COMMIT")
-                found.digest = digest.result()
-                check_unchanged(found)
-                done.append(found)
+            for number in shared.order(len(done)) if shared else range(len(done)):
+                _once(done[number], (format, part_bytes, line_limit), scratch, digester, shared)
+            first = 0
+            for found in done:
+                found.units = range(first, first)
+                if found.format is not None and not found.by_line:
+                    with _digesting(found, digester):
+                        index.execute("BEGIN")
+                        _index_units(found, index, line_limit, scratch)
+                        index.execute("COMMIT")
+                first = found.units.stop
         stop = _limit_mark(done, limit, line_limit)
         borders = _borders(_chunks(done, index), part_bytes, stop)
     return Survey(done, path, line_limit, [*borders, stop])
+
+
+def _once(
+    found: Surveyed, options: tuple[str, int, int], scratch: Path, digester: ThreadPoolExecutor,
+    shared: SharedSurvey | None,
+) -> None:  # fmt: skip
+    """The format and, where a line is a unit, the digest and the chunks, unless another shard has found them out."""
+    what = found.input.path.resolve(), found.input.given, *found.stat, *options
+    known = shared.get(*what) if shared else None
+    if known is not None:
+        found.recall(known)
+        return
+    format, part_bytes, line_limit = options  # noqa: A001
+    _find_format(found, format, line_limit)
+    if found.format is None or found.by_line:
+        with _digesting(found, digester):
+            if found.by_line:
+                _cut_lines(found, part_bytes, line_limit, scratch)
+        if shared and found.plain is None:
+            shared.keep(found.known(), *what)
+
+
+@contextlib.contextmanager
+def _digesting(found: Surveyed, digester: ThreadPoolExecutor) -> Iterator[None]:
+    """Digest an input while the block reads it: hashing lets other threads run beside it."""
+    digest = digester.submit(_digest, found.input.path)
+    yield
+    found.digest = digest.result()
+    check_unchanged(found)
 
 
 def _digest(path: Path) -> str:
@@ -209,12 +256,10 @@ def _limit_mark(inputs: Sequence[Surveyed], limit: int | None, line_limit: int) 
 # -- one input -----------------------------------------------------------------------------------------------------
 
 
-def _survey_one(
-    found: Surveyed, index: sqlite3.Connection, format: str, part_bytes: int, line_limit: int, scratch: Path  # noqa: A002
-) -> None:  # fmt: skip
-    source = found.input.source
+def _find_format(found: Surveyed, format: str, line_limit: int) -> None:  # noqa: A002
     if found.stat[0] == 0:
         return
+    source = found.input.source
     try:
         found.format = format if format != AUTO else _detected(found.input, line_limit)
     except Unreadable as why:
@@ -222,23 +267,27 @@ def _survey_one(
             remedy = "; --format names the format" if why.reason == UNKNOWN else ""
             raise ConfigError(f"{source}: {why.reason} ({why.detail}){remedy}") from None
         found.problem = why
-        return
-    if not found.by_line and compression(found.input.path):
-        _unpack(found, scratch)
+
+
+def _cut_lines(found: Surveyed, part_bytes: int, line_limit: int, scratch: Path) -> None:
     with _noting_damage(found), open_plain(found.path) as handle:
-        if found.by_line:
-            _scan_lines(found, handle, part_bytes)
-        elif READERS[found.format].grouping == "session":
-            _scan_sessions(found, lines(handle, source, line_limit), index)
-        else:
-            _scan_ids(found, lines(handle, source, line_limit), index)
-    if not found.by_line:
-        return
+        _scan_lines(found, handle, part_bytes)
     if found.problem is not None:  # read on from somewhere else, it might break off somewhere else
         _unpack(found, scratch)
     with open_plain(found.path) as handle:
-        if not any(True for _ in lines(handle, source, line_limit, stop=found.size)):
+        if not any(True for _ in lines(handle, found.input.source, line_limit, stop=found.size)):
             found.chunks.clear()
+
+
+def _index_units(found: Surveyed, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
+    if compression(found.input.path):
+        _unpack(found, scratch)
+    with _noting_damage(found), open_plain(found.path) as handle:
+        numbered = lines(handle, found.input.source, line_limit)
+        if READERS[found.format or ""].grouping == "session":
+            _scan_sessions(found, numbered, index)
+        else:
+            _scan_ids(found, numbered, index)
 
 
 def _unpack(found: Surveyed, scratch: Path) -> None:

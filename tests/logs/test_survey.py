@@ -12,13 +12,14 @@ from small_logs import chat, jsonl
 
 from opdkit.logs import survey as first_pass
 from opdkit.logs.inputs import expand
+from opdkit.logs.shared_survey import SharedSurvey
 from opdkit.logs.survey import Survey, survey
 from opdkit.logs.units import Unit, Units
 
 
-def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None) -> Survey:
+def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None, shared=None) -> Survey:
     scratch = Path(tempfile.mkdtemp(dir=folder))
-    return survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch)
+    return survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch, shared)
 
 
 def told(unit: Unit) -> tuple:
@@ -98,3 +99,65 @@ def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, 
     assert [name for part in parts(found) for _, name, _, _ in part] == sessions
     assert [len(part) for part in parts(found)] == [2] * (len(sessions) // 2) + [1] * (len(sessions) % 2)
     assert all(len(read) == 10 for part in parts(found) for _, _, read, _ in part)
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """The inputs that were digested, by name."""
+    names, digest = [], first_pass._digest
+    monkeypatch.setattr(first_pass, "_digest", lambda path: names.append(path.name) or digest(path))
+    return names
+
+
+def test_shards_share_the_inputs_between_them(tmp_path, read):
+    """Each begins at another input, and what one has read the others only look up."""
+    logs = [jsonl(tmp_path / f"{k}.jsonl", *(chat("u", f"a {k}", "v") for _ in range(5))) for k in range(4)]
+    logs.append(jsonl(tmp_path / "unknown.jsonl", {"neither": "nor"}))
+    alone = surveyed(tmp_path, *logs[:4], part_bytes=300)
+    shards = [SharedSurvey(tmp_path / "shared", k, 3) for k in range(3)]
+    assert [shard.order(4) for shard in shards] == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1]]
+    read.clear()
+    found = [surveyed(tmp_path, *logs[:4], part_bytes=300, shared=shard) for shard in shards]
+    assert read == ["0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl"]
+    for one in found:
+        assert one.borders == alone.borders
+        assert [i.pinned() for i in one.inputs] == [i.pinned() for i in alone.inputs]
+        assert parts(one) == parts(alone)
+
+
+def test_what_changed_is_read_again(tmp_path, read):
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    shared = SharedSurvey(tmp_path / "shared", 0, 2)
+    for expected in (1, 1):
+        surveyed(tmp_path, log, part_bytes=90, shared=shared)
+        assert len(read) == expected
+    surveyed(tmp_path, log, part_bytes=91, shared=shared)
+    with log.open("a") as handle:
+        handle.write(json.dumps(chat("u", "b", "v")) + "\n")
+    surveyed(tmp_path, log, part_bytes=90, shared=shared)
+    assert len(read) == 3
+    for path in shared.folder.iterdir():
+        path.write_text("{")  # damaged
+    assert surveyed(tmp_path, log, part_bytes=90, shared=shared).parts
+    assert len(read) == 4
+
+
+@pytest.mark.parametrize("log_format", ["auto", "pi"])
+def test_what_is_set_aside_or_indexed_is_the_same_in_every_shard(tmp_path, log_format):
+    (tmp_path / "logs").mkdir()
+    jsonl(tmp_path / "logs" / "a.jsonl", chat("u", "a", "v"))
+    jsonl(tmp_path / "logs" / "b.jsonl", {"type": "session", "id": "s"}, {"type": "message"}, {"type": "session"})
+    (tmp_path / "logs" / "c.jsonl").write_text("no log\n")
+    (tmp_path / "logs" / "empty.jsonl").touch()
+    found = [
+        surveyed(tmp_path, tmp_path / "logs", part_bytes=50, log_format=log_format, shared=shared)
+        for shared in (None, *(SharedSurvey(tmp_path / "shared", k, 2) for k in range(2)))
+    ]
+    for one in found[1:]:
+        assert one.borders == found[0].borders
+        assert [i.pinned() for i in one.inputs] == [i.pinned() for i in found[0].inputs]
+        assert [str(i.problem) for i in one.inputs] == [str(i.problem) for i in found[0].inputs]
+        assert parts(one) == parts(found[0])
