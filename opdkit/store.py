@@ -207,7 +207,7 @@ class Stage:
         primary = table is self.tables[0]
         arrow = arrow.replace_schema_metadata({
             VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
-            PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(files_beside(self.home) if primary else {}),
+            PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(self._files_beside(table)),
         })  # fmt: skip
         final = self.path(table.name, part)
         temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
@@ -229,6 +229,13 @@ class Stage:
             raise
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _files_beside(self, table: Table) -> JSON:
+        """What pins the models that a stage of one part keeps beside its tables: folder -> file -> size and digest."""
+        if self.parts > 1 or table is not self.tables[0]:
+            return {}
+        folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
+        return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
     def _sweep_temporary_files(self) -> None:
         """Remove what killed processes of this host left half-written."""
@@ -261,12 +268,6 @@ def _move_first(temporary: Path, final: Path) -> bool:
     except OSError:  # a file system without hard links: the rename is whole too, but the last one wins
         temporary.replace(final)
     return True
-
-
-def files_beside(home: Path) -> JSON:
-    """What pins the model folders that a stage keeps beside its tables: folder -> file -> size and digest."""
-    folders = (p for p in home.iterdir() if p.is_dir() and p.name not in TABLES and not p.name.startswith("."))
-    return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
 
 # -- plans ----------------------------------------------------------------------------------------------------------
