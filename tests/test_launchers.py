@@ -1,0 +1,29 @@
+"""judge and teacher under a launcher: each process takes its parts, and together they write the rows of one process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kills import WORK, begin, differences, undisturbed
+
+pytestmark = pytest.mark.slow
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ACCELERATE = ["accelerate.commands.launch", "--cpu", "--num_processes", "2", "--num_machines", "1",
+              "--mixed_precision", "no", "--dynamo_backend", "no"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return undisturbed(tmp_path_factory.mktemp("whole"), stages=("extract", "judge", "teacher"))
+
+
+@pytest.mark.parametrize(("stage", "launcher"), [("judge", ACCELERATE), ("teacher", TORCHRUN)])
+def test_processes_of_a_launcher_take_parts_by_rank(stage: str, launcher: list[str], whole: Path, tmp_path: Path):
+    run = begin(stage, whole, tmp_path / "shards")
+    command = [sys.executable, "-m", *launcher, "-m", "opdkit", stage, str(run), *WORK[stage].options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert differences(stage, run, whole / "run") == []
