@@ -10,9 +10,9 @@ from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.failures import failures
-from opdkit.running import parts_under_way
 from opdkit.stages import STAGES, home
 from opdkit.store import Summary, part_count, part_path, summary_of
+from opdkit.store.marks import parts_under_way
 from opdkit.tables import TABLES
 
 COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")

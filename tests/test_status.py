@@ -11,9 +11,9 @@ from runs import talk, write_extract
 
 from opdkit import failures, status
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.running import BEAT, STALE, marked, parts_under_way, read_claim
 from opdkit.stages import JudgeConfig
 from opdkit.store import Counters, Stage, Summary
+from opdkit.store.marks import BEAT, STALE, marked, parts_under_way, read_claim
 from opdkit.tables import VERDICTS
 
 
@@ -70,7 +70,7 @@ def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
 
 def test_a_mark_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 * BEAT < STALE
-    monkeypatch.setattr("opdkit.running.BEAT", 0.01)
+    monkeypatch.setattr("opdkit.store.marks.BEAT", 0.01)
     with marked(tmp_path, "verdicts", 3):
         (path,) = tmp_path.iterdir()
         os.utime(path, (0, 0))

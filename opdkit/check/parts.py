@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 
 from opdkit.check.finding import Report
 from opdkit.config import JSON
-from opdkit.digests import file_digest, recorded
 from opdkit.stages import home
-from opdkit.store import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters, part_path
+from opdkit.store import Counters, part_path
+from opdkit.store.digests import file_digest, recorded
+from opdkit.store.footers import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY
 from opdkit.tables import Table
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from opdkit.check.finding import Finding
 from opdkit.check.plans import ORDER, tables_of
-from opdkit.digests import forget
 from opdkit.stages import home
 from opdkit.store import part_path
+from opdkit.store.digests import forget
 from opdkit.tables import TABLES
 
 # stage -> the tables that it reads. Nobody reads `rejected`.

@@ -34,7 +34,6 @@ from opdkit.stages import EvalConfig, home
 from opdkit.store import (
     Stage,
     Summary,
-    file_digest,
     manifest,
     model_identity,
     part_count,
@@ -42,6 +41,7 @@ from opdkit.store import (
     read_arrow,
     read_part,
 )
+from opdkit.store.digests import file_digest
 from opdkit.tables import REPLIES, SCORES
 from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
 

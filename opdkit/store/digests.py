@@ -15,12 +15,13 @@ Against damage of the medium each page has a CRC beside, which every stage verif
 """
 
 import hashlib
-import os
 import re
 from collections import defaultdict
 from pathlib import Path
 
 import xxhash
+
+from opdkit.store.placing import sync
 
 _NAME = re.compile(r"(?P<table>[a-z]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32})")
 
@@ -58,12 +59,3 @@ def forget(home: Path, table: str, part: int) -> None:
     """Remove what is recorded of a part."""
     for path in (home / ".digests").glob(f"{table}-{part:05d}-*"):
         path.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, reach the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -15,9 +15,10 @@ import pytest
 
 from opdkit import __version__, store
 from opdkit.config import StageConfig, option
-from opdkit.digests import recorded
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Stage, differences, limited, read_all, read_counters, read_part
+from opdkit.store.digests import file_digest, recorded
+from opdkit.store.placing import move_first
 from opdkit.tables import REJECTED, SESSIONS, TURNS
 
 
@@ -196,7 +197,7 @@ def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
     """pitfall 25: what is at the final path is whole, and the rest of a dead process is swept away."""
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     command = [sys.executable, "-c", KILLED_WHILE_WRITING, str(run)]
     assert subprocess.run(command, check=False, env=environment).returncode == 9
     assert [p.name for p in (run / "extract" / "rejected").iterdir()] == ["part-00000.parquet"]
@@ -230,7 +231,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
     opened(run, parts=1)
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[1]}"}
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
     processes = [
         subprocess.Popen([sys.executable, "-c", AT_THE_SAME_TIME, str(run), name], env=environment)
         for name in ("first", "second")
@@ -243,7 +244,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
     path = run / "extract" / "rejected" / "part-00000.parquet"
     assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
     assert read_counters(path).rows_out == 1
-    assert store.file_digest(path) in recorded(run / "extract")["rejected", 0]
+    assert file_digest(path) in recorded(run / "extract")["rejected", 0]
     assert not list((run / "extract" / ".tmp").iterdir())
 
 
@@ -257,7 +258,7 @@ def test_the_first_of_two_results_stays(tmp_path):
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
     temporary = tmp_path / "late"
     temporary.write_bytes(b"late")
-    assert not store._move_first(temporary, one.path("rejected", 0))
+    assert not move_first(temporary, one.path("rejected", 0))
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
 
 
@@ -279,7 +280,7 @@ def test_a_digest_is_recorded_of_each_part(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for part in range(4):
-        assert recorded(stage.home)["rejected", part] == {store.file_digest(stage.path("rejected", part))}
+        assert recorded(stage.home)["rejected", part] == {file_digest(stage.path("rejected", part))}
     (stage.home / ".digests" / "of somebody else").touch()
     assert len(recorded(stage.home)) == 4
 
@@ -290,7 +291,7 @@ def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monke
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_move_first", full)
+    monkeypatch.setattr("opdkit.store.stage.move_first", full)
     with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
         fill(stage, [0])
     assert recorded(stage.home) == {}

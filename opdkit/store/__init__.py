@@ -1,0 +1,56 @@
+"""The run directory: a plan pinned in a manifest, parts committed by rename, resume, shards, counters in the footers.
+
+    stage = Stage.open(config, "judge", [VERDICTS], parts=12, upstream=["extract"])
+    for part in stage.todo():
+        with stage.writing(part) as out:
+            out.rows("verdicts", rows)
+            out.counters.drop("no_quorum")
+    return stage.summary()
+
+A part that exists is complete: it was written beside its folder, fsynced and renamed into place. Its footer says which
+plan wrote it and what was counted, so that a summary is a fold over footers and nothing is kept twice. Each page has a
+CRC, which every reader here verifies, and digests.py records what `opdkit check` compares the file with.
+
+
+footers.py   what is counted, and where it is kept
+plans.py     manifests
+placing.py   files that are complete or absent
+digests.py   what `opdkit check` compares parts with
+marks.py     who works on which part
+stage.py     writing
+reading.py   reading
+"""
+
+from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters
+from opdkit.store.plans import command_of, differences, fingerprint, manifest, model_identity
+from opdkit.store.reading import (
+    limited,
+    part_count,
+    part_path,
+    read_all,
+    read_arrow,
+    read_part,
+    summary_of,
+)
+from opdkit.store.stage import PartWriter, Stage
+
+__all__ = [
+    "Counters",
+    "PartWriter",
+    "Stage",
+    "Summary",
+    "command_of",
+    "differences",
+    "fingerprint",
+    "limited",
+    "manifest",
+    "model_identity",
+    "mostly_dropped",
+    "part_count",
+    "part_path",
+    "read_all",
+    "read_arrow",
+    "read_counters",
+    "read_part",
+    "summary_of",
+]

@@ -1,0 +1,105 @@
+"""Plans: what decides the rows of a stage, pinned in its manifest before the first of them is computed."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
+from opdkit.disk import explained
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.stages import home
+from opdkit.store.digests import file_digest
+from opdkit.store.placing import discard, write_first
+
+
+def fingerprint(plan: JSON) -> str:
+    """A short digest of a plan's canonical JSON."""
+    return hashlib.sha256(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
+
+
+def manifest(run: Path, stage: str) -> JSON:
+    """The manifest of a stage. Raises OpdkitError when the stage has not been started."""
+    path = home(run, stage) / "manifest.json"
+    try:
+        found: JSON = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {run} ...` first") from None
+    except json.JSONDecodeError as error:
+        raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
+    return found
+
+
+def command_of(run: Path, stage: str) -> str:
+    """The command that writes a stage of a run: its own, unless the manifest names another."""
+    path = home(run, stage) / "manifest.json"
+    return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
+
+
+def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> None:
+    """Write the manifest into a stage's folder, or check that the one there pins the same plan, by its `digest`.
+
+    Raises ConfigError naming what differs; with `--overwrite` what is there is thrown away, plan and parts.
+    """
+    path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
+    if config.overwrite and shards == 1 and folder.exists():
+        with explained(folder):
+            discard(folder)
+    # Whoever writes a part has written the manifest before: so look for parts first.
+    if any(folder.glob("*/part-*.parquet")) and not path.exists():
+        raise ConfigError(f"{folder} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
+    if not path.exists() and write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
+        return
+    old = manifest(config.run, plan["stage"])
+    if old["fingerprint"] == digest:
+        return
+    changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
+    written = len(list(folder.glob("*/part-*.parquet")))
+    raise ConfigError(
+        f"{folder} was begun under another plan:\n{changes}\n"
+        f"Choose another run directory, or pass --overwrite to throw away what {plan['stage']} has written "
+        f"({written:,} files)."
+        + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
+    )
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs between two plans, one line a field: "config.votes: 5 -> 7"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [d for k in keys for d in differences(old.get(k), new.get(k), f"{where}.{k}" if where else k)]
+    return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def model_identity(name: str) -> JSON:
+    """What pins a model in a plan: its name and, for a folder, sizes and digests of what decides its outputs.
+
+    Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
+    training run changes every block. Raises OpdkitError for a path where no folder is.
+    """
+    refuse_missing_folder(name)
+    folder = Path(name)
+    if not folder.is_dir():
+        return {"name": name}
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
+    return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}
+
+
+def _sampled_digest(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
+    size = path.stat().st_size
+    if size <= blocks * block:
+        return file_digest(path)[:16]
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        for i in range(blocks):
+            handle.seek(i * (size - block) // (blocks - 1))
+            digest.update(handle.read(block))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,76 @@
+"""Reading what stages have written."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opdkit.config import JSON
+from opdkit.errors import OpdkitError
+from opdkit.stages import home
+from opdkit.store.footers import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
+from opdkit.store.plans import command_of, manifest
+from opdkit.tables import TABLES, Table
+
+
+def part_count(run: Path, stage: str) -> int:
+    """Number of parts that a stage has, done or not."""
+    return int(manifest(run, stage)["plan"]["parts"])
+
+
+def part_path(run: Path, table: str, part: int) -> Path:
+    return home(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
+
+
+def read_part(run: Path, table: str, part: int) -> list[JSON]:
+    """The rows of one part. Raises what `read_arrow` raises."""
+    rows: list[JSON] = read_arrow(run, table, part).to_pylist()
+    return rows
+
+
+def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """One part as Arrow, or some columns of it: a list of ten million numbers is no list of Python objects.
+
+    Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
+    """
+    spec, path = TABLES[table], part_path(run, table, part)
+    again = f"run `opdkit {command_of(run, spec.stage)} {run} ...` again"
+    try:
+        arrow = pq.read_table(path, partitioning=None, columns=columns, page_checksum_verification=True)
+    except FileNotFoundError:
+        raise OpdkitError(f"{path} is not there: the {spec.stage} stage has not finished; {again}") from None
+    except (pa.ArrowInvalid, OSError) as error:
+        raise OpdkitError(
+            f"{path} cannot be read ({error}): `opdkit check {run} --recompute` removes what is damaged; then {again}"
+        ) from error
+    metadata = arrow.schema.metadata or {}
+    if metadata.get(VERSION_KEY) != str(spec.version).encode():
+        raise OpdkitError(f"{path} was written by another version of opdkit; {again} with --overwrite")
+    if metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
+        raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
+    return arrow
+
+
+def read_all(run: Path, table: str) -> Iterator[JSON]:
+    """The rows of all parts, in order."""
+    for part in range(part_count(run, TABLES[table].stage)):
+        yield from read_part(run, table, part)
+
+
+def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
+    """A fold over the footers of a stage's finished parts."""
+    total, done = Counters(), 0
+    for path in (part_path(run, primary.name, k) for k in range(parts)):
+        if path.exists():
+            total.merge(read_counters(path))
+            done += 1
+    return Summary(stage, total, done, parts, home(run, stage) / primary.name)
+
+
+def limited(run: Path, part: int, limit: int | None) -> int | None:
+    """How many of the sessions of this part are within the first `limit` of the run; None is all of them."""
+    if limit is None:
+        return None
+    before = sum(pq.read_metadata(part_path(run, "sessions", k)).num_rows for k in range(part))
+    return max(0, limit - before)

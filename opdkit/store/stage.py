@@ -1,0 +1,169 @@
+"""Writing: one stage of one run, part by part."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opdkit import __version__, stopping
+from opdkit.config import JSON, StageConfig, parse_shard
+from opdkit.disk import explained
+from opdkit.stages import home
+from opdkit.store.digests import file_digest, record
+from opdkit.store.footers import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters, Summary
+from opdkit.store.marks import claim_name, marked, read_claim
+from opdkit.store.placing import move_first, sync
+from opdkit.store.plans import fingerprint, manifest, model_identity, pin
+from opdkit.store.reading import part_path, summary_of
+from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
+
+
+class PartWriter:
+    """Collects the rows of one part; `Stage.writing` commits them."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self.counters = Counters()
+        self._rows: dict[str, list[Row]] = {table.name: [] for table in tables}
+
+    def rows(self, table: str, rows: Sequence[Row]) -> None:
+        self._rows[table].extend(rows)
+
+    def arrow(self, table: Table) -> pa.Table:
+        return to_arrow(table, self._rows[table.name])
+
+
+class Stage:
+    """One stage of one run. `tables[0]` is the primary table: a part is done when its file there exists."""
+
+    def __init__(self, config: StageConfig, name: str, tables: Sequence[Table], parts: int, plan: str) -> None:
+        self.config, self.name, self.tables, self.parts, self.plan = config, name, list(tables), parts, plan
+        self.home = home(config.run, name)
+        self.shard, self.shards = parse_shard(config.shard)
+
+    @classmethod
+    def open(
+        cls,
+        config: StageConfig,
+        name: str,
+        tables: Sequence[Table],
+        *,
+        parts: int,
+        inputs: JSON | None = None,
+        upstream: Sequence[str] = (),
+        command: str | None = None,
+    ) -> "Stage":
+        """Pin the plan in the manifest, or check that the one there is the same.
+
+        `command` is the one that writes the stage, where that is not the stage's own.
+
+        Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs.
+        """
+        plan: JSON = {
+            "stage": name,
+            "opdkit": __version__,
+            "schemas": {t.name: t.version for t in tables},
+            "parts": parts,
+            "config": config.plan(),
+            "inputs": inputs or {},
+            "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
+        } | ({"command": command} if command else {})
+        stage = cls(config, name, tables, parts, fingerprint(plan))
+        pin(stage.home, config, stage.plan, plan)
+        stage._sweep_temporary_files()
+        return stage
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def path(self, table: str, part: int) -> Path:
+        return part_path(self.config.run, table, part)
+
+    def done(self, part: int) -> bool:
+        return self.path(self.tables[0].name, part).exists()
+
+    def todo(self) -> list[int]:
+        """The parts of this shard that are not done yet."""
+        return [k for k in range(self.parts) if k % self.shards == self.shard and not self.done(k)]
+
+    @contextlib.contextmanager
+    def writing(self, part: int) -> Iterator[PartWriter]:
+        """Commit the part's tables when the block ends well; leave nothing behind when it does not.
+
+        Where another process has committed the part in the meantime, its result stays. Raises stopping.Stopped when the
+        process was asked to stop, since between two parts nothing is lost; OpdkitError, naming the path and what to do,
+        when the disk is full or read-only, in the block or in the commit.
+        """
+        stopping.before_part()
+        with explained(self.home), marked(self.home / ".tmp", self.tables[0].name, part):
+            start = time.monotonic()
+            writer = PartWriter(self.tables)
+            yield writer
+            if not self.done(part):
+                self._commit_all(part, writer, start)
+        stopping.after_part()
+
+    def _commit_all(self, part: int, writer: PartWriter, start: float) -> None:
+        arrows = {t.name: writer.arrow(t) for t in self.tables}
+        writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
+        writer.counters.seconds = time.monotonic() - start
+        for table in reversed(self.tables):  # the primary table last: its file says that the part is done
+            counters = writer.counters if table is self.tables[0] else Counters(rows_out=arrows[table.name].num_rows)
+            self._commit(table, part, arrows[table.name], counters)
+
+    def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
+        primary = table is self.tables[0]
+        arrow = arrow.replace_schema_metadata({
+            VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
+            PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(self._files_beside(table)),
+        })  # fmt: skip
+        final = self.path(table.name, part)
+        temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
+        marker = None
+        try:
+            with explained(final):
+                final.parent.mkdir(parents=True, exist_ok=True)
+                temporary.parent.mkdir(exist_ok=True)
+                _write(temporary, arrow)
+                marker = record(self.home, table.name, part, file_digest(temporary))
+                if primary:
+                    move_first(temporary, final)
+                else:  # what a killed process left without its primary table is replaced
+                    temporary.replace(final)
+                sync(final.parent)
+        except BaseException:
+            if marker is not None:
+                marker.unlink(missing_ok=True)
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _files_beside(self, table: Table) -> JSON:
+        """What pins the models that a stage of one part keeps beside its tables: folder -> file -> size and digest."""
+        if self.parts > 1 or table is not self.tables[0]:
+            return {}
+        folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
+        return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
+
+    def _sweep_temporary_files(self) -> None:
+        """Remove what killed processes of this host left half-written."""
+        for path in (self.home / ".tmp").glob("*"):
+            claim = read_claim(path)
+            if claim is not None and claim.dead:
+                with explained(path):
+                    path.unlink(missing_ok=True)
+
+    def summary(self) -> Summary:
+        """A fold over the footers of all finished parts, whoever wrote them."""
+        return summary_of(self.config.run, self.name, self.tables[0], self.parts)
+
+
+def _write(path: Path, arrow: pa.Table) -> None:
+    """One Parquet file, on the disk when this returns."""
+    options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(path, arrow.schema, **options) as file:
+        if arrow.num_rows:  # an empty row group is more than some readers can take
+            file.write_table(arrow)
+    sync(path)
