@@ -30,7 +30,7 @@ class Chaos:
     """What to send for each request: the right answer after `seconds` (mean), or by chance (`share`) a fault."""
 
     def __init__(
-        self, seed: int = 0, *, share: float = 0.3, seconds: float = 0.01, hang: float = 60.0, told: int = 1
+        self, seed: int = 0, *, share: float = 0.3, seconds: float = 0.01, hang: float = 60.0, told: float = 1
     ) -> None:
         self.seed, self.share, self.seconds, self.hang, self.told = seed, share, seconds, hang, told
         self.sent: Counter[str] = Counter()  # answers and faults, by kind

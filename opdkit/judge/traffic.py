@@ -19,8 +19,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attem
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
 
 # A request is given up early when it takes this many times as long as the slowest of the last answers, and a second at
-# least. It then has twice the time, and so on up to --timeout: at most half of a slow answer's work is done in vain.
-_FAR_LONGER, _SHORTEST = 4.0, 1.0
+# least. It then has twice the time, and so on up to --timeout, so at most two thirds of the work on a slow answer are
+# done in vain.
+_FAR_LONGER, _SHORTEST = 3.0, 1.0
 _KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answers that are looked at
 
 # Attempts, as a multiple of those that --retries allows, of a request that fails while others are answered.
