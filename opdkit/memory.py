@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from opdkit.console import warn
+from opdkit.errors import OpdkitError
 
 T = TypeVar("T")
 
@@ -22,6 +23,13 @@ TOO_LARGE = "does not fit into memory"  # the reason of what is set aside
 # oneDNN. The C++ library's bad_alloc is a MemoryError in some places and a RuntimeError in others.
 _WORDS = ("DefaultCPUAllocator: can't allocate", "not enough memory", "CUDA error: out of memory", "std::bad_alloc",
           "CUBLAS_STATUS_ALLOC_FAILED", "could not create a memory")  # fmt: skip
+
+
+class TooLargeError(OpdkitError, MemoryError):
+    """One item does not fit into memory, alone. Out of memory for whoever can set it aside, else the end of the run."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what} {TOO_LARGE}, alone: {remedy}, or a machine with more memory")
 
 
 class NoRoom:
