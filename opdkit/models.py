@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from opdkit.config import refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.memory import TooLargeError, is_out_of_memory
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
 
@@ -55,9 +56,11 @@ def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=resolve_dtype(dtype, place), use_safetensors=True, trust_remote_code=False
         )
+        return model.to(place).eval()
     except Exception as error:
+        if is_out_of_memory(error):
+            raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
         raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}") from error
-    return model.to(place).eval()
 
 
 def _refuse_what_is_no_model(name: str, any_of: tuple[str, ...]) -> None:

@@ -17,6 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from opdkit.console import warn
+from opdkit.memory import is_out_of_memory
 from opdkit.output_layer import OutputLayer
 from opdkit.scoring import Sequence, score, token_logprobs
 from opdkit.tree import Pass, plan
@@ -144,7 +145,9 @@ def _difference(model: Any) -> float:
     sequences = [s for tree in trees for s in tree]
     try:
         hidden_NH, output_layer = read_packed(model, Pack.of(trees, model.device))
-    except (TypeError, ValueError, RuntimeError):  # a model that does not hand the blocks down to its attention
+    except (TypeError, ValueError, RuntimeError) as error:  # a model that does not hand the blocks down
+        if is_out_of_memory(error):
+            raise
         return float("inf")
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=model.device)
     packed_N = token_logprobs(output_layer(hidden_NH), ids_N).cpu()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from opdkit.memory import NoRoom, TooLargeError, budget_of, in_batches
 from opdkit.output_layer import forward_replaced, is_apart
 
 # Float32 logits in memory at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
@@ -109,7 +110,8 @@ def ask(
 ) -> list[Answer]:
     """Answers in the order of the questions. The `top` most likely tokens are among the first `vocabulary` ids.
 
-    Sequences of like length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone). A
+    Sequences of like length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone), and of
+    fewer where that does not fit into memory. Raises TooLargeError where a single one does not. A
     log-prob that is not finite is returned as it is: the caller decides, and never sees a made-up number. `read` has
     read the sequences already, in fewer tokens (`opdkit.tree_reading`).
     """
@@ -117,10 +119,16 @@ def ask(
     size = min(_vocabulary(model) for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Answer] = {}
-    for batch in batches([len(q) for q in questions], batch_tokens):
-        chosen = [questions[i] for i in batch]
-        with torch.inference_mode():
-            answers |= zip(batch, _answers(mixture, chosen, top, size, read), strict=True)
+
+    @torch.inference_mode()
+    def answer(batch: list[int]) -> list[Answer]:
+        return _answers(mixture, [questions[i] for i in batch], top, size, read)
+
+    lengths = [len(q) for q in questions]
+    for batch, found in in_batches(budget_of(mixture.models[0], "scoring"), lengths, batch_tokens, batches, answer):
+        if isinstance(found, NoRoom):
+            raise TooLargeError(f"a prompt and reply of {lengths[batch[0]]:,} tokens", "try --dtype bfloat16")
+        answers |= zip(batch, found, strict=True)
     return [answers[i] for i in range(len(questions))]
 
 

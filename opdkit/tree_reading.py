@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
+from opdkit.memory import is_out_of_memory
 from opdkit.output_layer import OutputLayer, is_apart
 from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask
 from opdkit.tree import Pass, Plan, plan
@@ -133,6 +134,8 @@ def _difference(model: PreTrainedModel) -> str | None:
             reading = _TreeReading(model, sequences, plan(ids, pack), piece)
             answers = ask(Mixture((model,)), questions, batch_tokens=1000, read=lambda _, some: reading.of(some))  # noqa: B023
         except Exception as error:  # what a model makes of an argument that it was not written for
+            if is_out_of_memory(error):
+                raise
             return f"it cannot be read with a mask and a cache ({type(error).__name__})"
         apart.append(torch.cat([x.logprobs for x in answers]) - plain)
     off, most = max(_apart(each, model.dtype) for each in apart)

@@ -14,12 +14,16 @@ from typing import Any
 
 @dataclass
 class Reply:
-    """What to send for one request. `fault` reset, hang or half breaks the connection instead."""
+    """What to send for one request. `fault` reset, hang, half or drip breaks the connection instead.
+
+    half: fewer bytes than Content-Length says, then the end of the connection; hang: `seconds` without a byte.
+    """
 
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     fault: str | None = None
+    seconds: float = 30.0
 
 
 def completion(content: Any, finish_reason: str | None = "stop", **message: Any) -> Reply:
@@ -84,7 +88,7 @@ class ChatServer:
             handler.close_connection = True
             return
         if reply.fault == "hang":
-            self.closing.wait(30)
+            self.closing.wait(reply.seconds)
             handler.close_connection = True
             return
         raw = reply.body if isinstance(reply.body, str) else json.dumps(reply.body)

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
+from opdkit.memory import NoRoom, TooLargeError, budget_of, in_batches
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.scoring import batches, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
@@ -94,10 +95,13 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batc
     keys = [(*s.prompt_ids, -1, *s.response_ids) for s in sequences]
     distinct = dict(zip(keys, sequences, strict=True))
     found: dict[tuple[int, ...], Shift] = {}
-    for batch in batches([len(s) for s in distinct.values()], batch_tokens):
-        some = [list(distinct.items())[i] for i in batch]
-        shifts = _batch_shifts(before, after, [s for _, s in some])
-        found.update(zip((key for key, _ in some), shifts, strict=True))
+    each = list(distinct.items())
+    lengths, budget = [len(s) for _, s in each], budget_of(before, "comparing two models")
+    shifts_of = lambda batch: _batch_shifts(before, after, [each[i][1] for i in batch])  # noqa: E731
+    for batch, shifts in in_batches(budget, lengths, batch_tokens, batches, shifts_of):
+        if isinstance(shifts, NoRoom):
+            raise TooLargeError(f"a prompt and reply of {lengths[batch[0]]:,} tokens", "try --dtype bfloat16")
+        found.update(zip((each[i][0] for i in batch), shifts, strict=True))
     return [found[key] for key in keys]
 
 

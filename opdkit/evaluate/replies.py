@@ -13,6 +13,7 @@ from opdkit.evaluate.echo import echo_of, index_hints
 from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
 from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
+from opdkit.memory import TooLargeError
 from opdkit.models import token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.scoring import Sequence as ScoredSequence
@@ -76,6 +77,8 @@ def generate(
         for (prompt, ids), draws in zip(asked, drawn, strict=True):
             thinking = chat.opens_thinking(ids)
             for k, draw in zip(numbers, draws, strict=True):
+                if draw.finish_reason == "memory":
+                    raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
                 text = _text(chat, draw)
                 seen, sequence = visible(text, thinking), ScoredSequence(ids, draw.ids)
                 replies.append(Reply(prompt, label, k, text, seen, sequence, draw.finish_reason))

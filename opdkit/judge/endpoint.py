@@ -1,8 +1,9 @@
 """A judge behind an OpenAI-compatible server: one request a vote, since servers differ in whether they heed `n`.
 
 A request is tried again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
-answer that is no chat completion. What will not pass (another 4xx) ends the stage at once, and so does a request that
-has used up its attempts. No vote is ever made up for an answer that did not come.
+answer that is no chat completion, an answer of another model (see `opdkit.judge.traffic`). What will not pass (another
+4xx) ends the stage at once, and so does a server that answers nobody any more. No vote is ever made up for an answer
+that did not come.
 """
 
 import asyncio
@@ -11,24 +12,27 @@ import email.utils
 import hashlib
 import json
 import os
-import random
 import re
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 from opdkit.config import JSON, parse_pairs
-from opdkit.console import printable, progress
+from opdkit.console import printable, progress, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.judge.traffic import Failure, Server, Traffic
 from opdkit.stages import JudgeConfig
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
-LONGEST_WAIT = 600.0  # a server that asks for more (Retry-After) is left alone
+LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
+_FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
+_INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
 
 # Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
 _CONTROL = re.compile(
@@ -67,6 +71,7 @@ class Endpoint:
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions")
         self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
         self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
+        self.server, self.judge = Server(), Identity(model)
         # Reading the certificates takes a while; once is enough, and plain http needs none.
         self.tls = httpx.create_ssl_context() if base_url.startswith("https:") else False
         self.key = os.environ.get(api_key_env, "").strip()
@@ -79,52 +84,65 @@ class Endpoint:
 
     async def _complete(self, requests: Sequence[Completion]) -> list[Answer]:
         answers: dict[int, Answer] = {}
-        waiting = iter(enumerate(requests))
-        arrived: asyncio.Queue[None] = asyncio.Queue()
-
-        async def worker(client: httpx.AsyncClient) -> None:
-            for i, request in waiting:
-                answers[i] = await self._answer(client, request)
-                arrived.put_nowait(None)
-
+        traffic = Traffic(
+            [request.seed for request in requests],
+            self.server,
+            where=f"the judge at {self.base_url}",
+            concurrency=self.concurrency,
+            retries=self.retries,
+            timeout=self.timeout,
+        )
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-        try:
-            async with (
-                httpx.AsyncClient(headers=headers, timeout=self.timeout, limits=limits, verify=self.tls) as client,
-                asyncio.TaskGroup() as workers,
-            ):
-                for _ in range(min(self.concurrency, len(requests))):
-                    workers.create_task(worker(client))
-                for _ in progress(range(len(requests)), "judging", len(requests), "votes"):
-                    await arrived.get()
-        except ExceptionGroup as group:  # several workers may fail at once; one message is enough
-            ours = group.subgroup(OpdkitError)
-            raise (ours.exceptions[0] if ours else group) from None
+        async with (
+            # The time that a request may take is measured as a whole (see Traffic), not from byte to byte.
+            httpx.AsyncClient(headers=headers, timeout=None, limits=limits, verify=self.tls) as client,
+            aclosing(self._arriving(client, requests, traffic)) as arriving,
+        ):
+            for _ in progress(range(len(requests)), "judging", len(requests), "votes"):
+                i, answer = await anext(arriving)
+                answers[i] = answer
+        if traffic.tried_again:
+            kinds = ", ".join(f"{kind} {n:,}" for kind, n in traffic.tried_again.most_common())
+            say(f"the judge's server: {len(requests):,} answers, and attempts that failed: {kinds}")
         return [answers[i] for i in range(len(requests))]
 
-    async def _answer(self, client: httpx.AsyncClient, request: Completion) -> Answer:
-        """One answer, after as many attempts as it takes and --retries allows."""
-        jitter = random.Random(request.seed)
-        for attempt in range(self.retries + 1):
-            try:
-                async with asyncio.timeout(self.timeout):
-                    response = await client.post(f"{self.base_url}/chat/completions", json=self._body(request))
-                return await self._read(client, response)
-            except _TryAgainError as error:
-                reason, asked = str(error), error.pause
-            except TimeoutError:
-                reason, asked = f"no answer within {self.timeout:g} seconds", 0.0
-            except httpx.RequestError as error:
-                reason, asked = self._safe(f"{type(error).__name__} {error}"), 0.0
-            if attempt < self.retries:
-                growing = min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE)
-                await asyncio.sleep(max(asked, growing * jitter.uniform(0.5, 1.0)))
-        raise OpdkitError(
-            f"the judge at {self.base_url} gave no answer in {self.retries + 1} attempts (the last: {reason}). "
-            "Check that it runs and takes requests at that address, then start the same command again: "
-            "finished parts are kept, and nothing was written for the others."
-        )
+    async def _arriving(
+        self, client: httpx.AsyncClient, requests: Sequence[Completion], traffic: Traffic
+    ) -> AsyncGenerator[tuple[int, Answer], None]:
+        """Number and answer of each request, as they come."""
+        under_way: dict[int, asyncio.Task[Answer | Failure]] = {}
+        try:
+            while True:
+                while (i := traffic.take(time.monotonic())) is not None:
+                    under_way[i] = asyncio.create_task(self._attempt(client, requests[i]))
+                seconds = traffic.wait(time.monotonic())
+                if under_way:
+                    await asyncio.wait(under_way.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                else:
+                    await asyncio.sleep(seconds)
+                for i in [i for i, task in under_way.items() if task.done()]:
+                    found = under_way.pop(i).result()
+                    if isinstance(found, Answer):
+                        traffic.answered(i, time.monotonic())
+                        yield i, found
+                    elif last_word := traffic.failed(i, found, time.monotonic()):
+                        yield i, last_word
+                for i in traffic.overdue(time.monotonic()):
+                    under_way.pop(i).cancel()  # which closes its connection: a late answer reaches nobody
+                    if last_word := traffic.given_up(i, time.monotonic()):
+                        yield i, last_word
+        finally:
+            for task in under_way.values():
+                task.cancel()
+            await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    async def _attempt(self, client: httpx.AsyncClient, request: Completion) -> Answer | Failure:
+        try:
+            response = await client.post(f"{self.base_url}/chat/completions", json=self._body(request))
+        except httpx.RequestError as error:
+            return Failure(f"the connection broke: {self._safe(f'{type(error).__name__} {error}')}")
+        return await self._read(client, response)
 
     def _body(self, request: Completion) -> JSON:
         body = {
@@ -138,22 +156,29 @@ class Endpoint:
 
     # -- reading a response -----------------------------------------------------------------------------------------
 
-    async def _read(self, client: httpx.AsyncClient, response: httpx.Response) -> Answer:
+    async def _read(self, client: httpx.AsyncClient, response: httpx.Response) -> Answer | Failure:
         status = response.status_code
         if status in (408, 425, 429) or status >= 500:
-            raise _TryAgainError(f"HTTP {status} {self._excerpt(response)}", _retry_after(response))
+            pause = _retry_after(response)
+            return Failure(f"HTTP {status}: {self._excerpt(response)}", pause, limited=status == 429 or pause > 0)
         if status in (400, 413, 422) and _TOO_LONG.search(response.text):
             return Answer("", error=f"{TOO_LONG}: {self._excerpt(response)}")
         if status != 200:
             raise OpdkitError(await self._refusal(client, response))
         try:
-            choice = response.json()["choices"][0]
-            content, reason = choice["message"].get("content"), choice.get("finish_reason")
+            document = response.json()
+            message, model = document["choices"][0]["message"], document.get("model")
+            content, reason = message.get("content"), document["choices"][0].get("finish_reason")
             text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise _TryAgainError(f"an answer that is no chat completion: {self._excerpt(response)}") from None
+            return Failure(f"an answer that is no chat completion: {self._excerpt(response)}")
+        if not self.judge.is_it(model):
+            return Failure(f"an answer of another model: {self._safe(str(model))}")
         # JSON can hold half of a surrogate pair, which no file can.
-        return Answer(text.encode("utf-8", "replace").decode(), reason)
+        answer = Answer(text.encode("utf-8", "replace").decode(), reason if isinstance(reason, str) else None)
+        if content is None and reason != "length" and not any(message.get(k) for k in _INSTEAD_OF_TEXT):
+            return Failure("an answer that says nothing", insisted=answer)
+        return answer
 
     async def _refusal(self, client: httpx.AsyncClient, response: httpx.Response) -> str:
         """What to say when the server has answered, and will answer the same again."""
@@ -196,12 +221,38 @@ class Endpoint:
         return printable(" ".join(text.split()))[:200]
 
 
-class _TryAgainError(Exception):
-    """The attempt failed in a way that may pass; `pause` is what the server asked for, in seconds."""
+class Identity:
+    """Under which name the judge answers: the one that was asked for, or one that stands for it.
 
-    def __init__(self, reason: str, pause: float = 0.0) -> None:
-        super().__init__(reason)
-        self.pause = pause
+    Servers answer under another name for good reasons (an alias, a dated version, a path), so a name is taken for the
+    judge's when it is the one asked for, or when the first few answers all bear it. From then on an answer under
+    another name comes from another model: votes of two judges in one table could not be told apart, so it is no vote;
+    it is asked for again. Where a server says no name there is nothing to compare.
+    """
+
+    def __init__(self, asked: str) -> None:
+        self.asked = asked
+        self.known: str | None = None
+        self.others: Counter[str] = Counter()
+
+    def is_it(self, name: object) -> bool:
+        """Whether an answer under `name` is the judge's."""
+        if not isinstance(name, str) or not name:
+            return True
+        if self.known is None and name == self.asked:
+            self.known = name
+        if name == self.known:
+            return True
+        self.others[name] += 1
+        if self.known is None and self.others.total() == self.others[name] == _FIRST_ANSWERS:
+            self.known = name
+            self.others.clear()
+            say(f"{self.asked} answers as {printable(name)[:100]}")
+            return True
+        if self.known is not None and self.others[name] == 1:
+            warn(f"the judge's server answers as {printable(name)[:100]}, too, not only as {self.known}: another "
+                 "model's answers are not counted, they are asked for again")  # fmt: skip
+        return False
 
 
 def _retry_after(response: httpx.Response) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 Message = dict[str, Any]
 
 TOO_LONG = "the prompt does not fit the judge"
+NO_ANSWER = "the judge answers others, not this"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from opdkit.chat import Chat, ChatError
 from opdkit.config import parse_pairs
 from opdkit.console import progress
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.memory import TOO_LARGE
 from opdkit.models import known_context, load_model, load_tokenizer, token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import JudgeConfig
@@ -99,7 +100,13 @@ class LocalJudge:
 
     def _read(self, prompt_ids: list[int], samples: Sequence[Sample]) -> list[Answer]:
         thinking = self.chat.opens_thinking(prompt_ids)
-        return [Answer(self._text(s), s.finish_reason, thinking) for s in samples]
+        too_large = f"the prompt {TOO_LARGE}: {len(prompt_ids):,} tokens, and its answer; lower --max-section-chars"
+        return [
+            Answer("", error=too_large)
+            if s.finish_reason == "memory"
+            else Answer(self._text(s), s.finish_reason, thinking)
+            for s in samples
+        ]
 
     def _text(self, drawn: Sample) -> str:
         ids = drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from opdkit.chat import Chat, ChatError
 from opdkit.config import JSON, parse_pairs
 from opdkit.logs.messages import message
+from opdkit.memory import TOO_LARGE
 from opdkit.models import known_context, load_model, load_tokenizer, token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import RolloutConfig
@@ -131,6 +132,8 @@ def _usable(student: Student, draws: Sequence[Sample], counters: Counters) -> It
 
 
 def _why_not(student: Student, draw: Sample) -> str | None:
+    if draw.finish_reason == "memory":
+        return TOO_LARGE
     if not all(map(math.isfinite, draw.logprobs)):
         return "log-probs are not finite"
     if max(draw.ids) >= len(student.chat.tokenizer):  # models have rows to spare, for tokens that there are not

@@ -33,7 +33,8 @@ def sample(
     """Draw from `model`: for each request one Sample per generator, in the order given. Temperature 0 is greedy.
 
     `batch_tokens` bounds the tokens whose keys and values are held at once, prompts and draws at their longest; a
-    single draw that needs more is made alone.
+    single draw that needs more is made alone. What does not fit into memory is halved, and drawn anew where it was
+    not finished; a draw that does not fit alone is set aside (`Sample`).
     """
     rule = Rule(temperature, max_new_tokens, stop_ids)
     draws = [[Draw(g, max_new_tokens) for g in request.generators] for request in requests]

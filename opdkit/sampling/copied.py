@@ -3,13 +3,14 @@
 For layers that see a window or keep a state, which hold no keys and values that several draws could look at.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from opdkit.sampling.draws import Draw, Rule
+from opdkit.memory import NoRoom, budget_of, in_batches
+from opdkit.sampling.draws import Draw, Rule, begin_anew
 
 # Rows that run side by side: each has logits over the whole vocabulary.
 MAX_ROWS = 256
@@ -21,22 +22,28 @@ def draw_copied(
     """Make the draws of each prompt, within `batch_tokens` where a single draw does not need more."""
     asked = [(i, draw) for i, some in enumerate(draws) for draw in some]
     longest = [len(prompts[i]) + rule.max_new_tokens for i, _ in asked]
-    for batch in _batches(longest, batch_tokens):
-        rows = _Rows(model, prompts, [asked[k] for k in batch])
-        while rows.step(rule):
+
+    def make(batch: list[int]) -> None:
+        some = [asked[k] for k in batch if not asked[k][1].ended]
+        begin_anew(draw for _, draw in some)
+        rows = _Rows(model, prompts, some) if some else None
+        while rows and rows.step(rule):
             pass
 
+    for batch, made in in_batches(budget_of(model, "sampling"), longest, batch_tokens, _batches, make):
+        if isinstance(made, NoRoom):
+            asked[batch[0]][1].set_aside()
 
-def _batches(longest: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+
+def _batches(longest: Sequence[int], batch_tokens: int) -> list[list[int]]:
     """Indices of rows that run side by side: similar lengths, at most `batch_tokens` with their padding."""
-    batch: list[int] = []
+    found: list[list[int]] = []
     for k in sorted(range(len(longest)), key=lambda k: -longest[k]):
-        if batch and (longest[batch[0]] * (len(batch) + 1) > batch_tokens or len(batch) == MAX_ROWS):
-            yield batch
-            batch = []
-        batch.append(k)
-    if batch:
-        yield batch
+        if found and longest[found[-1][0]] * (len(found[-1]) + 1) <= batch_tokens and len(found[-1]) < MAX_ROWS:
+            found[-1].append(k)
+        else:
+            found.append([k])
+    return found
 
 
 class _Rows:

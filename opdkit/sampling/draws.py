@@ -1,6 +1,6 @@
 """What is asked of a model, what comes back, and how a token is drawn. Shapes: R draws, V vocabulary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,20 +17,38 @@ class Request:
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw. `logprobs` are those of the sampled tokens at temperature 1 (nats); the stop token is included."""
+    """One draw. `logprobs` are those of the sampled tokens at temperature 1 (nats); the stop token is included.
+
+    A draw for which there was not enough memory, alone, has the reason "memory" and no tokens.
+    """
 
     ids: list[int]
     logprobs: list[float]
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length" or "memory"
 
 
 class Draw:
-    """One draw while it grows. All its randomness is one uniform number a token, drawn beforehand."""
+    """One draw while it grows. All its randomness is one uniform number a token, drawn beforehand.
+
+    So it can begin anew, and comes to the same.
+    """
 
     def __init__(self, generator: torch.Generator, max_new_tokens: int) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
+        self.ended = self.too_large = False
         self.uniforms = torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
+
+    def set_aside(self) -> None:
+        """There is not enough memory for it."""
+        self.ids, self.logprobs, self.ended, self.too_large = [], [], True, True
+
+
+def begin_anew(draws: Iterable[Draw]) -> None:
+    """Forget what the draws that have not ended have come to."""
+    for draw in draws:
+        if not draw.ended:
+            draw.ids, draw.logprobs = [], []
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,8 @@ class Rule:
         for draw, token, logprob in zip(draws, token_R.tolist(), picked_R.tolist(), strict=True):
             draw.ids.append(token)
             draw.logprobs.append(logprob)
-        return [draw.ids[-1] not in self.stop_ids and len(draw.ids) < self.max_new_tokens for draw in draws]
+            draw.ended = token in self.stop_ids or len(draw.ids) >= self.max_new_tokens
+        return [not draw.ended for draw in draws]
 
     def _tokens(self, draws: Sequence[Draw], logits_RV: Tensor) -> Tensor:
         if self.temperature == 0:
@@ -62,4 +81,6 @@ class Rule:
 
     def sample(self, draw: Draw) -> Sample:
         """What a draw that has ended came to."""
+        if draw.too_large:
+            return Sample([], [], "memory")
         return Sample(draw.ids, draw.logprobs, "stop" if draw.ids[-1] in self.stop_ids else "length")

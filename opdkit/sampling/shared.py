@@ -12,6 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from opdkit.memory import Budget, NoRoom, budget_of, tried
 from opdkit.sampling.attention import grouped_heads
-from opdkit.sampling.draws import Draw, Rule
+from opdkit.sampling.draws import Draw, Rule, begin_anew
 from opdkit.sampling.shares import Group, Lot, Share, lots
 
 
@@ -28,9 +30,25 @@ def draw_shared(
     model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, batch_tokens: int
 ) -> None:
     """Make the draws of each prompt. The prompts that are being read come on top of `batch_tokens`."""
+    budget = budget_of(model, "sampling")
     with grouped_heads(model):
-        for lot in lots(prompts, [len(some) for some in draws], rule.max_new_tokens, batch_tokens):
-            _draw_lot(model, prompts, draws, rule, lot)
+        while left := [i for i, some in enumerate(draws) if not all(draw.ended for draw in some)]:
+            asked = [prompts[i] for i in left]
+            wanted = [[draw for draw in draws[i] if not draw.ended] for i in left]
+            for lot in lots(asked, [len(some) for some in wanted], rule.max_new_tokens, budget.within(batch_tokens)):
+                if isinstance(tried(partial(_draw_lot, model, asked, wanted, rule, lot)), NoRoom):
+                    _less_at_once(budget, lot, wanted)
+                    break
+
+
+def _less_at_once(budget: Budget, lot: Lot, draws: Sequence[list[Draw]]) -> None:
+    """A lot did not fit: half as much from now on, or without the draw that was alone."""
+    unfinished = [draws[i][k] for share in lot.shares for i, k in share.draws if not draws[i][k].ended]
+    begin_anew(unfinished)
+    if lot.rows == lot.draws == 1:
+        unfinished[0].set_aside()
+    else:
+        budget.halve(lot.rows * lot.slots)
 
 
 def _draw_lot(model: Any, prompts: Sequence[list[int]], draws: Sequence[list[Draw]], rule: Rule, lot: Lot) -> None:

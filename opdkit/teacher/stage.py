@@ -4,7 +4,8 @@ Student and teacher read the very same response tokens after two prompts, as tok
 the hint. A turn that cannot be scored is dropped under a named reason and counted.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -16,13 +17,14 @@ from opdkit.chat import ChatError
 from opdkit.config import parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
+from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
 from opdkit.stages import TeacherConfig
 from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
 from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
-from opdkit.teacher.session import Scores, Wanted, score_session
+from opdkit.teacher.session import Scores, Target, Wanted, score_session
 from opdkit.teacher.written import Hinted, written
 
 Row = dict[str, Any]
@@ -127,13 +129,13 @@ def _examples(
 
 
 def together(
-    prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: int
+    prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: Callable[[], int]
 ) -> Iterator[tuple[Teacher, list[tuple[int, list[Example]]]]]:
-    """Neighbours of one teacher that are at most `batch_tokens` together; a longer session goes alone."""
+    """Neighbours of one teacher that are at most `batch_tokens` (now) together; a longer session goes alone."""
     waiting, tokens, of = list[tuple[int, list[Example]]](), 0, None
     for i, teacher, examples in prepared:
         size = sum(example.target.tokens for example in examples)
-        if of is not None and (teacher is not of or tokens + size > batch_tokens):
+        if of is not None and (teacher is not of or tokens + size > batch_tokens()):
             yield of, waiting
             waiting, tokens = [], 0
         waiting, tokens, of = [*waiting, (i, examples)], tokens + size, teacher
@@ -147,26 +149,51 @@ def scored(
     prepared: Iterable[tuple[int, Teacher, list[Example]]],
     counters: Counters,
 ) -> dict[int, list[Scored]]:
-    """The scores of groups of examples, each group under its number; those that are not finite are dropped and counted.
+    """The scores of groups of examples, each group under its number; what has none is dropped and counted.
 
-    Neighbours are scored together, as many as are `batch_tokens` together.
+    Neighbours are scored together, as many as are `batch_tokens` together, or as fit into memory.
     """
+    budget = budget_of(scorer.student.model, "scoring sessions")
     groups: dict[int, list[Scored]] = {}
-    for teacher, some in together(prepared, config.batch_tokens):
-        every = iter(
-            score_session(
-                scorer.student.model,
-                teacher.mixture,
-                [example.target for _, examples in some for example in examples],
-                wanted(config, scorer),
-                batch_tokens=config.batch_tokens,
-                whole=not config.turn_by_turn,
-                counted=counters.extra,
-            )
-        )
+    for teacher, some in together(prepared, lambda: budget.within(config.batch_tokens)):
+        targets = [example.target for _, examples in some for example in examples]
+        every = iter(_scores(config, scorer, teacher, targets, budget, counters.extra))
         for i, examples in some:
-            groups[i] = [found for found in zip(examples, every, strict=False) if _is_finite(*found, counters)]
+            both = [(example, s) for example in examples if (s := next(every)) is not None]
+            if len(both) < len(examples):
+                counters.drop(TOO_LARGE, len(examples) - len(both))
+            groups[i] = [found for found in both if _is_finite(*found, counters)]
     return groups
+
+
+def _scores(
+    config: TeacherConfig, scorer: Scorer, teacher: Teacher, targets: list[Target], budget: Budget, extra: Counter[str]
+) -> list[Scores | None]:
+    """The scores of targets that are read together; where that does not fit into memory, of each half by itself.
+
+    None for a target that does not fit alone, each of its sequences read by itself.
+    """
+
+    def score(batch_tokens: int, whole: bool) -> tuple[list[Scores], Counter[str]]:
+        counted = Counter[str]()
+        model, what = scorer.student.model, wanted(config, scorer)
+        found = score_session(
+            model, teacher.mixture, targets, what, batch_tokens=batch_tokens, whole=whole, counted=counted
+        )
+        return found, counted
+
+    found = tried(lambda: score(budget.within(config.batch_tokens), not config.turn_by_turn))
+    if isinstance(found, NoRoom) and len(targets) > 1:
+        budget.halve(sum(target.tokens for target in targets))
+        half = len(targets) // 2
+        halves = targets[:half], targets[half:]
+        return [s for some in halves for s in _scores(config, scorer, teacher, some, budget, extra)]
+    if isinstance(found, NoRoom):
+        found = tried(lambda: score(1, False))
+    if isinstance(found, NoRoom):
+        return [None]
+    extra.update(found[1])
+    return list(found[0])
 
 
 def _is_finite(example: Example, scores: Scores, counters: Counters) -> bool:

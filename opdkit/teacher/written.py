@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from opdkit.chat import Reply
+from opdkit.memory import TOO_LARGE
 from opdkit.models import token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.scoring import Sequence as ScoredSequence
@@ -88,6 +89,9 @@ def _sampled(config: TeacherConfig, policy: Policy, turns: Sequence[Hinted]) -> 
 def _examples(scorer: Scorer, turn: Hinted, draws: Sequence[Sample], counters: Counters) -> Iterator[Example]:
     plain = turn.example.prompt.ids
     for number, draw in enumerate(draws):
+        if draw.finish_reason == "memory":
+            counters.extra[f"written ({TOO_LARGE})"] += 1
+            continue
         if not all(map(math.isfinite, draw.logprobs)) or max(draw.ids) >= scorer.vocabulary:
             counters.extra["written (not readable)"] += 1
             continue

@@ -25,6 +25,7 @@ from opdkit.chat import Chat
 from opdkit.config import JSON
 from opdkit.console import is_main_process, progress, say
 from opdkit.errors import OpdkitError
+from opdkit.memory import Budget, NoRoom, TooLargeError, budget_of, tried
 from opdkit.models import load_tokenizer
 from opdkit.objective import (
     SUPPORTED,
@@ -175,20 +176,13 @@ def _optimizer_step(
 ) -> dict[str, float]:
     """One step on `batch`, of which this process reads its share. Returns the metrics of the whole step.
 
-    Raises OpdkitError, naming turns, before the step when the loss or the gradient is not finite.
+    Raises OpdkitError, naming turns, before the step when the loss or the gradient is not finite, or when a turn does
+    not fit into memory.
     """
     whole = tokens_of(batch)
     totals = step_totals(terms_of(objective, whole), whole, objective.aggregation)
     sequences = [ScoredSequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in batch]
-    share = _share(model, batch, sequences, accelerator, config)
-    shares = []
-    optimizer.zero_grad(set_to_none=True)
-    for n, trees in enumerate(share.forwards):
-        last = n == len(share.forwards) - 1
-        with contextlib.nullcontext() if last else accelerator.no_sync(model):  # gradients are exchanged once a step
-            loss, metrics = _forward(model, trees, batch, sequences, totals, objective, config)
-            (loss * accelerator.num_processes).backward()  # its average over the processes is taken; the loss is a sum
-        shares.append({"loss": loss.detach(), **metrics})
+    share, shares = _gradients(model, optimizer, batch, sequences, totals, objective, config, accelerator)
     grad_norm = accelerator.clip_grad_norm_(trainable(model), config.max_grad_norm or math.inf)
     summed = _summed(shares, accelerator) | {"grad_norm": float(grad_norm)}
     if not (math.isfinite(summed["loss"]) and math.isfinite(summed["grad_norm"])):
@@ -197,9 +191,72 @@ def _optimizer_step(
         _stop(summed, gather_object(suspects) or [t.turn_id for t in batch])
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
-    optimizer.step()
+    if isinstance(tried(optimizer.step), NoRoom):  # half done, perhaps: nothing can go on from there
+        raise TooLargeError("the optimizer's state, two numbers a weight,", "try --lora-rank")
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return summed | counts | {"tokens_read": share.tokens}
+
+
+def _gradients(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[Turn],
+    sequences: Sequence[ScoredSequence],
+    totals: Mapping[str, int],
+    objective: Objective,
+    config: TrainConfig,
+    accelerator: Accelerator,
+) -> tuple[Reading, list[dict[str, Tensor]]]:
+    """The gradients of a step, in the parameters; what this process read for them, and its shares of the metrics.
+
+    Where a forward or its backward does not fit into memory, all of them are made anew from nothing, with half as many
+    tokens at once in this step and those that follow: no gradient counts twice, and the sum is the same to rounding.
+    """
+    budget = budget_of(model, "training")
+    while True:
+        share = _share(model, batch, sequences, accelerator, budget.within(config.micro_batch_tokens))
+        shares: list[dict[str, Tensor]] = []
+        optimizer.zero_grad(set_to_none=True)
+        for n, trees in enumerate(share.forwards):
+
+            def add(trees: Forward, last: bool) -> dict[str, Tensor]:
+                # Gradients are exchanged once a step. Their average over the processes is taken; the loss is a sum.
+                with contextlib.nullcontext() if last else accelerator.no_sync(model):
+                    loss, metrics = _forward(model, trees, batch, sequences, totals, objective, config)
+                    (loss * accelerator.num_processes).backward()
+                return {"loss": loss.detach(), **metrics}
+
+            found = tried(partial(add, trees, n == len(share.forwards) - 1))
+            if isinstance(found, NoRoom):
+                optimizer.zero_grad(set_to_none=True)
+                _less_at_once(budget, trees or [_shortest(batch)], batch, config, accelerator)
+                break
+            shares.append(found)
+        else:
+            return share, shares
+
+
+def _less_at_once(
+    budget: Budget, trees: Forward, batch: Sequence[Turn], config: TrainConfig, accelerator: Accelerator
+) -> None:
+    """A forward of these trees did not fit. Raises OpdkitError where no smaller one could help.
+
+    A turn that is too large cannot be set aside: without it the step would have another objective. And the other
+    processes of a step wait for this one to exchange gradients.
+    """
+    tokens, longest = sum(tree.tokens for tree in trees), max((batch[i] for t in trees for i in t.turns), key=len)
+    remedy = "" if config.gradient_checkpointing else "--gradient-checkpointing, "
+    if tokens <= len(longest):
+        raise TooLargeError(
+            f"turn {longest.turn_id} of {len(longest):,} tokens, in training,",
+            f"try {remedy}--lora-rank, --dtype bfloat16, or leave it out with --max-tokens of the teacher stage",
+        )
+    if accelerator.num_processes > 1:
+        raise OpdkitError(
+            f"{tokens:,} tokens in one forward do not fit into the memory of this process, and the others wait for it: "
+            f"start again with --overwrite and {remedy}--micro-batch-tokens {tokens // 2}"
+        )
+    budget.halve(tokens)
 
 
 def _share(
@@ -207,13 +264,13 @@ def _share(
     batch: Sequence[Turn],
     sequences: Sequence[ScoredSequence],
     accelerator: Accelerator,
-    config: TrainConfig,
+    tokens: int,
 ) -> Reading:
-    """What this process reads of a step."""
+    """What this process reads of a step, at most so many `tokens` at once."""
     return reading(
         sequences,
         [turn.session_id for turn in batch],
-        config.micro_batch_tokens,
+        tokens,
         accelerator.process_index,
         accelerator.num_processes,
         packed=accelerator.unwrap_model(model).packed,

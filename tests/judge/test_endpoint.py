@@ -11,7 +11,7 @@ from http_server import Reply, completion, serving, slowly, unused_address
 from runs import talk, write_extract
 
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import endpoint, run
+from opdkit.judge import endpoint, run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint, broken_control_tokens, request_seed
 from opdkit.stages import JudgeConfig
 from opdkit.store import read_part
@@ -23,7 +23,7 @@ GOOD = completion(r"Well. \boxed{1}")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -99,24 +99,6 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
     ):
         client(server.url).complete([ONE])
     assert len(server.requests) == 1
-
-
-def test_the_pauses_grow_and_are_the_same_again(monkeypatch) -> None:
-    pauses: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.5)
-    monkeypatch.setattr(endpoint.asyncio, "sleep", sleep)
-    with serving(lambda body, number: Reply(500, "")) as server:
-        for _ in range(2):
-            with pytest.raises(OpdkitError):
-                client(server.url, retries=9).complete([ONE])
-    first, second = pauses[:9], pauses[9:]
-    assert first == second
-    for attempt, pause in enumerate(first):
-        assert min(0.5 * 2**attempt, 60) * 0.5 <= pause <= min(0.5 * 2**attempt, 60)
 
 
 # -- what will not pass -----------------------------------------------------------------------------------------------

@@ -1,0 +1,72 @@
+"""What a judge's server costs that fails at three answers of ten, against one that does not.
+
+    python -m tests.benchmarks.chaos
+
+Both are real servers on loopback (tests/chaos_server.py): 429 with and without Retry-After, 500, resets, hangs of 60
+seconds, HTML, answers cut short, another model's answers, answers without content. Printed are the wall times, the
+time that the server asked to be left alone in all, and whether each vote is the one that the server gave. What counts
+is (chaos - told) / calm: at most 2 is wanted.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from opdkit.judge.endpoint import Completion, Endpoint
+
+from .pairs import save_rows
+
+sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it
+
+from chaos_server import MODEL, Chaos, text_of
+from http_server import serving
+
+
+def judged(chaos: Chaos, requests: Sequence[Completion], timeout: float) -> tuple[float, int]:
+    """Seconds for all requests, and how many answers are not the server's."""
+    with serving(chaos) as server:
+        endpoint = Endpoint(server.url, MODEL, api_key_env="", timeout=timeout, retries=6, concurrency=16)
+        start = time.monotonic()
+        answers = endpoint.complete(requests)
+        seconds = time.monotonic() - start
+    wrong = sum(
+        answer.text != text_of({"messages": request.messages, "seed": request.seed})
+        for request, answer in zip(requests, answers, strict=True)
+    )
+    return seconds, wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=0.2, help="the mean time of an answer")
+    parser.add_argument("--hang", type=float, default=60.0)
+    parser.add_argument("--timeout", type=float, default=120.0)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--no-save", action="store_true", help="print and keep nothing")
+    options = parser.parse_args(arguments)
+    os.environ["NO_PROXY"] = "127.0.0.1"
+    requests = [Completion([{"role": "user", "content": f"{n // 5}"}], n % 5, 0.6, 99) for n in range(options.requests)]
+    rows = []
+    for seed in range(options.pairs):
+        calm = Chaos(seed, share=0.0, seconds=options.seconds)
+        chaos = Chaos(seed, seconds=options.seconds, hang=options.hang)
+        (calm_s, _), (chaos_s, wrong) = (judged(each, requests, options.timeout) for each in (calm, chaos))
+        rows.append({"seed": seed, "requests": len(requests), "calm_seconds": calm_s, "chaos_seconds": chaos_s,
+                     "told_seconds": chaos.told_seconds, "ratio": (chaos_s - chaos.told_seconds) / calm_s,
+                     "wrong_or_missing_votes": wrong, "sent": dict(chaos.sent)})  # fmt: skip
+        print(json.dumps(rows[-1]), flush=True)
+    ratios = sorted(row["ratio"] for row in rows)
+    print(f"(chaos - told) / calm: {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}); "
+          f"wrong or missing votes: {sum(row['wrong_or_missing_votes'] for row in rows)}")  # fmt: skip
+    if not options.no_save:
+        print(save_rows("chaos", rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""A judge's server that, by a seed, fails at a share of its answers in every way that servers fail.
+
+What it says when it does answer depends on the messages and the seed of the request alone, so a test can tell a vote
+that was given from one that was not.
+"""
+
+import hashlib
+import json
+import random
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+from http_server import Reply, completion
+
+FAULTS = ("429", "429, Retry-After", "500", "reset", "hang", "HTML", "half JSON", "half a body", "another model",
+          "no choices", "null")  # fmt: skip
+MODEL = "judge-model"
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """The one answer to a request: a hint and a reward, as far as the questions ask for them."""
+    digest = hashlib.sha256(json.dumps([body["messages"], body["seed"]]).encode()).hexdigest()
+    vote = ("-1", "1")[int(digest[0], 16) % 2]
+    return rf"\boxed{{{vote}}} [HINT_START]Give the answer number {digest[:8]} first.[HINT_END]"
+
+
+class Chaos:
+    """What to send for each request: the right answer after `seconds` (mean), or by chance (`share`) a fault."""
+
+    def __init__(
+        self, seed: int = 0, *, share: float = 0.3, seconds: float = 0.01, hang: float = 60.0, told: float = 1
+    ) -> None:
+        self.seed, self.share, self.seconds, self.hang, self.told = seed, share, seconds, hang, told
+        self.sent: Counter[str] = Counter()  # answers and faults, by kind
+        self.closed: list[tuple[float, float]] = []  # when Retry-After was said, and when it ends
+        self._tries: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def __call__(self, body: dict[str, Any], _number: int) -> Reply:
+        text = text_of(body)
+        with self._lock:
+            self._tries[text] += 1
+            draw = random.Random(f"{self.seed}:{text}:{self._tries[text]}")
+        time.sleep(self.seconds * draw.uniform(0.5, 1.5))
+        fault = draw.choice(FAULTS) if draw.random() < self.share else "answer"
+        with self._lock:
+            self.sent[fault] += 1
+            if fault == "429, Retry-After":
+                self.closed.append((time.monotonic(), time.monotonic() + self.told))
+        return self._reply(fault, text)
+
+    def _reply(self, fault: str, text: str) -> Reply:
+        good = {"model": MODEL} | completion(text).body
+        wrong = {"model": "another-model"} | completion("Invented. " + text).body
+        return {
+            "answer": Reply(body=good),
+            "429": Reply(429, {"error": {"message": "slow down"}}),
+            "429, Retry-After": Reply(429, {"error": "slow down"}, {"Retry-After": str(self.told)}),
+            "500": Reply(500, "<html>Internal Server Error</html>"),
+            "reset": Reply(fault="reset"),
+            "hang": Reply(fault="hang", seconds=self.hang),
+            "HTML": Reply(200, "<html>Please log in</html>"),
+            "half JSON": Reply(200, json.dumps(good)[: len(json.dumps(good)) // 2]),
+            "half a body": Reply(body=good, fault="half"),
+            "another model": Reply(body=wrong),
+            "no choices": Reply(body=good | {"choices": []}),
+            "null": Reply(body={"model": MODEL} | completion(None).body),
+        }[fault]
+
+    @property
+    def told_seconds(self) -> float:
+        """How long, in all, it has asked to be left alone."""
+        total = end = 0.0
+        for start, stop in sorted(self.closed):
+            total, end = total + max(0.0, stop - max(start, end)), max(end, stop)
+        return total

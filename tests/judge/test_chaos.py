@@ -1,0 +1,165 @@
+"""The judge's server at its worst: a real one that fails at three answers of ten, in every way, and dead ones."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from chaos_server import FAULTS, MODEL, Chaos, text_of
+from http_server import Reply, completion, serving, unused_address
+from runs import talk, write_extract
+from typer.testing import CliRunner, Result
+
+from opdkit.cli import app
+from opdkit.errors import OpdkitError
+from opdkit.judge import run, traffic
+from opdkit.judge.endpoint import Completion, Endpoint
+from opdkit.stages import JudgeConfig
+from opdkit.store import read_all
+
+SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
+BIG = os.environ.get("OPDKIT_FULL_CHAOS")
+
+
+@pytest.fixture(autouse=True)
+def scaled_down(monkeypatch):
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(traffic, "_SHORTEST", 0.3)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def client(url: str, **fields) -> Endpoint:
+    defaults = {"api_key_env": "OPENAI_API_KEY", "timeout": 3.0, "retries": 6, "concurrency": 16}
+    return Endpoint(url, MODEL, **(defaults | fields))
+
+
+def requests(count: int) -> list[Completion]:
+    return [Completion([{"role": "user", "content": f"question {n // 5}"}], n % 5, 0.6, 20) for n in range(count)]
+
+
+def expected(some: list[Completion]) -> list[str]:
+    return [text_of({"messages": r.messages, "seed": r.seed}) for r in some]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_votes_in_the_end_and_none_invented(seed: int) -> None:
+    """pitfall 14: each text is what the server says to these messages and this seed, whatever came in between."""
+    chaos, some = Chaos(seed, hang=20.0, told=0.1), requests(150)
+    with serving(chaos) as server:
+        answers = client(server.url).complete(some)
+    assert [a.text for a in answers] == expected(some)
+    assert {a.error for a in answers} == {None}
+    assert set(chaos.sent) == {*FAULTS, "answer"}
+    assert server.most_at_once <= 16 + chaos.sent["hang"]  # a hanging one is counted until the server notices
+
+
+def test_the_table_is_that_of_a_calm_server(tmp_path: Path) -> None:
+    tables = []
+    for name, share in (("calm", 0.0), ("chaos", 0.4)):
+        path = write_extract(tmp_path / name, SESSIONS)
+        with serving(Chaos(3, share=share, hang=20.0, told=0.1)) as server:
+            run(JudgeConfig(run=path, judge="endpoint", model=MODEL, base_url=server.url, votes=3, timeout=2.0,
+                            shard="0/1"))  # fmt: skip
+        tables.append(list(read_all(path, "verdicts")))
+    assert tables[0] == tables[1]
+    assert len(tables[0]) == 8
+
+
+def test_nobody_asks_while_the_server_is_to_be_left_alone() -> None:
+    asked: list[float] = []
+
+    def script(body, number: int) -> Reply:
+        asked.append(time.monotonic())
+        return Reply(429, {}, {"Retry-After": "1"}) if number == 10 else completion("fine")
+
+    with serving(script) as server:
+        client(server.url, concurrency=4).complete(requests(40))
+    told = asked[10]
+    assert len(asked) == 41
+    assert not [t - told for t in asked if 0.6 < t - told < 1.0]
+
+
+@pytest.mark.skipif(not BIG, reason="minutes: set OPDKIT_FULL_CHAOS=1")
+def test_hangs_of_a_minute(monkeypatch) -> None:
+    monkeypatch.undo()
+    chaos, some = Chaos(0, hang=60.0, seconds=0.2), requests(1000)
+    with serving(chaos) as server:
+        start = time.monotonic()
+        answers = client(server.url, timeout=120.0).complete(some)
+        seconds = time.monotonic() - start
+    assert [a.text for a in answers] == expected(some)
+    assert chaos.sent["hang"] > 10
+    assert seconds < 2 * 1000 * 0.2 / 16 + chaos.told_seconds + 30
+
+
+# -- dead servers, through the command line -------------------------------------------------------------------------
+
+
+def judge(path: Path, url: str) -> Result:
+    command = ["judge", str(path), "--judge", "endpoint", "--base-url", url, "--model", MODEL, "--votes", "2",
+               "--retries", "1", "--shard", "0/1"]  # fmt: skip
+    return CliRunner().invoke(app, command)
+
+
+def test_a_dead_server_ends_the_command_and_keeps_what_is_finished(tmp_path: Path) -> None:
+    """pitfall 14: no part of votes that nobody gave."""
+    path = write_extract(tmp_path / "run", SESSIONS)
+    verdicts = path / "judge" / "verdicts"
+    refused = judge(path, unused_address())
+    assert (refused.exit_code, verdicts.exists()) == (1, False)
+    assert re.search(r"error:\s+the judge at http://127\.0\.0\.1:\d+/v1 gave no answer in 2 attempts", refused.stderr)
+    assert "Traceback" not in refused.stderr
+    chaos = Chaos(share=0.0)
+    with serving(lambda body, number: chaos(body, number) if number < 20 else Reply(500, "")) as server:
+        died = judge(path, server.url)
+    assert died.exit_code == 1
+    assert "HTTP 500" in died.stderr
+    assert "start the same command again: finished parts are kept" in died.stderr
+    kept = {p.name: p.read_bytes() for p in verdicts.iterdir()}
+    assert list(kept) == ["part-00000.parquet"]
+    with serving(chaos) as server:
+        assert judge(path, server.url).exit_code == 0
+    assert len(list(verdicts.iterdir())) == 2
+    assert (verdicts / "part-00000.parquet").read_bytes() == kept["part-00000.parquet"]
+
+
+# -- another model --------------------------------------------------------------------------------------------------
+
+
+def named(name: str | None, text: str = "text") -> Reply:
+    reply = completion(text)
+    return Reply(body=reply.body | {"model": name}) if name else reply
+
+
+def test_a_server_that_changes_its_model_is_refused(capsys) -> None:
+    """Votes of two judges in one table could not be told apart. It is said once."""
+    with serving(lambda body, number: named(MODEL if number < 10 else "other")) as server:
+        judge = client(server.url, retries=1, concurrency=2)
+        assert len(judge.complete(requests(10))) == 10
+        with pytest.raises(OpdkitError, match="the last: an answer of another model: other"):
+            judge.complete(requests(10))
+    assert capsys.readouterr().err.count("answers as other, too, not only as judge-model") == 1
+
+
+def test_a_single_answer_of_another_model_is_asked_for_again() -> None:
+    with serving(lambda body, number: named("other", "wrong") if number in (0, 7) else named(MODEL, "right")) as server:
+        answers = client(server.url, concurrency=1).complete(requests(20))
+    assert {a.text for a in answers} == {"right"}
+    assert len(server.requests) == 22
+
+
+@pytest.mark.parametrize("name", ["judge-model-2026-01-01", None])
+def test_a_server_may_know_the_model_by_another_name(name: str | None, capsys) -> None:
+    with serving(lambda body, number: named(name)) as server:
+        assert len(client(server.url).complete(requests(30))) == 30
+    assert capsys.readouterr().err.count(f"{MODEL} answers as {name}") == (name is not None)
+
+
+def test_a_server_of_many_names_is_refused() -> None:
+    with (
+        serving(lambda body, number: named(f"model-{number % 3}")) as server,
+        pytest.raises(OpdkitError, match="an answer of another model"),
+    ):
+        client(server.url, concurrency=1, retries=4).complete(requests(1))
