@@ -32,9 +32,9 @@ LONGEST_WAIT = 600.0  # a server that asks for more (Retry-After) is left alone
 
 # Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
 _CONTROL = re.compile(
-    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|(?:start|end)_of_turn|"
-    r"(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|"
-    r"gMASK|sop|eop)[>\]|])",
+    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|"
+    r"(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|"
+    r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop)[>\]|])",
     re.IGNORECASE,
 )
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
@@ -152,8 +152,8 @@ class Endpoint:
             text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise _TryAgainError(f"an answer that is no chat completion: {self._excerpt(response)}") from None
-        # JSON can hold half of a surrogate pair, which no file can.
-        return Answer(text.encode("utf-8", "replace").decode(), reason)
+        # JSON can hold half of a surrogate pair, which no file can; and a vote is kept as it was given.
+        return Answer(self._without_key(text.encode("utf-8", "replace").decode()), reason)
 
     async def _refusal(self, client: httpx.AsyncClient, response: httpx.Response) -> str:
         """What to say when the server has answered, and will answer the same again."""
@@ -192,8 +192,10 @@ class Endpoint:
 
     def _safe(self, text: str) -> str:
         """`text` on one line, short, and without the key."""
-        text = text.replace(self.key, "[the API key]") if self.key else text
-        return printable(" ".join(text.split()))[:200]
+        return printable(" ".join(self._without_key(text).split()))[:200]
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self.key, "[the API key]") if self.key else text
 
 
 class _TryAgainError(Exception):
