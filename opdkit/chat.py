@@ -8,6 +8,7 @@ import datetime
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +79,7 @@ class Chat:
         self._check_template()
         self._arguments_as_text = False
         self._arguments_as_text = not self._renders_a_call() and self._renders_a_call(as_text=True)
+        self._encoder.break_always(self._headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
         self.stop_ids = frozenset(i for i in [tokenizer.eos_token_id, *given] if i is not None)
         self.stop_ids |= self._template_stop_ids()
@@ -220,6 +222,31 @@ class Chat:
         finally:
             self._arguments_as_text = before
         return True
+
+    def _headers(self) -> set[str]:
+        """Control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
+
+        DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
+        model repeat it, must not open a turn of somebody else in the prompts after it.
+        """
+        call = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
+        asked: Message = {"role": "user", "content": "?"}
+        called: list[Message] = [asked, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        answered = [*called, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
+        before, prompt = self._words([asked]), self._words([asked], generation_prompt=True)
+        # What a generation prompt writes after its header, such as `<think>`, opens the reply itself.
+        headers = {*before, *prompt[len(before) :][:1]}
+        return headers | set(Counter(self._words(answered)) - Counter(self._words(called)))
+
+    def _words(self, messages: list[Message], *, generation_prompt: bool = False) -> list[str]:
+        """The control tokens, not special, that the template writes for these messages; [] where it refuses them."""
+        if not self._encoder.words:
+            return []
+        try:
+            rendered = self._render(messages, None, generation_prompt=generation_prompt)
+        except ChatError:
+            return []
+        return re.findall(any_of(self._encoder.words), rendered)
 
     def _template_stop_ids(self) -> frozenset[int]:
         """The special token right after a reply's text, as the template writes it."""

@@ -9,7 +9,7 @@ import typer
 
 from opdkit import __version__, stopping
 from opdkit.config import Field, StageConfig, fields_of
-from opdkit.console import is_main_process, say, stderr
+from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.disk import in_words
 from opdkit.errors import OpdkitError
 from opdkit.stages import COMMANDS, STAGES, configure, imported
@@ -100,7 +100,7 @@ def finished(name: str, target: str, config: StageConfig) -> str:
 def _fail(message: str, code: int) -> None:
     if is_main_process() or code == 1:
         stderr.print("error:", style="red", end=" ")
-        stderr.print(message, markup=False, soft_wrap=True)
+        stderr.print(printable(message), markup=False, soft_wrap=True)  # it may quote a log
     raise typer.Exit(code) from None
 
 

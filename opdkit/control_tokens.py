@@ -50,14 +50,21 @@ class Encoder:
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
         self._any = _Breaker([t.content for t in control.values()])
         self._special = _Breaker([t.content for t in control.values() if t.special])
+        self.words = frozenset(t.content for t in control.values() if not t.special)
+
+    def break_always(self, words: Iterable[str]) -> None:
+        """Break these of `words` in what a model wrote, too."""
+        special = [t.content for t in self._added.values() if t.special and len(t.content.strip()) > 1]
+        self._special = _Breaker([*special, *words])
 
     # -- before the template ----------------------------------------------------------------------------------------
 
     def as_data(self, value: Any, *, sampled: bool) -> Any:
         """`value` (text, or lists and dicts of it) with a break in whatever could be read as a control token.
 
-        In what a model wrote (`sampled`) only the special tokens are broken: others, such as `<think>`, are words of
-        its vocabulary that it really samples. Raises UnsafeTextError for private-use characters of the last plane.
+        In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`: others, such
+        as `<think>`, are words of its vocabulary that it really samples. Raises UnsafeTextError for private-use
+        characters of the last plane.
         """
         if isinstance(value, str):
             if _PRIVATE.search(value):

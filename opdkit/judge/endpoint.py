@@ -36,9 +36,9 @@ _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  
 
 # Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
 _CONTROL = re.compile(
-    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|(?:start|end)_of_turn|"
-    r"(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|"
-    r"gMASK|sop|eop)[>\]|])",
+    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|"
+    r"(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|"
+    r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop)[>\]|])",
     re.IGNORECASE,
 )
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
@@ -174,8 +174,9 @@ class Endpoint:
             return Failure(f"an answer that is no chat completion: {self._excerpt(response)}")
         if not self.judge.is_it(model):
             return Failure(f"an answer of another model: {self._safe(str(model))}")
-        # JSON can hold half of a surrogate pair, which no file can.
-        answer = Answer(text.encode("utf-8", "replace").decode(), reason if isinstance(reason, str) else None)
+        # JSON can hold half of a surrogate pair, which no file can; and a vote is kept as it was given.
+        vote = self._without_key(text.encode("utf-8", "replace").decode())
+        answer = Answer(vote, reason if isinstance(reason, str) else None)
         if content is None and reason != "length" and not any(message.get(k) for k in _INSTEAD_OF_TEXT):
             return Failure("an answer that says nothing", insisted=answer)
         return answer
@@ -217,8 +218,10 @@ class Endpoint:
 
     def _safe(self, text: str) -> str:
         """`text` on one line, short, and without the key."""
-        text = text.replace(self.key, "[the API key]") if self.key else text
-        return printable(" ".join(text.split()))[:200]
+        return printable(" ".join(self._without_key(text).split()))[:200]
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self.key, "[the API key]") if self.key else text
 
 
 class Identity:

@@ -29,7 +29,9 @@ REWARD_QUESTION = (
 )
 QUESTIONS = {"hint": HINT_QUESTION, "reward": REWARD_QUESTION}
 
-_MARKERS = re.compile(r"\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]", re.IGNORECASE)
+# What the parser of the answers looks for; a judge that repeats a log must not vote, or unsay its vote, by that.
+_MARKERS = re.compile(r"\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
+_BROKEN = str.maketrans("\\[]<>", "/()()")
 # The lines that say who speaks stand among the quoted ones, and begin like this.
 _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
@@ -53,7 +55,7 @@ def judge_messages(common: str, question: str) -> list[Message]:
 def defuse(text: str) -> str:
     """`text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
     text = "\n".join(text.splitlines())  # form feeds and Unicode separators, too, read as new lines
-    text = _MARKERS.sub(lambda m: m[0].replace("\\", "/").replace("[", "(").replace("]", ")"), text)
+    text = _MARKERS.sub(lambda m: m[0].translate(_BROKEN), text)
     return _SPEAKER.sub("[", text)
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from opdkit.logs.conversation import JSON, Note, Unreadable
@@ -20,6 +20,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _PLACEHOLDERS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "input_file": "file",
                  "video_url": "video", "audio_url": "audio"}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
+MOST_MESSAGES = 100_000  # in a session; each takes hundreds of bytes, however few the log spends on it
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 
 
@@ -37,11 +38,18 @@ def message(
             "tool_call_id": tool_call_id, "tool_calls": tool_calls or []}  # fmt: skip
 
 
-def read_messages(items: Iterable[Any]) -> tuple[list[JSON], dict[int, Note]]:
+def refuse_too_many(items: Sequence[Any]) -> None:
+    """Raise Unreadable for more messages than any conversation has."""
+    if len(items) > MOST_MESSAGES:
+        raise Unreadable("too many messages", f"{len(items):,}; at most {MOST_MESSAGES:,} are read")
+
+
+def read_messages(items: Sequence[Any]) -> tuple[list[JSON], dict[int, Note]]:
     """Logged messages -> (messages, notes on the assistant ones by their index in it).
 
     One item becomes several messages where a user message carries tool results. Raises Unreadable.
     """
+    refuse_too_many(items)
     messages: list[JSON] = []
     notes: dict[int, Note] = {}
     for position, item in enumerate(items):

@@ -20,7 +20,7 @@ import orjson
 from opdkit.logs.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable, rejected
 from opdkit.logs.messages import message, read_calls, read_messages, sampled_tokens
 from opdkit.logs.openai import read_tools
-from opdkit.logs.parse import parse
+from opdkit.logs.parse import dump, parse
 from opdkit.logs.turns import DUPLICATE, RETRY
 
 VOTES = "judge votes, not a conversation"
@@ -123,6 +123,9 @@ def _node(position: int, record: JSON) -> _Node:
         raise Unreadable("no messages", "the record has no prompt under `messages`")
     if not isinstance(record.get("response_text"), str):
         raise Unreadable("no reply", "the record has no `response_text`")
+    # What `_tell` will write: a record is set aside by itself, and never the session that it is told in.
+    read_tools(record.get("tools"))
+    dump({"records": [_logged(record)]})
     prompt, _ = read_messages(messages)
     chain = hashlib.blake2b(digest_size=_DIGEST)
     prefixes = []
@@ -273,7 +276,7 @@ def _tell(
         own = record if node is leaf else parse(unit[node.position])
         messages[node.depth] = _merged(reply_of(own), messages[node.depth])
         notes[node.depth] = _note(own, node, retries, told)
-        logged.append({"line": unit[node.position].number} | {k: v for k, v in own.items() if k not in _LEFT_OUT})
+        logged.append({"line": unit[node.position].number} | _logged(own))
     first = unit[path[0].position]
     model = record.get("model")
     return Conversation(
@@ -285,6 +288,11 @@ def _tell(
         metadata={"session_id": logged_id(record), "records": logged},
         notes=notes,
     )
+
+
+def _logged(record: JSON) -> JSON:
+    """What the metadata keep of a record."""
+    return {k: v for k, v in record.items() if k not in _LEFT_OUT}
 
 
 def _merged(reply: JSON, in_prompt: JSON) -> JSON:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from opdkit.logs.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable
-from opdkit.logs.messages import flatten, message, read_call
+from opdkit.logs.messages import flatten, message, read_call, refuse_too_many
 from opdkit.logs.openai import read_tools
 from opdkit.logs.parse import one_by_one
 
@@ -52,6 +52,7 @@ def _conversation(line: Line, record: JSON) -> Conversation:
     items = record.get(key)
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"{key} is {'empty' if items == [] else 'a ' + type(items).__name__}")
+    refuse_too_many(items)
     messages = [_message(item, i) for i, item in enumerate(items)]
     system = record.get("system")
     if isinstance(system, str) and system and messages[0]["role"] != "system":

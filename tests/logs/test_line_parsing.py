@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.logs.conversation import Line, Rejected, Unreadable, rejected
-from opdkit.logs.parse import dump, parse
+from opdkit.logs.parse import DEEPEST, dump, parse
 
 
 def read(data: bytes) -> dict:
@@ -117,3 +117,32 @@ def test_any_bytes_are_read_or_refused(data):
     except Unreadable as why:
         outcome = {why.reason}
     assert outcome <= known | {dict}
+
+
+def test_a_line_with_more_values_than_text_is_refused_and_text_full_of_commas_is_not():
+    """pitfall 22: 30 MB of "[],[],[]" would be 900 MB of objects; tables in a tool's output are one value each."""
+    assert reason(b'{"a": [' + b"[]," * 600_000 + b"1]}") == "too many values"
+    assert reason(b'{"a": [' + b'{"b":1},' * 300_000 + b"1]}") == "too many values"
+    table = '1,2,[3],{4},\\"5\\",\n' * 200_000
+    assert len(read(orjson.dumps({"a": table}))["a"]) == len(table)
+    ids = list(range(100_000, 500_000))
+    assert read(orjson.dumps({"response_token_ids": ids}))["response_token_ids"] == ids
+    top = {"token": " the", "logprob": -0.123456, "bytes": [32, 116, 104, 101]}
+    assert len(read(json.dumps({"logprobs": [top] * 120_000}).encode())["logprobs"]) == 120_000
+
+
+def test_depth_is_refused_at_the_same_level_wherever_the_stack_stands():
+    """pitfall 26: a line must not be readable in one process and too deep in another."""
+    fits, deeper = ("[" * n + "NaN" + "]" * n for n in (DEEPEST - 1, DEEPEST + 1))
+
+    def under(frames: int, text: str) -> str | None:
+        if frames:
+            return under(frames - 1, text)
+        try:
+            dump(read(f'{{"a": {text}}}'.encode()))
+        except Unreadable as why:
+            return why.reason
+        return None
+
+    assert [under(frames, fits) for frames in (0, 200)] == [None, None]
+    assert [under(frames, deeper) for frames in (0, 200)] == ["nested too deeply"] * 2

@@ -1,0 +1,255 @@
+"""Lines of every log format, real and made up, damaged in every way known: read, or rejected with a reason.
+
+    python -m tests.fuzz.logs [--lines 100000] [--seed 0] [--keep FOLDER]
+
+Every line is read twice. Alone, as `opdkit extract` reads it up to the rows of its tables, timed and under
+tracemalloc. And among 1,000 others in a file, by `opdkit extract` itself: then each line that is not blank must be in
+one table or the other. Exit code 1 when a line crashes a reader, is lost, or costs more than the bounds; --keep writes
+those lines to a folder.
+
+Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 128 KiB and 250 bytes
+a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
+log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). What the text itself
+costs is what the 10 times are for. The parser's scratch, which it asks for by 12 times the line and of which it touches
+16 bytes a value, is counted by what it touches.
+"""
+
+import argparse
+import contextlib
+import gc
+import io
+import json
+import random
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import orjson
+
+from opdkit import extract
+from opdkit.config import JSON
+from opdkit.errors import OpdkitError
+from opdkit.logs import READERS, parse
+from opdkit.logs.conversation import Line
+from opdkit.logs.inputs import Input, expand
+from opdkit.logs.survey import Surveyed, survey
+from opdkit.logs.units import Unit, Units
+from opdkit.stages import ExtractConfig
+from opdkit.store import PartWriter, read_all
+
+from .mutations import mutated
+from .pool import made_lines, real_lines
+from .strategies import JUNK_LINES
+
+SLOWEST = 50.0  # ms of CPU time a line
+MOST_MEMORY, FLOOR, VALUE = 10.0, 128 << 10, 250  # times its size; bytes; bytes a value
+BATCH = 1_000  # lines of a file
+LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
+_LINE_LIMIT = 64_000_000
+
+
+@dataclass
+class Found:
+    """What came of the lines of one format."""
+
+    lines: int = 0
+    read: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+    crashes: list[tuple[str, bytes]] = field(default_factory=list)
+    lost: list[bytes] = field(default_factory=list)
+    slowest: tuple[float, bytes] = (0.0, b"")  # ms
+    largest: tuple[float, bytes] = (0.0, b"")  # memory above the floor, as a multiple of the size
+
+    @property
+    def broken(self) -> dict[str, list[bytes]]:
+        """The lines that break a bound, by which."""
+        costly = {"slow": self.slowest, "large": self.largest}
+        bounds = {"slow": SLOWEST, "large": MOST_MEMORY}
+        found = {name: [line] for name, (cost, line) in costly.items() if cost > bounds[name]}
+        return found | {name: broken for name, broken in
+                        (("crash", [line for _, line in self.crashes]), ("lost", self.lost)) if broken}  # fmt: skip
+
+
+def fuzz(name: str, count: int, seed: int) -> Found:
+    """Read `count` lines of a format."""
+    draw = random.Random(f"{seed} {name}")
+    pool = real_lines()[name] + made_lines(name, max(20, min(400, count // 10)), seed) + list(JUNK_LINES)
+    found = Found()
+    read_alone(name, pool[0], Found())  # what is imported on first use is no line's fault
+    while found.lines < count:
+        batch = [_line(pool, draw) for _ in range(min(BATCH, count - found.lines))]
+        found.lines += len(batch)
+        for line in batch:
+            read_alone(name, line, found)
+        read_together(name, batch, found)
+    return found
+
+
+def _line(pool: Sequence[bytes], draw: random.Random) -> bytes:
+    while True:
+        line = mutated(draw.choice(pool), draw)
+        if len(line) <= LONGEST and not line.isspace() and line not in (b"", b"\xef\xbb\xbf"):
+            return line
+
+
+# -- alone -----------------------------------------------------------------------------------------------------------
+
+
+def read_alone(name: str, line: bytes, found: Found) -> None:
+    """Time and memory of one line."""
+    try:
+        took = _timed(name, line)
+        if took > SLOWEST / 2:  # was it the line, or a collection of the garbage of others?
+            took = min(took, *(_timed(name, line) for _ in range(4)))
+        memory = _memory(name, line)
+    except Exception as error:
+        found.crashes.append((f"{type(error).__name__}: {error}"[:200], line))
+        return
+    found.slowest = max(found.slowest, (took, line))
+    floor = FLOOR + VALUE * values(line)
+    found.largest = max(found.largest, (max(0, memory - floor) / len(line), line))
+
+
+def _timed(name: str, line: bytes) -> float:
+    start = time.process_time()
+    _rows(name, line)
+    return 1e3 * (time.process_time() - start)
+
+
+def values(line: bytes) -> int:
+    """How many values a line has, at most: there is one of these between two of them."""
+    return 1 + sum(map(line.count, (b",", b"[", b"{", b":")))
+
+
+def _memory(name: str, line: bytes) -> int:
+    """Peak of the bytes that Python held while the line was read, and the size of its columns."""
+    peaks = [0]
+
+    def loads(data: bytes) -> Any:
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        try:
+            return orjson.loads(data)
+        finally:
+            tracemalloc.reset_peak()
+            peaks.append(tracemalloc.get_traced_memory()[0] + 16 * values(line))
+
+    gc.disable()
+    with mock.patch.object(parse, "orjson", SimpleNamespace(**vars(orjson) | {"loads": loads})):
+        tracemalloc.start()
+        try:
+            columns = _rows(name, line)
+            return max(*peaks, tracemalloc.get_traced_memory()[1]) + columns
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+def _rows(name: str, line: bytes) -> int:
+    """Read one line to the end, as a part of one unit; the bytes of its columns."""
+    writer = PartWriter(extract.TABLES)
+    whole = Surveyed(Input("log", "log", Path(), True), 0, (len(line),), name)
+    extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
+    return sum(writer.arrow(table).nbytes for table in extract.TABLES)
+
+
+# -- among others ----------------------------------------------------------------------------------------------------
+
+
+def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
+    """One file through `opdkit extract`, and each of its lines in one table or the other."""
+    data = b"\n".join(batch) + b"\n"
+    with tempfile.TemporaryDirectory() as folder:
+        log, run = Path(folder, "log.jsonl"), Path(folder, "run")
+        log.write_bytes(data)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                extract.run(ExtractConfig(run=run, logs=(str(log),), format=name, part_mb=0.5))
+        except OpdkitError:
+            pass  # most of it was bad: said after the parts are written
+        except Exception as error:
+            found.crashes.append((f"{type(error).__name__}: {error}"[:200], data))
+            return
+        aside = Counter(row["line"] for row in read_all(run, "rejected"))
+        told = _told(name, run, log, aside)
+        for row in read_all(run, "rejected"):
+            found.rejected[row["reason"] or "NO REASON"] += 1
+    found.read += len(told)
+    for number, line in enumerate(batch, 1):
+        if (number in told) + aside[number] != 1:
+            found.lost.append(line)
+
+
+def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
+    """The lines that went into sessions."""
+    sessions = list(read_all(run, "sessions"))
+    if name == "openclaw_rl":
+        return {record["line"] for s in sessions for record in json.loads(s["metadata"])["records"]}
+    first = {session["line"] for session in sessions}
+    if READERS[name].grouping == "line":
+        return first
+    # A line of pi is an event: it goes into the session that begins before it, or is set aside with the whole session.
+    heads = first | set(aside)
+    return {line.number for unit in _units(name, log) if unit[0].number in heads
+            for line in unit if line.number not in aside}  # fmt: skip
+
+
+def _units(name: str, log: Path) -> Iterator[Sequence[Line]]:
+    """The lines of every unit."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = survey(expand([str(log)], Path(folder)), name, 10**9, _LINE_LIMIT, None, Path(folder))
+        with contextlib.closing(Units(found)) as units:
+            for part in range(found.parts):
+                yield from (unit.lines for unit in units.read(part))
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder for the lines that break a bound")
+    options = parser.parse_args(arguments)
+    share = -(-options.lines // len(READERS))
+    broken = False
+    for name in READERS:
+        start = time.monotonic()
+        found = fuzz(name, share, options.seed)
+        report(name, found, time.monotonic() - start)
+        broken |= bool(found.broken)
+        if options.keep:
+            keep(options.keep, name, found.broken)
+    print("a bound is broken" if broken else "all bounds hold")
+    return int(broken)
+
+
+def report(name: str, found: Found, seconds: float) -> None:
+    print(f"{name}: {found.lines:,} lines, {found.read:,} read, {found.rejected.total():,} rejected, "
+          f"{len(found.crashes)} crashes, {len(found.lost)} unaccounted, slowest {found.slowest[0]:.1f} ms "
+          f"({len(found.slowest[1]):,} bytes), most memory {found.largest[0]:.1f} times the line above the floor "
+          f"({len(found.largest[1]):,} bytes); {seconds:.0f} s")  # fmt: skip
+    for reason, count in found.rejected.most_common():
+        print(f"    {reason}: {count:,}")
+    for message in sorted({message for message, _ in found.crashes}):
+        print(f"    CRASH {message}")
+    sys.stdout.flush()
+
+
+def keep(folder: Path, name: str, broken: JSON) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for what, found in broken.items():
+        for number, line in enumerate(found[:20]):
+            (folder / f"{name}-{what}-{number}.jsonl").write_bytes(line + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Hypothesis strategies for the records of every log format: mostly of the right shape, else anything at all."""
+
+from hypothesis import strategies as st
+
+TEXT = st.sampled_from(
+    ["", " ", "hi", "no, the other", "<think>hm</think>ok", "<tool_call>{", "\x00", "é\u2028", "\ud800"]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def mostly(good):
+    """A value of the right shape nineteen times out of twenty, anything at all otherwise."""
+    return st.integers(0, 19).flatmap(lambda n: ANYTHING if n == 19 else good)
+
+
+def some(**fields):
+    """An object with any of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+def whole(**fields):
+    return st.fixed_dictionaries(fields)
+
+
+BLOCK = some(type=st.sampled_from(["text", "image_url", "tool_result", "tool_use", "thinking", "toolCall", "odd"]),
+             text=mostly(TEXT), thinking=mostly(TEXT), id=mostly(TEXT), name=mostly(TEXT), content=mostly(TEXT),
+             arguments=mostly(st.just({"a": 1})), input=ANYTHING)  # fmt: skip
+CONTENT = mostly(TEXT | st.none() | st.lists(BLOCK | TEXT, max_size=3))
+CALL = some(id=mostly(TEXT), function=mostly(whole(name=mostly(TEXT), arguments=mostly(TEXT))), name=mostly(TEXT))
+ROLE = mostly(st.sampled_from(["user", "assistant", "system", "tool", "developer", "function"]))
+MESSAGE = mostly(st.builds(dict.__or__, whole(role=ROLE, content=CONTENT), some(
+    tool_calls=mostly(st.lists(CALL, max_size=2)), name=mostly(TEXT), tool_call_id=mostly(TEXT),
+    reasoning_content=mostly(TEXT), function_call=mostly(CALL), finish_reason=mostly(st.just("length")),
+    logprobs=mostly(st.lists(st.floats(max_value=0), max_size=2)),
+    token_ids=mostly(st.lists(st.integers(0, 9), max_size=2)))))  # fmt: skip
+MESSAGES = mostly(st.lists(MESSAGE, max_size=5))
+OPENAI = st.builds(dict.__or__, whole(messages=MESSAGES), some(
+    model=mostly(TEXT), tools=ANYTHING, reward=ANYTHING, turn_type=mostly(st.just("side")), choices=mostly(
+        st.lists(mostly(some(message=MESSAGE, finish_reason=ANYTHING, logprobs=ANYTHING)), max_size=1))))  # fmt: skip
+SHAREGPT = st.builds(dict.__or__, whole(conversations=mostly(st.lists(mostly(some(
+    **{"from": mostly(st.sampled_from(["human", "gpt", "system", "function_call", "observation"]))}, value=CONTENT)),
+    max_size=5))), some(tools=ANYTHING, system=mostly(TEXT), id=ANYTHING))  # fmt: skip
+RECORD = st.builds(dict.__or__, whole(session_id=mostly(TEXT), messages=MESSAGES, response_text=mostly(TEXT)), some(
+    turn=mostly(st.integers(1, 3)), prompt_text=mostly(TEXT), tool_calls=mostly(st.none() | st.lists(CALL, max_size=2)),
+    next_state=mostly(MESSAGE), votes=ANYTHING))  # fmt: skip
+IDENT = st.sampled_from(["a", "b", "c", "d"])
+KIND = st.sampled_from(["message", "message", "session", "compaction", "custom_message", "branch_summary", "label"])
+PI_ROLE = st.sampled_from(["user", "assistant", "toolResult", "bashExecution", "custom"])
+EVENT = st.builds(dict.__or__, whole(type=mostly(KIND)), some(
+    id=mostly(IDENT), parentId=mostly(IDENT | st.none()), timestamp=TEXT, modelId=mostly(TEXT), summary=mostly(TEXT),
+    content=CONTENT, message=mostly(whole(role=mostly(PI_ROLE), content=CONTENT))))  # fmt: skip
+RECORDS = {"openai": OPENAI, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT}
+BOM = b"\xef\xbb\xbf"
+JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",
+              b'{"messages":' + b"[" * 2_000, b'{"a":1,"a":2}', b'{"type":"session"}')  # fmt: skip
+JUNK = st.sampled_from([*JUNK_LINES, b"", b" \t", BOM])
