@@ -218,7 +218,7 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
     """pitfall 25: a death while writing leaves the file before it."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}])
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
 
     def dying(_state, handle):
         handle.write(b"half")
@@ -226,7 +226,7 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(torch, "save", dying)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}])
+        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
     assert checkpoints.restore(tmp_path, model, optimizer) == [{"step": 1}]
 
 
