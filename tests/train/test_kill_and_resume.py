@@ -5,6 +5,7 @@ OPDKIT_KILLS sets how often a training is killed (default 3); the moments come f
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -15,6 +16,7 @@ from forked import Forked
 from sample_world import MODEL
 from scored_runs import toy_sessions, write_run
 
+from opdkit import stopping
 from opdkit.store import read_all
 
 KILLS = int(os.environ.get("OPDKIT_KILLS", "3"))
@@ -36,6 +38,14 @@ def start(run: Path, *more: str) -> Forked:
 def finish(process: Forked) -> None:
     code, said = process.end()
     assert code == 0, said
+
+
+@pytest.fixture(scope="module")
+def whole(scored, tmp_path_factory) -> Path:
+    """A run that nobody disturbed."""
+    run = Path(shutil.copytree(scored, tmp_path_factory.mktemp("whole") / "run"))
+    finish(start(run))
+    return run
 
 
 def kill_after(step: int, pause: float, process: Forked, run: Path) -> bool:
@@ -62,18 +72,43 @@ def assert_same(run: Path, expected: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [[], ["--lora-rank", "2"]], ids=["all weights", "LoRA"])
-def test_a_killed_training_ends_with_the_same_bytes(scored, tmp_path, options) -> None:
+def test_a_killed_training_ends_with_the_same_bytes(scored, whole, tmp_path, options) -> None:
     """pitfall 11, pitfall 25, pitfall 26: optimizer, schedule, order, reference and metrics are those of one run."""
-    runs = [Path(shutil.copytree(scored, tmp_path / name)) for name in ("whole", "killed")]
-    finish(start(runs[0], *options))
+    run = Path(shutil.copytree(scored, tmp_path / "killed"))
+    if options:
+        whole = Path(shutil.copytree(scored, tmp_path / "whole"))
+        finish(start(whole, *options))
     draw = random.Random(f"kill {options}")
-    steps = sorted(draw.sample(range(1, STEPS - 1), KILLS if not options else 1))
+    steps = sorted(draw.sample(range(1, STEPS - 1), 1 if options else KILLS))
     hit = 0
     for step in steps:
         pause = draw.uniform(0, 0.05)
-        hit += kill_after(step, pause, start(runs[1], *options), runs[1])
-        kept = [p.name for p in (runs[1] / "train" / "checkpoints").glob("step-*.pt")]
+        hit += kill_after(step, pause, start(run, *options), run)
+        kept = [p.name for p in (run / "train" / "checkpoints").glob("step-*.pt")]
         print(f"killed {pause:.3f} s after step {step}, {kept} kept")
     assert hit == len(steps), "a kill came too late to test anything"
-    finish(start(runs[1], *options))
-    assert_same(runs[1], runs[0])
+    finish(start(run, *options))
+    assert_same(run, whole)
+
+
+@pytest.mark.parametrize("asked", [signal.SIGUSR1, signal.SIGTERM])
+def test_asked_to_stop_it_keeps_the_step_under_way(scored, whole, tmp_path, asked) -> None:
+    """Without --checkpoint-every too: exit code 75, one checkpoint, and the same command ends with the same bytes."""
+    run = Path(shutil.copytree(scored, tmp_path / "run"))
+    process = start(run, "--checkpoint-every", "0")
+    while process.running and "step 2 of" not in read(process.log):
+        time.sleep(0.001)
+    process.signal(asked)
+    code, said = process.end()
+    assert code == stopping.TRY_AGAIN, said
+    (step,) = re.findall(r"stopping after step (\d+) of", said)
+    assert [p.name for p in (run / "train" / "checkpoints").iterdir()] == [f"step-{int(step):08d}.pt"]
+    assert not (run / "train" / "metrics").exists()
+    process = start(run, "--checkpoint-every", "0")
+    finish(process)
+    assert f"going on after step {step} of" in read(process.log)
+    assert_same(run, whole)
+
+
+def read(log: Path) -> str:
+    return log.read_text(encoding="utf-8") if log.exists() else ""
