@@ -211,8 +211,13 @@ class TrainConfig(ModelOptions):
     lora_rank: int = option(0, "train LoRA adapters of this rank instead of all weights; 0 is off", low=0)
     lora_alpha: float = option(32.0, "LoRA scale", low=0.0)
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: slower, less memory")
+    sharding: str = option("none", "several processes: each holds the whole model (none), or its share of weights, "
+                           "gradients and optimizer state (fsdp), where one GPU cannot hold them",
+                           choices=("none", "fsdp"), plan=False)  # fmt: skip
     holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
-    checkpoint_every: int = option(100, "steps between checkpoints; 0 is none", unit="steps", low=0, plan=False)
+    checkpoint_every: int = option(
+        100, "steps between checkpoints; 0 is none but where the training is stopped", unit="steps", low=0, plan=False
+    )
     keep_epochs: bool = option(False, "also keep the model as it is after each epoch, in train/epochs/N/model; holds "
                                "the weights twice while it writes")  # fmt: skip
     tracker: str | None = option(None, "also log to tensorboard, wandb or trackio",

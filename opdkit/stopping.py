@@ -1,7 +1,9 @@
 """Stopping in good order when a scheduler asks, so that the same command can go on from there.
 
 SIGUSR1: finish the part under way, then stop. SIGTERM: drop the part under way and stop now. What is dropped leaves
-nothing at its final path; what is finished stays. A command listens only while it runs a stage.
+nothing at its final path; what is finished stays. A training works in steps instead: both signals have it finish the
+optimizer step under way, which other processes take part in, and keep a checkpoint. A command listens only while it
+runs a stage.
 """
 
 import contextlib
@@ -27,7 +29,8 @@ class _Watch:
 
     owner: int = 0
     asked: bool = False
-    finished: int = 0  # parts
+    finished: int = 0  # parts, or steps that a checkpoint holds
+    in_steps: bool = False
 
 
 _watch = _Watch()
@@ -45,29 +48,38 @@ def before_part() -> None:
 
 
 def after_part() -> None:
-    """Count a part that was committed."""
+    """Count what is kept: a part that was committed, or a checkpoint."""
     _watch.finished += 1
+
+
+@contextlib.contextmanager
+def in_steps() -> Iterator[None]:
+    """In the block SIGTERM does what SIGUSR1 does, and who works there looks at `requested` after each step."""
+    _watch.in_steps = True
+    yield
+    _watch.in_steps = False  # what ends by an exception still says how it worked
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """Heed both signals in the block; only in the main thread, where Python delivers them.
 
-    Raises Stopped; OpdkitError when the process was asked to stop and had not finished one part: then the same command
-    would not get any further the next time, and a scheduler that starts it again would do so for ever.
+    Raises Stopped; OpdkitError when the process was asked to stop and had not finished one part (or step): then the
+    same command would not get any further the next time, and a scheduler that starts it again would do so for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _watch.owner, _watch.asked, _watch.finished = os.getpid(), False, 0
+    _watch.owner, _watch.asked, _watch.finished, _watch.in_steps = os.getpid(), False, 0, False
     before = {number: signal.signal(number, _on_signal) for number in (signal.SIGUSR1, signal.SIGTERM)}
     try:
         yield
     except Stopped:
         if _watch.asked and not _watch.finished:
+            what, smaller = ("step", "--batch-turns") if _watch.in_steps else ("part", "`opdkit extract --part-mb`")
             raise OpdkitError(
-                "stopped before one part was finished, so to start again would not help: give it more time, or make "
-                "parts smaller with a lower `opdkit extract --part-mb`"
+                f"stopped before one {what} was finished, so to start again would not help: give it more time, or make "
+                f"{what}s smaller with a lower {smaller}"
             ) from None
         raise
     finally:
@@ -82,7 +94,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         return
-    if number == signal.SIGUSR1:
+    if number == signal.SIGUSR1 or _watch.in_steps:
         _watch.asked = True
         return
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break into the cleaning up

@@ -98,6 +98,25 @@ def stop_after(parts: int) -> None:
         stopping.before_part()
 
 
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_in_steps_both_signals_only_ask(number: signal.Signals) -> None:
+    """Of a step that other processes take part in none may drop out, however often it is told."""
+    with stopping.listening(), stopping.in_steps():
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+        assert stopping.requested()
+
+
+def test_no_step_done_is_an_error_too() -> None:
+    def train() -> None:
+        with stopping.listening(), stopping.in_steps():
+            os.kill(os.getpid(), signal.SIGTERM)
+            stopping.before_part()
+
+    with pytest.raises(OpdkitError, match=r"one step was finished.*--batch-turns"):
+        train()
+
+
 def test_the_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
     with pytest.raises(stopping.Stopped):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opdkit.command_line import command_line
 from opdkit.config import StageConfig
-from opdkit.stages import SlurmConfig
+from opdkit.stages import SlurmConfig, home
 
 
 def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], world: "Place") -> str:
@@ -48,13 +48,19 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
 
 
 def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str:
-    """One job on all nodes: `accelerate launch` on each of them."""
-    command = " ".join(map(shlex.quote, ["-m", *command_line("train", type(config), config.run, config.effective())]))
+    """One job on all nodes: `accelerate launch` on each of them, or the one process by itself."""
+    command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
     a_node = slurm.processes or gpus_of(slurm)
     total = a_node * slurm.nodes
-    several = ["--multi_gpu"] if total > 1 else []
-    sizes = f"--num_machines {slurm.nodes} --num_processes {total}"
-    launch = ["accelerate launch", *several, sizes, "--mixed_precision no --dynamo_backend no"]
+    launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
+              "--mixed_precision no --dynamo_backend no")  # fmt: skip
+    checkpoints = shlex.quote(str(home(config.run, "train") / "checkpoints"))
+    if total == 1:
+        ask, start = ALONE, [f"(trap '' USR1; exec {command}) &"]
+    elif slurm.nodes == 1:
+        ask, start = CHILDREN, [f"(trap '' USR1; exec {launch} --main_process_port 0 \\", f"    -m {command}) &"]
+    else:
+        ask, start = EVERYWHERE, _on_all_nodes(launch, command)
     return "\n".join([
         *_head(slurm, "train", "the training, on all its nodes", "%j"),
         f"#SBATCH --nodes={slurm.nodes}",
@@ -63,31 +69,41 @@ def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str
         "",
         *_setting(slurm, world),
         "",
-        f"# Slurm sends USR1 {slurm.notice} s before the time limit: the training is stopped, queued again,",
-        "# and goes on from its newest checkpoint (--set train.checkpoint_every=STEPS).",
+        f"# Slurm sends USR1 {slurm.notice} s before the time limit, TERM when it preempts or cancels the job. Then",
+        "# the training is asked to stop: its processes finish the step under way, all the same one, and keep a",
+        "# checkpoint. Launchers would die of USR1, so they are started deaf to it, and so is opdkit until it listens:",
+        "# hence the asking again and again. Out of time, the job is queued again where it got any further.",
         "task= stopping=",
-        """stop() { [ -z "$task" ] || kill -TERM -- "-$task" 2>/dev/null; }  # all of its processes""",
-        "trap 'stopping=yes; stop' USR1",
-        "trap stop TERM",
+        *ask,
+        """ask_again() { [ -z "$task" ] || while ask 2>/dev/null; do sleep 10; done & }""",
+        "trap 'stopping=yes; ask_again' USR1",
+        "trap ask_again TERM",
+        f"before=$(ls {checkpoints} 2>/dev/null)",
         "set -m",
-        *(_on_one_node(launch, command) if slurm.nodes == 1 else _on_all_nodes(launch, command)),
+        *start,
         "task=$!",
-        *_waiting('"$status" -ne 0', "$SLURM_JOB_ID", slurm.max_requeues),
+        *_waiting(f'"$status" -ne 0 ] && [ "$(ls {checkpoints} 2>/dev/null)" != "$before"', "$SLURM_JOB_ID",
+                  slurm.max_requeues),
     ])  # fmt: skip
 
 
-def _on_one_node(launch: Sequence[str], command: str) -> list[str]:
-    return [f"{' '.join(launch)} --main_process_port 0 \\", f"    {command} &"]
+# How USR1 reaches the processes of a training, and no launcher between them and the script that would die of it.
+ALONE = ["""ask() { kill -USR1 "$task"; }"""]
+CHILDREN = ["""ask() { pkill -USR1 -P "$task"; }  # torchrun's agent and its children do not share a process group"""]
+EVERYWHERE = ["""ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""]
 
 
-def _on_all_nodes(launch: Sequence[str], command: str) -> list[str]:
+def _on_all_nodes(launch: str, command: str) -> list[str]:
     """The inner shell takes the command as its arguments, so nothing is quoted twice."""
-    inner = f'exec {" ".join(launch)} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$@"'
+    inner = (
+        f'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$@"'
+    )
     return [
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f"srun --kill-on-bad-exit=1 bash -c '{inner}' \\",
+        'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # which srun does not inherit
+        f"    bash -c '{inner}' \\",
         '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',
-        f"    {command} &",
+        f"    -m {command} &",
     ]
 
 

@@ -1,31 +1,44 @@
 """Checkpoints of a training run: one file each, complete or absent.
 
 A file holds what is trained, the optimizer's state and the metrics of the steps so far; their number is the position.
-The order of the turns, the learning rate and the random streams are functions of the plan and the step, so there is
-nothing else to remember. Only the newest file is kept: it is larger than the model.
+The order of the turns, the learning rate and the random streams are functions of the plan and the step, and the old
+policy is in the targets, so there is nothing else to remember. Only the newest file is kept: it is larger than the
+model. A sharded student is written whole, so that any number of processes can go on from it.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from opdkit.config import JSON
 from opdkit.console import warn
+from opdkit.digests import sync
+from opdkit.train.sharding import kept, placed
+from opdkit.train.student import trained
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON]) -> None:
-    """Write the state after `len(rows)` steps; then let the older files go."""
+def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON], *, main: bool) -> None:
+    """Write the state after `len(rows)` steps; then let the older files go. All processes call, `main` writes."""
+    weights = {name: kept(parameter, main) for name, parameter in trained(model).items()}
+    state = optimizer.state_dict()
+    moments = {i: {name: kept(value, main) for name, value in each.items()} for i, each in state["state"].items()}
+    if main:
+        _write(folder, {"weights": weights, "optimizer": state | {"state": moments}, "rows": rows})
+
+
+def _write(folder: Path, state: JSON) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{len(rows):08d}.pt"
+    final = folder / f"step-{len(state['rows']):08d}.pt"
     temporary = folder / f".{final.name}-{os.getpid()}"
-    weights = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     with temporary.open("wb") as handle:
-        torch.save({"weights": weights, "optimizer": optimizer.state_dict(), "rows": rows}, handle)
+        torch.save(state, handle)
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(final)
+    sync(folder)  # before the one that it replaces goes
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
         if path != final:
             path.unlink(missing_ok=True)
@@ -38,14 +51,16 @@ def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) ->
     """
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            state: Any = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged pickle can raise anything
             warn(f"{path} cannot be read ({type(error).__name__}: {error}); going on without it")
             continue
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         with torch.no_grad():
-            for name, parameter in trained.items():
-                parameter.copy_(state["weights"][name])
+            for name, parameter in trained(model).items():
+                parameter.copy_(placed(state["weights"][name], parameter))
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        for i, each in state["optimizer"]["state"].items():
+            each.update({name: placed(value, parameters[i]) for name, value in each.items() if value.ndim})
         optimizer.load_state_dict(state["optimizer"])
         rows: list[JSON] = state["rows"]
         return rows

@@ -3,24 +3,32 @@
 import contextlib
 import dataclasses
 import importlib.util
+import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 
+from opdkit import stopping
 from opdkit.config import JSON
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import resolve_device
 from opdkit.stages import TrainConfig
 from opdkit.store import PartWriter, Stage
 from opdkit.tables import METRICS
+
+PATIENCE = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
 
 
 def refuse(config: TrainConfig) -> None:
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
+        raise ConfigError("the configuration of `accelerate launch` says FSDP, of which CPUs would see nothing; let it "
+                          "say distributed_type: MULTI_GPU, and pass --sharding fsdp")  # fmt: skip
     if config.dtype == "float16":
         raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
     packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
@@ -35,13 +43,17 @@ def accelerator_of(config: TrainConfig) -> Accelerator:
     """
     on_cpu = resolve_device(config.device).type == "cpu"
     home = config.run / "train"
-    accelerator = Accelerator(
-        cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker, project_dir=home
-    )
+    patience = InitProcessGroupKwargs(timeout=PATIENCE)
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker,
+                              project_dir=home, kwargs_handlers=[patience])  # fmt: skip
     kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
     if accelerator.distributed_type not in kinds:
         raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: each process holds "
-                          "the whole model; configure `accelerate launch` with --multi_gpu")  # fmt: skip
+                          "the whole model, or with --sharding fsdp its share; configure `accelerate launch` with "
+                          "--multi_gpu")  # fmt: skip
+    if accelerator.num_processes == 1 and config.sharding == "fsdp":
+        raise ConfigError("--sharding fsdp: one process has nobody to share with; start several with `accelerate "
+                          "launch --num_processes N -m opdkit train ...`")  # fmt: skip
     if accelerator.num_processes > 1 and config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {config.device}: with several processes the launcher gives each its device")
     return accelerator
@@ -64,10 +76,23 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, identity: JSON) ->
 
 @contextlib.contextmanager
 def committing(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
-    """Stage.writing in the main process; the others write nothing, and wait until it has."""
+    """Stage.writing in the main process; the others write nothing, and wait until it has.
+
+    Raises stopping.Stopped in all of them where one was asked to stop.
+    """
+    if any(gather_object([stopping.requested()])):
+        raise stopping.Stopped
     if accelerator.is_main_process:
         with stage.writing(0) as out:
             yield out
     else:
         yield PartWriter(stage.tables)
     accelerator.wait_for_everyone()
+
+
+def refuse_another_position(steps: int) -> None:
+    """Raise OpdkitError in all processes unless all of them go on after the same step."""
+    found = sorted(set(gather_object([steps])))
+    if len(found) > 1:
+        raise OpdkitError(f"the processes see other checkpoints, of steps {', '.join(map(str, found))}: the run must "
+                          "be in a folder that all nodes see alike; start again once they do")  # fmt: skip

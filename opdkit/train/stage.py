@@ -20,13 +20,15 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
+from opdkit import stopping
 from opdkit.chat import Chat
 from opdkit.config import JSON
 from opdkit.console import is_main_process, progress, say
 from opdkit.errors import OpdkitError
 from opdkit.memory import Budget, NoRoom, TooLargeError, budget_of, tried
-from opdkit.models import load_tokenizer
+from opdkit.models import load_tokenizer, resolve_device
 from opdkit.objective import (
     SUPPORTED,
     Objective,
@@ -41,25 +43,28 @@ from opdkit.store import Counters, Summary
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps, tokens_of
 from opdkit.train.forwards import Forward, Reading, Tree, reading
-from opdkit.train.launch import accelerator_of, committing, open_stage, refuse
+from opdkit.train.launch import accelerator_of, committing, open_stage, refuse, refuse_another_position
 from opdkit.train.metrics import line, metrics_row
 from opdkit.train.plan import at_step, objectives
 from opdkit.train.policy import Policy
+from opdkit.train.sharding import gathered, shard, unsharded
 from opdkit.train.signal import TrainingSet, check_signal, describe, shaped, training_set
 from opdkit.train.student import (
     autocast,
+    compute_dtype,
     epoch_home,
     learning_rate,
     load_student,
     make_optimizer,
     save_student,
-    trainable,
+    trained,
 )
 from opdkit.train.targets import Turn, load_prompts, load_turns, refuse_another_student, scored_template_args, select
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
 LINES = 20  # lines of progress in a whole run
+ASKED = "asked_to_stop"  # processes
 
 
 def run(config: TrainConfig) -> Summary:
@@ -76,14 +81,13 @@ def run(config: TrainConfig) -> Summary:
     accelerator = accelerator_of(config)
     stage = open_stage(config, accelerator, identity)
     if stage.todo():
-        with committing(stage, accelerator) as out:
+        with stopping.in_steps(), committing(stage, accelerator) as out:
             prompts = prompts or load_prompts(config.run, data.turns, chat)
-            model = load_student(config)
-            save = partial(save_student, tokenizer=chat.tokenizer, config=config)
-            rows = _train(model, data.turns, steps, phases, prompts, config, accelerator, stage.home, save)
+            student = load_student(config, on_cpu=config.sharding == "fsdp")
+            save = partial(_save, tokenizer=chat.tokenizer, config=config, accelerator=accelerator)
+            rows = _train(student, data.turns, steps, phases, prompts, config, accelerator, stage.home, save)
             out.rows("metrics", rows)
-            if accelerator.is_main_process:
-                save(model, home=stage.home)
+            save(student, home=stage.home)
             _count(out.counters, data, len(rows))
         if accelerator.is_main_process:
             checkpoints.clear(stage.home / "checkpoints")
@@ -134,12 +138,17 @@ def _train(
     folder: Path,
     save: Callable[..., None],
 ) -> list[JSON]:
-    """Train `student` in place; one metrics row a step."""
+    """Train `student` in place; one metrics row a step. Raises stopping.Stopped after a step when asked to."""
+    model: nn.Module = Policy(student)  # tries itself on a few sequences, so before it is wrapped
+    if config.sharding == "fsdp":
+        shard(model, resolve_device(config.device), compute_dtype(config))
     optimizer = make_optimizer(student, config)
     rows = checkpoints.restore(folder / "checkpoints", student, optimizer)
+    refuse_another_position(len(rows))
     if rows:
         say(f"going on after step {len(rows)} of {len(steps)}")
-    model = accelerator.prepare_model(Policy(student))  # several processes: DistributedDataParallel
+    if config.sharding == "none":
+        model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
     trained = sum(len(step.turns) for step in steps[: len(rows)])
     for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
         start = time.monotonic()
@@ -155,13 +164,43 @@ def _train(
         accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
         if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
             say(line(rows[-1], len(steps)))
-        if not accelerator.is_main_process:
-            continue
         if config.keep_epochs and trained % len(turns) == 0:
-            save(copy.deepcopy(student), home=epoch_home(folder, trained // len(turns)))
-        if config.checkpoint_every and number % config.checkpoint_every == 0:
-            checkpoints.save(folder / "checkpoints", student, optimizer, rows)
+            save(student, home=epoch_home(folder, trained // len(turns)), goes_on=True)
+        stop = metrics[ASKED] > 0 and number < len(steps)
+        if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
+            main = accelerator.is_main_process
+            checkpoints.save(folder / "checkpoints", student, optimizer, rows, main=main)
+        if stop:
+            _stop_here(number, len(steps), accelerator)
     return rows
+
+
+def _stop_here(number: int, steps: int, accelerator: Accelerator) -> None:
+    """End all processes after the same step, once its checkpoint is there: who ends first has the others killed."""
+    accelerator.wait_for_everyone()
+    stopping.after_part()
+    say(f"stopping after step {number} of {steps}")
+    accelerator.end_training()
+    raise stopping.Stopped
+
+
+def _save(
+    student: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    home: Path,
+    *,
+    goes_on: bool = False,
+) -> None:
+    """Write the model to `home`, where the main process is; the student is spent unless it `goes_on`."""
+    main = accelerator.is_main_process
+    if config.sharding == "fsdp":
+        found = unsharded(student, partial(load_student, config, on_cpu=True), main)
+    else:
+        found = copy.deepcopy(student) if goes_on and main else student
+    if main and found is not None:
+        save_student(found, tokenizer, config, home)
 
 
 def _optimizer_step(
@@ -183,7 +222,7 @@ def _optimizer_step(
     totals = step_totals(terms_of(objective, whole), whole, objective.aggregation)
     sequences = [ScoredSequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in batch]
     share, shares = _gradients(model, optimizer, batch, sequences, totals, objective, config, accelerator)
-    grad_norm = accelerator.clip_grad_norm_(trainable(model), config.max_grad_norm or math.inf)
+    grad_norm = gathered(accelerator.clip_grad_norm_(trained(model).values(), config.max_grad_norm or math.inf))
     summed = _summed(shares, accelerator) | {"grad_norm": float(grad_norm)}
     if not (math.isfinite(summed["loss"]) and math.isfinite(summed["grad_norm"])):
         suspects = [batch[i].turn_id for trees, part in zip(share.forwards, shares, strict=True)
@@ -309,10 +348,14 @@ def _shortest(batch: Sequence[Turn]) -> Tree:
 
 
 def _summed(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator) -> dict[str, float]:
-    """The shares of all micro-batches and processes added up: one exchange, one wait for the device."""
+    """The shares of all micro-batches and processes added up: one exchange, one wait for the device.
+
+    And how many processes were asked to stop: no signal reaches them all before the same step, so they agree here.
+    """
     names = list(shares[0])
     sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)
-    return dict(zip(names, accelerator.reduce(sums, "sum").tolist(), strict=True))
+    sums = torch.cat([sums, sums.new_tensor([float(stopping.requested())])])
+    return dict(zip([*names, ASKED], accelerator.reduce(sums, "sum").tolist(), strict=True))
 
 
 def _stop(totals: Mapping[str, float], turn_ids: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,19 @@ from opdkit.stages import TrainConfig
 FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
 
 
-def load_student(config: TrainConfig) -> nn.Module:
+def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     """The model to train: all weights in float32, or LoRA adapters in float32 over frozen weights in `--dtype`.
 
     bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to nothing, so what is trained is float32 and
     bfloat16 is left to the arithmetic of the forward. Dropout is off, as it was when the old policy was scored.
     """
+    device = "cpu" if on_cpu else config.device
     if not config.lora_rank:
-        model: Any = load_model(config.model, device=config.device, dtype="float32")
+        model: Any = load_model(config.model, device=device, dtype="float32")
     else:
-        model = _with_lora(load_model(config.model, device=config.device, dtype=config.dtype), config)
+        model = _with_lora(
+            load_model(config.model, device=device, dtype=str(compute_dtype(config)).removeprefix("torch.")), config
+        )
     if config.gradient_checkpointing:
         _recompute_activations(model)
     model.train()  # gradient checkpointing is off in evaluation mode
@@ -64,26 +66,31 @@ def _switch_off_dropout(model: nn.Module) -> None:
             module.attention_dropout = 0.0
 
 
-def autocast(config: TrainConfig) -> torch.autocast:
+def compute_dtype(config: TrainConfig) -> torch.dtype:
     """The precision of the forward: bfloat16 where `--dtype` says so (auto: on a GPU), else float32."""
-    device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
+    return resolve_dtype(config.dtype, resolve_device(config.device))
+
+
+def autocast(config: TrainConfig) -> torch.autocast:
+    """The forward in `compute_dtype`."""
+    enabled = compute_dtype(config) == torch.bfloat16
+    return torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=enabled)
 
 
 # -- optimizer ------------------------------------------------------------------------------------------------------
 
 
-def trainable(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The parameters that get a gradient."""
-    return (p for p in model.parameters() if p.requires_grad)
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that get a gradient, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW; weight decay pulls on matrices only, not on norms and biases."""
+    parameters = trained(model).values()
     groups = [
-        {"params": [p for p in trainable(model) if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable(model) if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=(config.beta1, config.beta2))
 

@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 import slurm_cluster
 from sample_world import DATA, MODEL
+from scored_runs import toy_sessions, train_config, write_run
 from slurm_cluster import Cluster
 
-from opdkit.stages import ORDER, home
-from opdkit.store import part_count
+from opdkit.slurm.scripts import Place, train_script
+from opdkit.stages import ORDER, SlurmConfig, home
+from opdkit.store import part_count, read_all
 from opdkit.tables import TABLES
 
 pytestmark = pytest.mark.slow
@@ -152,3 +154,25 @@ def asked_to_stop(pid: int) -> bool:
     text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     pending = int(text.split("ShdPnd:")[1].split()[0], 16)
     return bool(pending >> (signal.SIGUSR1 - 1) & 1)
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 1), (1, 2), (2, 1)])
+def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: int, processes: int) -> None:
+    """pitfall 26: asked to stop, all processes on all nodes keep a checkpoint, and the job queues itself again."""
+    run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
+    options = {"device": "cpu", "epochs": 60, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
+    wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",))
+    place = Place(tmp_path, Path(sys.executable).parent)
+    folder = run / "slurm"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), place))
+    job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
+    until(lambda: "step 24 of" in log_of(run, "train", job), "the first steps")
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
+    finish(slurm, run, job)
+    said = log_of(run, "train", job)
+    steps = [re.findall(rf"{what} after step (\d+)", said) for what in ("stopping", "going on")]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 1
+    assert [row["step"] for row in read_all(run, "metrics")] == list(range(1, len(list(read_all(run, "metrics"))) + 1))

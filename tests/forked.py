@@ -1,0 +1,57 @@
+"""An `opdkit` command in a process of its own, forked from the test's, which has imported torch already."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_cluster import free_ports
+
+
+class Forked:
+    """A command line at work; what it says on stderr goes to a file."""
+
+    def __init__(self, *words: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.log = log
+        args = (words, log, environment or {})
+        self._process = multiprocessing.get_context("fork").Process(target=_command, args=args)
+        self._process.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid
+        os.kill(self._process.pid, number)
+
+    def end(self) -> tuple[int | None, str]:
+        """Exit code (-N: died of signal N) and what was said."""
+        self._process.join(timeout=300)
+        return self._process.exitcode, self.log.read_text(encoding="utf-8")
+
+
+def ranks(count: int, *words: str, logs: Path) -> list[Forked]:
+    """The same command line `count` times, with what a launcher says to each process; rank k says it to `logs`-k."""
+    world = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    return [
+        Forked(
+            *words, log=logs.with_name(f"{logs.name}-{k}"), environment=world | {"RANK": str(k), "LOCAL_RANK": str(k)}
+        )
+        for k in range(count)
+    ]
+
+
+def _command(words: tuple[str, ...], log: Path, environment: Mapping[str, str]) -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    from opdkit.cli import app
+    from opdkit.console import stderr
+
+    os.environ.update(environment)
+    AcceleratorState._reset_state(reset_partial_state=True)  # what the test's process found out about itself
+    GradientState._reset_state()
+    with log.open("w", encoding="utf-8") as said:
+        stderr.file = said
+        app(words)  # ends by SystemExit with the exit code
