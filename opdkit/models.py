@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 from opdkit.config import refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.memory import TooLargeError, is_out_of_memory
+from opdkit.model_folder import read_config, refuse_no_model
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
 
@@ -29,7 +30,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises OpdkitError when the folder lacks it, and ConfigError when it has no fast backend (`tokenizer.json`), without
     which text from logs cannot be kept apart from control tokens.
     """
-    _refuse_what_is_no_model(name, ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json"))
+    _refuse_no_tokenizer(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library lets anything through, from OSError to what the Rust parser raises
@@ -46,9 +47,8 @@ def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
     a GPU and float32 on a CPU. Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError
     for a device that is not there.
     """
-    _refuse_what_is_no_model(name, ("config.json",))
-    if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
-        raise OpdkitError(f"{name} holds no weights: no *.safetensors there (other weight formats can run code)")
+    refuse_no_model(name)
+    _refuse_unknown_type(name)
     place = resolve_device(device)
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()  # it would fill the log of a batch job
@@ -60,18 +60,28 @@ def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
-        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}") from error
+        raise OpdkitError(
+            f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download it again"
+        ) from error
 
 
-def _refuse_what_is_no_model(name: str, any_of: tuple[str, ...]) -> None:
-    """A folder must hold one of the files; what is no folder must at least look like a name on the hub."""
-    path = Path(name)
-    if path.is_dir():
-        if not any((path / file).is_file() for file in any_of):
-            raise OpdkitError(f"{name} is no model folder: it has no {' or '.join(any_of)}")
-    elif path.exists():
+def _refuse_no_tokenizer(name: str) -> None:
+    path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+    if path.is_file():
         raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
     refuse_missing_folder(name)
+    if path.is_dir() and not any((path / file).is_file() for file in any_of):
+        raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
+    if (path / "config.json").is_file():
+        _refuse_unknown_type(name)
+
+
+def _refuse_unknown_type(name: str) -> None:
+    if Path(name).is_dir() and (kind := read_config(Path(name))["model_type"]) not in transformers.CONFIG_MAPPING:
+        raise OpdkitError(
+            f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not know: upgrade "
+            "transformers, or pass another model"
+        )
 
 
 def _first_line(error: Exception) -> str:

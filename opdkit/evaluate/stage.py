@@ -28,6 +28,7 @@ from opdkit.evaluate.drift import (
 from opdkit.evaluate.replies import Reply, checked, generate, measured, prompt_ids, with_echoes
 from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, reply_kl_scores, reply_scores
 from opdkit.evaluate.screen import show
+from opdkit.model_folder import refuse_no_model
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
@@ -151,6 +152,8 @@ def _names(config: EvalConfig) -> dict[str, str]:
 
 
 def _open(config: EvalConfig, names: dict[str, str]) -> Stage:
+    for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
+        refuse_no_model(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
     inputs["prompts"] = file_digest(Path(config.prompts))
     if config.neutral:

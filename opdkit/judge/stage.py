@@ -12,6 +12,7 @@ from opdkit.judge.flags import flags
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import reward_of
+from opdkit.model_folder import refuse_no_model
 from opdkit.stages import JudgeConfig, imported
 from opdkit.store import Counters, Stage, Summary, limited, model_identity, mostly_dropped, part_count, read_part
 from opdkit.tables import VERDICTS
@@ -53,6 +54,8 @@ def run(config: JudgeConfig) -> Summary:
     is not written, and the same command goes on with it.
     """
     parts = part_count(config.run, "extract")
+    if config.judge == "local" and config.model:
+        refuse_no_model(config.model)
     inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"])
     todo = stage.todo()

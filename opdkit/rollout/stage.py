@@ -14,6 +14,7 @@ from opdkit.config import JSON
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
+from opdkit.model_folder import refuse_no_model
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import Judge, write_verdicts
 from opdkit.stages import RolloutConfig, home
@@ -89,6 +90,8 @@ def open_stages(config: RolloutConfig, parts: int) -> tuple[Stage, Stage]:
     Who judges is no part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
     costs no second sampling.
     """
+    for name in (config.model, *([config.judge_model] if config.judge_model and not config.judge_url else [])):
+        refuse_no_model(name)
     inputs: JSON = {
         "model": model_identity(config.model),
         "from": {stage: manifest(config.from_, stage)["fingerprint"] for stage in _SOURCE},

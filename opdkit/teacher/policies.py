@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from opdkit.chat import Chat, ChatError
 from opdkit.config import parse_pairs
 from opdkit.errors import ConfigError
+from opdkit.model_folder import refuse_no_model
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
 from opdkit.roster import parse_teachers, parse_weights, routed
 from opdkit.scoring import Mixture
@@ -66,7 +67,9 @@ class Scorer:
 
 
 def identities(config: TeacherConfig) -> JSON:
-    """What pins the models of the stage in its plan."""
+    """What pins the models of the stage in its plan. Raises OpdkitError for what is no model."""
+    for path in (config.model, *parse_teachers(config.teacher).values()):
+        refuse_no_model(path)
     teachers = {name: model_identity(path) for name, path in parse_teachers(config.teacher).items()}
     return {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from opdkit.chat import Chat, ChatError, without_first
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.model_folder import refuse_no_model
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
 from opdkit.turn_ids import logged_session_id
 
@@ -198,12 +199,16 @@ def refuse_another_student(run: Path, model: str) -> JSON:
 
     Its log-probs are the old policy of the ratio: those of another model would make every ratio wrong.
     """
+    refuse_no_model(model)
     identity = model_identity(model)
     plan = manifest(run, "teacher")["plan"]
     scored = plan["inputs"]["model"]
     if identity.get("files", identity["name"]) != scored.get("files", scored["name"]):
+        here, then = (found.get("files", {}) for found in (identity, scored))
+        changed = [name for name in sorted(here.keys() | then.keys()) if here.get(name) != then.get(name)]
+        what = f"; what differs: {', '.join(changed[:5])}" if here and then else ""
         raise ConfigError(
-            f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}): "
+            f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{what}): "
             f"pass that one, or run `opdkit teacher {run} --model {model}` in another run directory"
         )
     return identity

@@ -1,0 +1,76 @@
+"""Training on a machine with little memory: no gradient counts twice, and a turn too large alone ends it by name."""
+
+import itertools
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from scored_runs import Said, Toy, write_run
+from small_memory import room_for
+from typer.testing import CliRunner
+
+from opdkit import train
+from opdkit.cli import app
+from opdkit.errors import OpdkitError
+from opdkit.stages import TrainConfig
+from opdkit.store import read_all
+from opdkit.train import stage
+
+OPTIONS = {"device": "cpu", "batch_turns": 16, "learning_rate": 1e-3, "objective": "combine"}
+
+
+def steps(run) -> list[tuple[float, float, int]]:
+    return [(row["loss"], row["grad_norm"], row["reward_tokens"]) for row in read_all(run, "metrics")]
+
+
+def same_steps(found, expected) -> None:
+    assert len(steps(found)) == len(steps(expected))
+    for some, others in zip(steps(found), steps(expected), strict=True):
+        assert some == pytest.approx(others, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_by", ["session", "turn"])
+def test_a_step_that_did_not_fit_is_made_anew(run, tmp_path, plain_model_dir, batch_by, capsys) -> None:
+    """pitfall 8: half the tokens at once, the same loss and gradient."""
+    whole = shutil.copytree(run, tmp_path / "whole")
+    train.run(TrainConfig(run=whole, model=str(plain_model_dir), batch_by=batch_by, **OPTIONS))
+    capsys.readouterr()
+    with room_for(300) as room:
+        train.run(TrainConfig(run=run, model=str(plain_model_dir), batch_by=batch_by, **OPTIONS))
+    assert room.refused
+    assert "training: " in (said := capsys.readouterr().err)
+    assert "do not fit into memory; going on with" in said
+    same_steps(run, whole)
+
+
+def test_what_was_accumulated_before_does_not_count_twice(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    """pitfall 8: two forwards have left their gradients when the third does not fit."""
+    whole = shutil.copytree(run, tmp_path / "whole")
+    config = TrainConfig(run=whole, model=str(plain_model_dir), micro_batch_tokens=200, **OPTIONS)
+    train.run(config)
+    calls, forward = itertools.count(1), stage._forward
+
+    def third_fails(*args):
+        if next(calls) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return forward(*args)
+
+    monkeypatch.setattr(stage, "_forward", third_fails)
+    train.run(replace(config, run=run))
+    assert next(calls) > 6
+    same_steps(run, whole)
+
+
+def test_a_turn_too_large_alone_ends_the_training_and_is_named(tmp_path, plain_model_dir) -> None:
+    """Left out without a word it would be another objective."""
+    toys = [Toy("small", [Said("red", 1)]), Toy("large", [Said("blue " * 250, -1)])]
+    path = write_run(tmp_path / "run", plain_model_dir, toys)
+    with room_for(400):
+        done = CliRunner().invoke(
+            app, ["train", str(path), "--model", str(plain_model_dir), "--objective", "binary", "--device", "cpu"]
+        )
+        with pytest.raises(OpdkitError, match=r"turn large:1 of [\d,]+ tokens, in training, does not fit into memory"):
+            train.run(TrainConfig(run=path, model=str(plain_model_dir), objective="binary", device="cpu"))
+    assert done.exit_code == 1
+    assert not (path / "train" / "model").exists()
