@@ -223,6 +223,9 @@ class TrainConfig(ModelOptions):
     lora_alpha: float = option(32.0, "LoRA scale", low=0.0)
     gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: slower, less memory")
     holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
+    max_turns_per_session: int | None = option(None, "train on at most this many turns of a session, drawn by --seed, "
+                                               "so that no single user decides what is learned", unit="turns",
+                                               low=1)  # fmt: skip
     checkpoint_every: int = option(100, "steps between checkpoints; 0 is none", unit="steps", low=0, plan=False)
     keep_epochs: bool = option(False, "also keep the model as it is after each epoch, in train/epochs/N/model; holds "
                                "the weights twice while it writes")  # fmt: skip
