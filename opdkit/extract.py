@@ -12,9 +12,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from opdkit import stopping
-from opdkit.config import parse_shard
+from opdkit.config import StageConfig, parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
 from opdkit.logs import READERS
@@ -30,11 +31,18 @@ from opdkit.store import Counters, PartWriter, Stage, Summary
 from opdkit.tables import REJECTED, SESSIONS, TURNS, to_arrow
 from opdkit.workers import Prepare, Workers
 
+if TYPE_CHECKING:
+    from opdkit.logs.redact import Redactor
+
 TABLES = [SESSIONS, TURNS, REJECTED]
 _MB = 1_000_000
-_SKIP_REASON = itemgetter(TURNS.schema.get_field_index("skip_reason"))
+_COLUMN = TURNS.schema.get_field_index
+_SKIP_REASON = itemgetter(_COLUMN("skip_reason"))
+_MESSAGE_INDEX, _FINISH_REASON = _COLUMN("message_index"), _COLUMN("finish_reason")
+_TOKEN_IDS, _LOGPROBS = _COLUMN("response_token_ids"), _COLUMN("behavior_logprobs")
 _NAMED = 20  # inputs whose format is said one by one
 _TURNS, _TRAINABLE, _LOST, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped: "
+_REDACTED = "redacted: "
 
 
 def run(config: ExtractConfig) -> Summary:
@@ -102,13 +110,26 @@ def part_writer(job: tuple[Stage, Survey]) -> Iterator[Callable[[int], None]]:
     with contextlib.closing(Units(found)) as units, rare_collections():
 
         def write(part: int) -> None:
+            redactor = redactor_of(stage.config)
             with stage.writing(part) as out:
                 if part == 0:
-                    write_set_aside(found.inputs, out)
+                    write_set_aside(found.inputs, out, redactor)
                 for unit in units.read(part):
-                    write_unit(unit, out)
+                    write_unit(unit, out, redactor)
+                if redactor is not None:
+                    out.counters.extra.update({f"{_REDACTED}{name}": n for name, n in redactor.counts.items() if n})
 
         yield write
+
+
+def redactor_of(config: StageConfig) -> "Redactor | None":
+    """What replaces personal data and secrets in one part; None where nobody asked for it."""
+    assert isinstance(config, ExtractConfig)
+    if not (config.redact or config.redact_pattern):
+        return None
+    from opdkit.logs.redact import SHAPES, Redactor, own_patterns  # imported here: few ask for it
+
+    return Redactor(SHAPES if config.redact else (), own_patterns(config.redact_pattern))
 
 
 def ready() -> Prepare:
@@ -128,33 +149,35 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter) -> None:
+def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter, redactor: "Redactor | None" = None) -> None:
     """One rejected row for every input that no reader knows."""
     for found in inputs:
         if found.problem is not None and found.set_aside:
             out.counters.rows_in += 1
-            set_aside(Rejected(found.input.source, 0, found.problem.reason, found.problem.detail), out)
+            set_aside(Rejected(found.input.source, 0, found.problem.reason, found.problem.detail), out, redactor)
 
 
-def write_unit(unit: Unit, out: PartWriter) -> None:
-    """The rows of one unit."""
+def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None) -> None:
+    """The rows of one unit, redacted where there is a redactor."""
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
-        set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out)
+        set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
         return
     sessions = 0
     for item in READERS[unit.found.format or ""].read(unit.lines):
         if isinstance(item, Conversation):
             try:
-                row = session_row(item, unit, sessions + 1)
+                row = session_row(item, unit, sessions + 1, redactor)
+                rows = turns(row["session_id"], item)  # of the text as it was logged: placeholders are all alike
+                if redactor is not None:
+                    rows = redact(row, rows, redactor)
             except Unreadable as why:
                 item = Rejected(item.source, item.line, why.reason, why.detail)
         if isinstance(item, Rejected):
-            set_aside(item, out)
+            set_aside(item, out, redactor)
             continue
         sessions += 1
-        rows = turns(row["session_id"], item)
         out.rows("sessions", [row])
         out.rows("turns", rows)
         counters.extra[_TURNS] += len(rows)
@@ -164,15 +187,41 @@ def write_unit(unit: Unit, out: PartWriter) -> None:
         counters.extra[_LOST] += 1
 
 
-def set_aside(item: Rejected, out: PartWriter) -> None:
+def redact(row: JSON, rows: Sequence[tuple[Any, ...]], redactor: "Redactor") -> list[tuple[Any, ...]]:
+    """Redact the messages and tools of a session's row, in place; its turns, as they may be written then.
+
+    The sampled tokens of a reply say what its text says: where that was redacted, they are left out.
+    """
+    logged: list[JSON] = row["messages"]
+    row["messages"] = [redactor.message(message) for message in logged]
+    for key, clean in (("tools", redactor.json), ("model", redactor.text)):
+        row[key] = clean(row[key]) if row[key] else None
+    changed = {i for i, message in enumerate(logged) if message != row["messages"][i]}
+    kept = []
+    for turn in map(list, rows):
+        if turn[_FINISH_REASON]:
+            turn[_FINISH_REASON] = redactor.text(turn[_FINISH_REASON])
+        if turn[_MESSAGE_INDEX] in changed:
+            turn[_TOKEN_IDS] = turn[_LOGPROBS] = None
+        kept.append(tuple(turn))
+    return kept
+
+
+def set_aside(item: Rejected, out: PartWriter, redactor: "Redactor | None" = None) -> None:
     """One row of the rejected table, counted as dropped."""
-    out.rows("rejected", [item.row()])
+    out.rows("rejected", [item.row(redactor.raw if redactor is not None else str)])
     out.counters.drop(item.reason)
 
 
-def session_row(told: Conversation, unit: Unit, ordinal: int) -> JSON:
-    """The row of tables.SESSIONS for the `ordinal`-th conversation, from 1, of a unit."""
+def session_row(told: Conversation, unit: Unit, ordinal: int, redactor: "Redactor | None" = None) -> JSON:
+    """The row of tables.SESSIONS for the `ordinal`-th conversation, from 1, of a unit; id and metadata redacted."""
     name = str(told.line) if unit.name is None else unit.name
+    metadata: JSON = told.metadata
+    if redactor is not None:
+        metadata = redactor.value(metadata)
+        if unit.name is not None and (redacted := redactor.text(name)) != name:
+            # The ids of two users become one placeholder: the line where the unit begins tells them apart.
+            name = f"{redacted}~{unit.lines[0].number}"
     return {
         "session_id": f"{unit.found.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else ""),
         "source": told.source,
@@ -181,7 +230,7 @@ def session_row(told: Conversation, unit: Unit, ordinal: int) -> JSON:
         "model": told.model,
         "messages": told.messages,
         "tools": told.tools,
-        "metadata": dump(told.metadata) if told.metadata else None,
+        "metadata": dump(metadata) if metadata else None,
     }
 
 

@@ -52,7 +52,18 @@ class ExtractConfig(StageConfig):
     format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
     part_mb: float = option(8.0, "size of a part, in log unpacked; a session is never divided", unit="MB", low=1e-6)
     max_line_mb: int = option(64, "longer lines are rejected unread", unit="MB", low=1)
+    redact: bool = option(False, "write [email], [key] and [phone] in place of e-mail addresses, API keys and tokens, "
+                          "and phone numbers, wherever the log has them")  # fmt: skip
+    redact_pattern: tuple[str, ...] = option((), "write [NAME] in place of what a regular expression matches, as "
+                                             "NAME=REGEX; may be given repeatedly, without --redact, too")  # fmt: skip
     workers: int = option(1, "processes that share the parts of this shard", unit="processes", low=1, plan=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.redact_pattern:
+            from opdkit.logs.redact import own_patterns  # imported here: few ask for it
+
+            own_patterns(self.redact_pattern)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +226,9 @@ class TrainConfig(ModelOptions):
                            "gradients and optimizer state (fsdp), where one GPU cannot hold them",
                            choices=("none", "fsdp"), plan=False)  # fmt: skip
     holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
+    max_turns_per_session: int | None = option(None, "train on at most this many turns of a session, drawn by --seed, "
+                                               "so that no single user decides what is learned", unit="turns",
+                                               low=1)  # fmt: skip
     checkpoint_every: int = option(
         100, "steps between checkpoints; 0 is none but where the training is stopped", unit="steps", low=0, plan=False
     )

@@ -82,3 +82,15 @@ def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
         done = opdkit(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{EXAMPLES[name]}\n{done.stderr}"
     assert "train" in done.stderr
+
+
+def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) -> None:
+    """pitfall 15: the keys of a record, and escape codes in them, come from whoever wrote the log."""
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"\\u001b[31mred\\u001b]0;title\\u0007": 1}\n')
+    done = subprocess.run([sys.executable, "-m", "opdkit", "extract", str(tmp_path / "run"), str(log)], cwd=ROOT,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 2
+    assert "unknown format" in done.stderr
+    assert "\x1b" not in done.stderr
+    assert "\x07" not in done.stderr

@@ -78,7 +78,8 @@ def test_a_trailing_underscore_is_python_s_alone(tmp_path):
 
 def test_plan_and_effective_configuration_are_json_values():
     config = ExtractConfig(run=RUN, logs=("a.jsonl",), limit=3)
-    assert config.plan() == {"limit": 3, "format": "auto", "part_mb": 8.0, "max_line_mb": 64}
+    assert config.plan() == {"limit": 3, "format": "auto", "part_mb": 8.0, "max_line_mb": 64, "redact": False,
+                             "redact_pattern": []}  # fmt: skip
     assert config.effective()["logs"] == ["a.jsonl"]
     assert "run" not in config.effective()
 
@@ -88,6 +89,7 @@ def test_plan_and_effective_configuration_are_json_values():
 
 @pytest.mark.parametrize(("options", "message"), [
     ({"limit": 0}, r"--limit is 0; it must be at least 1"),
+    ({"redact_pattern": ("order=(",)}, r"--redact-pattern order: '\(' is no regular expression"),
     ({"format": "opnai"}, r"--format is 'opnai'; did you mean 'openai'\? it must be one of: auto, openai"),
     ({"logs": None}, r"LOGS is missing"),
     ({"shard": "4/4"}, r"--shard is '4/4'; write it as I/N"),

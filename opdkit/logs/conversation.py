@@ -59,11 +59,12 @@ class Rejected:
     detail: str
     raw: bytes = b""
 
-    def row(self) -> JSON:
-        """The row of tables.REJECTED."""
-        # A character is at most four bytes: no need to decode a line of 100 MB to show its beginning.
-        text = self.raw[: 4 * RAW_LIMIT].decode("utf-8", "replace").rstrip("\r\n")[:RAW_LIMIT]
-        detail = self.detail.encode("utf-8", "replace").decode()[:RAW_LIMIT]
+    def row(self, redact: Callable[[str], str] = str) -> JSON:
+        """The row of tables.REJECTED, its texts as `redact` leaves them."""
+        # A character is at most four bytes: no need to decode a line of 100 MB to show its beginning. Twice as much, so
+        # that what is redacted is not first cut in two.
+        text = redact(self.raw[: 8 * RAW_LIMIT].decode("utf-8", "replace").rstrip("\r\n"))[:RAW_LIMIT]
+        detail = redact(self.detail.encode("utf-8", "replace").decode())[:RAW_LIMIT]
         return {"source": self.source, "line": self.line, "reason": self.reason, "detail": detail, "raw": text}
 
 

@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat import CUT_OFF
-from opdkit.console import say, stdout, warn
+from opdkit.console import printable, say, stdout, warn
 from opdkit.errors import OpdkitError
 from opdkit.objective import Objective, group_normalised, overlong, terms_of, trained_positions
 from opdkit.stages import TrainConfig
 from opdkit.store import part_count, read_arrow
 from opdkit.train.batches import Step, tokens_of
 from opdkit.train.targets import Turn
+from opdkit.turn_ids import logged_session_id
 
 NEAR_ZERO = 0.01  # nats: teacher and student that differ by less say the same
 MANY = 0.1  # share of degenerate replies that is worth a warning
@@ -135,6 +136,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
         raise OpdkitError(f"all {len(rewards)} rewards are 0: there is nothing to learn. " + _remedy(terms))
     say(f"{len(data.turns)} turns: {hinted} with a hint; rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, "
         f"{rewards.count(-1)} -1; left out: {left_out}; {len(steps)} optimizer steps")  # fmt: skip
+    say("; ".join(f"largest {what} {words}" for what, words in largest(data).items()))
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
     if len(steps) < 10:
@@ -233,13 +235,22 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone", f"{kinds[False, True]:,}"),
         *((f"  reward {value:+d}", f"{rewards[value]:,}") for value in (1, 0, -1)),
+        *((f"largest {what}", words) for what, words in largest(data).items()),
         ("tokens in an epoch, prompts too", f"{sum(map(len, data.turns)):,}"),
         ("tokens trained in an epoch", f"{data.tokens:,}"),
         *((f"{name} advantages", _quantiles(values)) for name, values in data.advantages.items()),
         ("optimizer steps", f"{len(steps):,}"),
     ]
     for name, value in lines:
-        stdout.print(f"{name:<32} {value}", markup=False, soft_wrap=True)
+        stdout.print(printable(f"{name:<32} {value}"), markup=False, soft_wrap=True)
+
+
+def largest(data: TrainingSet) -> dict[str, str]:
+    """The session and the source, by its name in the ids, that most of the turns are from, with their share."""
+    sessions = [logged_session_id(turn.session_id) for turn in data.turns]
+    found = {"session": Counter(sessions), "source": Counter(session.partition(":")[0] for session in sessions)}
+    return {what: f"{name}: {n:,} turns, {n / len(data.turns):.1%}"
+            for what, counts in found.items() for name, n in counts.most_common(1)}  # fmt: skip
 
 
 def _quantiles(values: NDArray[np.float32]) -> str:

@@ -59,7 +59,15 @@ from opdkit.train.student import (
     save_student,
     trained,
 )
-from opdkit.train.targets import Turn, load_prompts, load_turns, refuse_another_student, scored_template_args, select
+from opdkit.train.targets import (
+    Turn,
+    capped,
+    load_prompts,
+    load_turns,
+    refuse_another_student,
+    scored_template_args,
+    select,
+)
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
@@ -100,8 +108,9 @@ def _load(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple
     terms = {name for phase in phases for name in phase.weights}
     scored = load_turns(config.run, config.limit, supports=not terms.isdisjoint(SUPPORTED))
     turns, dropped = select(scored, terms, config.holdout)
+    turns, over = capped(turns, config.max_turns_per_session, config.seed)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
-    return training_set(shaped(turns, config, prompts), phases, len(scored), dropped), prompts
+    return training_set(shaped(turns, config, prompts), phases, len(scored), dropped + over), prompts
 
 
 def _steps(config: TrainConfig, data: TrainingSet) -> list[Step]:

@@ -64,6 +64,7 @@ class Turn:
 
 COLUMNS = ("turn_id", "written", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
            "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
+TOO_MANY = "over --max-turns-per-session"
 SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
 
 
@@ -155,6 +156,27 @@ def select(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tup
         else:
             kept.append(turn)
     return kept, dropped
+
+
+def capped(turns: Sequence[Turn], most: int | None, seed: int) -> tuple[list[Turn], Counter[str]]:
+    """At most `most` turns of each session, in their order, and the number of the others as dropped.
+
+    Which stay is drawn from (seed, turn id) and nothing else: not the first ones, whose place whoever wrote the session
+    could choose, and the same whatever other sessions there are. A turn stays or goes with all replies to it that the
+    teacher wrote; the fresh replies of `opdkit rollout` count for the session of the log that they answer.
+    """
+    if most is None:
+        return list(turns), Counter()
+    sessions: dict[str, set[str]] = {}
+    for turn in turns:
+        sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
+    kept = {turn_id for ids in sessions.values() for turn_id in sorted(ids, key=lambda i: (_draw(seed, i), i))[:most]}
+    inside = [turn for turn in turns if turn.turn_id in kept]
+    return inside, Counter({TOO_MANY: len(turns) - len(inside)} if len(inside) < len(turns) else {})
+
+
+def _draw(seed: int, turn_id: str) -> bytes:
+    return hashlib.sha256(f"max-turns-per-session:{seed}:{turn_id}".encode()).digest()
 
 
 def _why_not(turn: Turn, terms: Collection[str], holdout: float) -> str | None:

@@ -36,3 +36,17 @@ def test_records_of_one_session_may_lie_in_several_files(tmp_path):
     (session,) = read_all(tmp_path / "run", "sessions")
     assert [m["content"] for m in session["messages"]] == ["u0", "a0", "u1", "a1", "u2"]
     assert (session["session_id"], session["source"]) == ("b:s", str(logs[1]))
+
+
+def test_a_logged_id_names_no_file(tmp_path):
+    """An id that is a path, or holds control characters, is text in a table: nothing is written outside the run."""
+    ids = ["../../../escape", "/tmp/absolute", "..", "a\x00b", "C:\\\\x", "con", "x/../y", "\x1b[31m", "a:b#1"]
+    log = jsonl(tmp_path / "in" / "log.jsonl", *(
+        {"session_id": name, "turn": 1, "messages": [{"role": "user", "content": "u"}], "response_text": f"r{n}",
+         "next_state": {"role": "user", "content": "v"}} for n, name in enumerate(ids)))  # fmt: skip
+    before = set(tmp_path.rglob("*"))
+    run(tmp_path / "in" / "run", log)
+    written = set(tmp_path.rglob("*")) - before
+    assert all((tmp_path / "in" / "run") in (p, *p.parents) for p in written)
+    assert not any("escape" in str(p) or "absolute" in str(p) for p in written)
+    assert len({s["session_id"] for s in read_all(tmp_path / "in" / "run", "sessions")}) == len(ids)

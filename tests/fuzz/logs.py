@@ -7,11 +7,12 @@ tracemalloc. And among 1,000 others in a file, by `opdkit extract` itself: then 
 one table or the other. Exit code 1 when a line crashes a reader, is lost, or costs more than the bounds; --keep writes
 those lines to a folder.
 
-Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 128 KiB and 250 bytes
+Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 512 KiB and 250 bytes
 a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
-log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). What the text itself
-costs is what the 10 times are for. The parser's scratch, which it asks for by 12 times the line and of which it touches
-16 bytes a value, is counted by what it touches.
+log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). The 512 KiB are what
+Python's own JSON writer takes for the deepest nesting that is read, 1 KB for each of 500 levels. What the text itself
+costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text and touches
+16 bytes a value and the text, is counted by what it touches.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ import orjson
 from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, parse
+from opdkit.logs import READERS, openclaw_rl, parse, sharegpt
 from opdkit.logs.conversation import Line
 from opdkit.logs.inputs import Input, expand
 from opdkit.logs.survey import Surveyed, survey
@@ -50,7 +51,7 @@ from .pool import made_lines, real_lines
 from .strategies import JUNK_LINES
 
 SLOWEST = 50.0  # ms of CPU time a line
-MOST_MEMORY, FLOOR, VALUE = 10.0, 128 << 10, 250  # times its size; bytes; bytes a value
+MOST_MEMORY, FLOOR, VALUE = 10.0, 512 << 10, 250  # times its size; bytes; bytes a value
 BATCH = 1_000  # lines of a file
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000
@@ -133,16 +134,26 @@ def _memory(name: str, line: bytes) -> int:
     """Peak of the bytes that Python held while the line was read, and the size of its columns."""
     peaks = [0]
 
-    def loads(data: bytes) -> Any:
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        try:
-            return orjson.loads(data)
-        finally:
-            tracemalloc.reset_peak()
-            peaks.append(tracemalloc.get_traced_memory()[0] + 16 * values(line))
+    def counted(function: Callable[..., Any], touched: Callable[[Any], int]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            result = None
+            try:
+                result = function(*arguments, **options)
+            finally:
+                tracemalloc.reset_peak()
+                peaks.append(tracemalloc.get_traced_memory()[0] + touched(result))
+            return result
 
+        return call
+
+    loads = counted(orjson.loads, lambda _: 16 * values(line))
+    dumps = counted(orjson.dumps, lambda written: len(written or b""))
+    told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
-    with mock.patch.object(parse, "orjson", SimpleNamespace(**vars(orjson) | {"loads": loads})):
+    with contextlib.ExitStack() as patched:
+        for module in (parse, sharegpt, openclaw_rl):
+            patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:
             columns = _rows(name, line)

@@ -126,6 +126,16 @@ def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
     assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
 
 
+def test_a_vote_that_echoes_the_key_is_kept_without_it(monkeypatch) -> None:
+    """pitfall 31: a server that shows its request in the answer itself; the answer goes into the verdicts."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with serving(
+        lambda body, number: Reply(200, {"choices": [{"message": {"content": f"You sent {KEY}. \\boxed{{1}}"}}]})
+    ) as server:
+        (answer,) = client(server.url).complete([ONE])
+    assert answer.text == "You sent [the API key]. \\boxed{1}"
+
+
 @pytest.mark.parametrize("status", [400, 500])
 def test_an_error_that_echoes_the_key_is_redacted(status: int, monkeypatch) -> None:
     """pitfall 31."""

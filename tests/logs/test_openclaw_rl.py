@@ -272,3 +272,15 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
     assert {turn[:-1] for turn in trained} <= logged
     assert len(trained) == len(set(trained))
     assert len(aside) < len(records)
+
+
+def test_a_record_that_cannot_be_written_is_set_aside_alone():
+    """pitfall 22: tools nested deeper than anything is written; the records beside it stay a session."""
+    deep: list = []
+    for _ in range(600):
+        deep = [deep]
+    first, second = dialogue("u0", "a0", "u1", "a1", "ok")
+    for field in ("tools", "extra"):
+        (told,), (aside,) = read([first, second, json.dumps(record([user("x")], "y", **{field: deep})).encode()])
+        assert texts(told) == ["u0", "a0", "u1", "a1", "ok"]
+        assert (aside.line, aside.reason) == (3, "nested too deeply")

@@ -12,8 +12,8 @@ from scored_runs import Said, Toy, train_config, write_run
 from opdkit.objective import Objective
 from opdkit.store import read_all
 from opdkit.train import stage as train
-from opdkit.train.signal import TrainingSet, degenerate_replies, loops, shaped, thin_signal, training_set
-from opdkit.train.targets import Support, Turn, held_out, load_turns
+from opdkit.train.signal import TrainingSet, degenerate_replies, largest, loops, shaped, thin_signal, training_set
+from opdkit.train.targets import TOO_MANY, Support, Turn, capped, held_out, load_turns
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
 
@@ -148,3 +148,57 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     assert int(told["tokens in an epoch, prompts too"]) * 3 == sum(r["tokens"] for r in rows)
     assert told["teacher advantages"].startswith(f"{sum(r['teacher_tokens'] for r in rows) // 3} tokens, 5% ")
     assert told["reward advantages"].startswith(f"{sum(r['reward_tokens'] for r in rows) // 3} tokens, 5% ")
+
+
+# -- no session decides alone ---------------------------------------------------------------------------------------
+
+
+def of_session(session: str, *indices: int, written: int | None = None) -> list[Turn]:
+    return [replace(turn("x", reward=1), turn_id=f"{session}:{index}", written=written) for index in indices]
+
+
+def test_at_most_so_many_turns_of_a_session_train() -> None:
+    turns = [*of_session("a:1", *range(40)), *of_session("a:2", 0, 1), *of_session("b:1", *range(5))]
+    kept, dropped = capped(turns, 4, 0)
+    assert Counter(t.session_id for t in kept) == {"a:1": 4, "a:2": 2, "b:1": 4}
+    assert dropped == {TOO_MANY: 37}
+    assert [t for t in turns if t in kept] == kept  # in their order
+    assert capped(turns, None, 0) == (turns, Counter())
+    assert capped(turns, 40, 0) == (turns, Counter())
+
+
+def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
+    """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
+    poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
+    drawn = [{t.message_index for t in capped(poisoned, 6, seed)[0]} for seed in range(20)]
+    assert all(len(some) == 6 for some in drawn)
+    assert len({frozenset(some) for some in drawn}) == 20
+    assert set.union(*drawn) > set(range(6))
+    assert max(sum(index in some for some in drawn) for index in range(60)) < 12
+    assert {t.message_index for t in capped([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"} == drawn[3]
+
+
+def test_replies_to_one_prompt_and_fresh_replies_count_for_the_session_of_the_log() -> None:
+    logged, written = of_session("a:1", 1, 3, 5), of_session("a:1", 1, 3, 5, written=0)
+    kept, dropped = capped([*logged, *written], 2, 0)
+    assert len(kept) == 4
+    assert len({t.turn_id for t in kept}) == 2
+    assert dropped == {TOO_MANY: 2}
+    fresh = [t for n in range(8) for t in of_session(f"a:1:3/rollout-{n}", 4)]
+    assert len(capped([*fresh, *of_session("a:2", 1)], 2, 0)[0]) == 3
+
+
+def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
+    data = made_of(*of_session("chat:1", 1, 3, 5), *of_session("chat:2", 1), *of_session("b:1", 1))
+    assert largest(data) == {"session": "chat:1: 3 turns, 60.0%", "source": "chat: 4 turns, 80.0%"}
+
+
+def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) -> None:
+    config = train_config(run, plain_model_dir, dry_run=True, max_turns_per_session=1)
+    sessions = {t.session_id for t in load_turns(run)}
+    summary = train.run(config)
+    shown = capsys.readouterr()
+    assert summary.counters.rows_out <= len(sessions)
+    assert re.search(r"largest session +\S+: 1 turns, \d+\.\d%", shown.out)
+    assert re.search(r"largest source +\S+: \d+ turns", shown.out)
+    assert "largest session" in shown.err

@@ -1,0 +1,112 @@
+"""`opdkit extract --redact`: nothing that is written holds what was redacted."""
+
+import json
+
+import pytest
+from small_logs import jsonl, run, tables
+
+from opdkit.errors import ConfigError, OpdkitError
+
+MAIL, KEY, PHONE = "bob.b@example.com", "ghp_" + "a1B2" * 9, "+1 415 555 2671"
+SECRETS = f"{MAIL} {KEY} {PHONE}"
+
+
+def hostile_chat(n: int) -> dict:
+    """Secrets in every field that a log has."""
+    call = {
+        "id": f"call {MAIL}",
+        "function": {"name": "mail", "arguments": json.dumps({"to": [f"x\n{MAIL}"], MAIL: KEY})},
+    }
+    return {"messages": [
+        {"role": "system", "content": SECRETS},
+        {"role": "user", "content": SECRETS, "name": MAIL},
+        {"role": "assistant", "content": f"sent {n}", "reasoning_content": SECRETS, "tool_calls": [call],
+         "token_ids": [1, 2], "logprobs": [-0.1, -0.2], "finish_reason": MAIL},
+        {"role": "tool", "content": json.dumps({"to": MAIL}), "tool_call_id": f"call {MAIL}", "name": MAIL},
+        {"role": "assistant", "content": "done", "token_ids": [3], "logprobs": [-0.3]},
+        {"role": "user", "content": f"thanks {PHONE}"},
+    ], "model": MAIL, "tools": [{"name": "mail", "description": SECRETS}], "user": {MAIL: [SECRETS]}}  # fmt: skip
+
+
+def record(session: str, text: str) -> dict:
+    return {"session_id": session, "turn": 1, "messages": [{"role": "user", "content": text}], "response_text": "ok",
+            "next_state": {"role": "user", "content": "no"}}  # fmt: skip
+
+
+@pytest.fixture
+def logs(tmp_path):
+    bad = [{"messages": [{"role": MAIL, "content": SECRETS}]}, f'{{"x": "{SECRETS}'.encode() + b"\n",
+           b'{"a": "' + b"\xf0\x9f\x98\x80" * 1_985 + MAIL.encode() + b"\n", f"{SECRETS}\n".encode("utf-16"),
+           b'{"a": "bob.b\\u0040example.com"\n']  # fmt: skip
+    jsonl(tmp_path / "logs" / "chat.jsonl", *(hostile_chat(n) for n in range(6)), *bad)
+    jsonl(tmp_path / "logs" / "records.jsonl", record(MAIL, "a"), record("eve@example.com", "b"), record("plain", "c"))
+    header = {"type": "session", "id": MAIL, "timestamp": "t", "cwd": f"/home/{MAIL}"}
+    said = [{"type": "message", "message": {"role": r, "content": SECRETS}} for r in ("user", "assistant", "user")]
+    jsonl(tmp_path / "logs" / "events.jsonl", header, *said)
+    return tmp_path / "logs"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_that_is_written_holds_a_secret(tmp_path, logs, workers, capfd):
+    """pitfall 31: sessions, metadata, arguments, ids, rejected text and manifest."""
+    summary = run(tmp_path / "run", logs, redact=True, workers=workers, part_mb=0.004)
+    written = json.dumps(tables(tmp_path / "run")) + (tmp_path / "run/extract/manifest.json").read_text()
+    shown = capfd.readouterr()
+    for secret in ("example.com", KEY[:20], "415 555", "bob"):
+        assert secret not in written + shown.out + shown.err
+    counts = {k: n for k, n in summary.counters.extra.items() if k.startswith("redacted")}
+    assert counts.keys() == {"redacted: email", "redacted: key", "redacted: phone"}
+    assert all(n >= 6 for n in counts.values())
+    assert "redacted: email" in summary.text()
+
+
+def test_placeholders_are_stable_and_ids_stay_apart(tmp_path, logs):
+    run(tmp_path / "run", logs, redact=True)
+    found = tables(tmp_path / "run")
+    ids = [s["session_id"] for s in found["sessions"]]
+    assert ids[6:] == ["events:[email]~1", "records:[email]~1", "records:[email]~2", "records:plain"]
+    assert len({t["turn_id"] for t in found["turns"]}) == len(found["turns"])
+    user, reply, tool = found["sessions"][0]["messages"][1:4]
+    assert (user["content"], user["name"]) == ("[email] [key] [phone]", "[email]")
+    assert json.loads(reply["tool_calls"][0]["arguments"]) == {"to": ["x\n[email]"], "[email]": "[key]"}
+    assert (reply["tool_calls"][0]["id"], tool["tool_call_id"]) == ("call [email]", "call [email]")
+    # Sampled tokens spell out the text: they go where it was redacted, and only there.
+    first, second = found["turns"][:2]
+    assert (first["response_token_ids"], first["behavior_logprobs"], first["finish_reason"]) == (None, None, "[email]")
+    assert second["response_token_ids"] == [3]
+
+
+def test_turns_are_those_of_the_log_as_it_was(tmp_path):
+    """Two users with two addresses do not repeat each other: a retry is told from the logged text."""
+    log = jsonl(tmp_path / "log.jsonl", {"messages": [
+        {"role": "user", "content": "I am a@example.com"}, {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "I am b@example.com"}]})  # fmt: skip
+    run(tmp_path / "run", log, redact=True)
+    (turn,) = tables(tmp_path / "run")["turns"]
+    assert (turn["trainable"], turn["skip_reason"]) == (True, None)
+
+
+def test_it_is_part_of_the_plan_and_off_by_default(tmp_path, logs):
+    run(tmp_path / "run", logs)
+    assert MAIL in json.dumps(tables(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"config\.redact: false -> true"):
+        run(tmp_path / "run", logs, redact=True)
+    with pytest.raises(ConfigError, match=r"config\.redact_pattern"):
+        run(tmp_path / "run", logs, redact_pattern=("name=bob",))
+
+
+def test_own_patterns_without_the_others(tmp_path, logs):
+    summary = run(tmp_path / "run", logs, redact_pattern=("name=bob\\.b",))
+    assert tables(tmp_path / "run")["sessions"][0]["messages"][1]["name"] == "[name]@example.com"
+    assert "redacted: name" in summary.counters.extra
+    assert "redacted: email" not in summary.counters.extra
+
+
+def test_a_pattern_that_never_ends_stops_the_command_and_writes_nothing(tmp_path, monkeypatch):
+    from opdkit.logs import redact
+
+    monkeypatch.setattr(redact, "SECONDS", 0.2)
+    log = jsonl(tmp_path / "log.jsonl", {"messages": [{"role": "user", "content": "ab " * 2_000 + "?"}]})
+    with pytest.raises(OpdkitError, match="--redact-pattern words took more than"):
+        run(tmp_path / "run", log, redact_pattern=(r"words=(?:\w+\s?)+$",))
+    assert not list((tmp_path / "run").rglob("*.parquet"))
