@@ -35,7 +35,8 @@ def uneven(tmp_path_factory, plain_model_dir) -> Path:
 
 
 def words(run: Path, model: Path, **options: object) -> list[str]:
-    flags = [x for name, value in (OPTIONS | options).items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    given = (OPTIONS | options).items()
+    flags = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))[: 1 + (value is not True)]]
     return ["train", str(run), "--model", str(model), "--objective", "opd", *flags]
 
 
@@ -106,19 +107,26 @@ def ask_after_a_step(process: Forked, log: Path) -> None:
     process.signal(signal.SIGUSR1)
 
 
-def test_adapters_over_tied_weights(tmp_path) -> None:
-    """Frozen weights are cut as well, and what is written is the merged model of one process."""
+@pytest.mark.parametrize(("options", "close"), [
+    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True}, 1e-5),
+    ({"dtype": "bfloat16"}, 0.05),
+], ids=["adapters", "recomputed", "bfloat16"])  # fmt: skip
+def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
+    """Frozen weights are cut as well; layers are gathered again to be recomputed; what is summed stays float32."""
     run = write_run(tmp_path / "one", MODEL, toy_sessions(4))
     shares = Path(shutil.copytree(run, tmp_path / "shares"))
-    options = {"lora_rank": 2, "epochs": 1, "learning_rate": 1e-3}
+    options |= {"epochs": 2, "learning_rate": 1e-4}
     train.run(train_config(run, MODEL, **(OPTIONS | options)))
     finish(ranks(2, *words(shares, MODEL, **options, sharding="fsdp"), logs=tmp_path / "said"))
     losses = [[row["loss"] for row in read_all(each, "metrics")] for each in (shares, run)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=close, abs=close)
     found, wanted = weights(shares), weights(run)
     # bfloat16 as the student's own files are: a last bit may be rounded another way
-    assert all(torch.allclose(found[name], wanted[name], rtol=1e-2, atol=1e-5) for name in wanted)
-    assert (shares / "train/adapter/adapter_model.safetensors").exists()
+    assert all(torch.allclose(found[name], wanted[name], rtol=1e-2, atol=1e-3) for name in wanted)
+    if "lora_rank" in options:
+        assert (shares / "train/adapter/adapter_model.safetensors").exists()
+        last = shares / "train/epochs/002/model/model.safetensors"
+        assert last.read_bytes() == (shares / "train/model/model.safetensors").read_bytes()
 
 
 def test_one_process_has_nobody_to_share_with(uneven, tmp_path, plain_model_dir, monkeypatch) -> None:

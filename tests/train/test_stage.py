@@ -162,7 +162,7 @@ def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> 
     with log.open("w") as said:
         launcher = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=said, stderr=said)
         end = time.monotonic() + 120
-        while time.monotonic() < end and launcher.poll() is None and "step 3 of" not in log.read_text():
+        while time.monotonic() < end and launcher.poll() is None and "tokens/s" not in log.read_text():
             time.sleep(0.01)
         launcher.send_signal(signal.SIGTERM)
         assert launcher.wait(timeout=120), "a launcher has an exit code of its own"
