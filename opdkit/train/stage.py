@@ -142,9 +142,11 @@ def _train(
     if config.sharding == "fsdp":
         shard(model, resolve_device(config.device), compute_dtype(config))
     optimizer = make_optimizer(student, config)
-    rows = checkpoints.restore(folder / "checkpoints", student, optimizer)
+    state = checkpoints.newest(folder / "checkpoints")
+    rows: list[JSON] = state["rows"] if state else []
     refuse_another_position(len(rows))
-    if rows:
+    if state:
+        checkpoints.restore(state, student, optimizer)
         say(f"going on after step {len(rows)} of {len(steps)}")
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
