@@ -361,8 +361,8 @@ def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -
 def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, monkeypatch) -> None:
     load, seen = train.load_student, []
 
-    def broken(config):
-        model = load(config)
+    def broken(config, **options):
+        model = load(config, **options)
         with torch.no_grad():
             model.model.norm.weight[0] = float("nan")
         seen.append((model, {k: v.clone() for k, v in model.state_dict().items()}))
