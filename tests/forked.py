@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_cluster import free_ports
@@ -32,14 +32,16 @@ class Forked:
         return self._process.exitcode, self.log.read_text(encoding="utf-8")
 
 
-def ranks(count: int, *words: str, logs: Path) -> list[Forked]:
-    """The same command line `count` times, with what a launcher says to each process; rank k says it to `logs`-k."""
-    world = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+def ranks(*commands: Sequence[str], logs: Path) -> list[Forked]:
+    """A command line a process, with what a launcher says to each; rank k says what it says to `logs`-k."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(len(commands))}
     return [
         Forked(
-            *words, log=logs.with_name(f"{logs.name}-{k}"), environment=world | {"RANK": str(k), "LOCAL_RANK": str(k)}
+            *words,
+            log=logs.with_name(f"{logs.name}-{k}"),
+            environment=address | {"RANK": str(k), "LOCAL_RANK": str(k)},
         )
-        for k in range(count)
+        for k, words in enumerate(commands)
     ]
 
 

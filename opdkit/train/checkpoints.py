@@ -8,7 +8,6 @@ model. A sharded student is written whole, so that any number of processes can g
 
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -44,27 +43,32 @@ def _write(folder: Path, state: JSON) -> None:
             path.unlink(missing_ok=True)
 
 
-def restore(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[JSON]:
-    """Put the newest checkpoint into model and optimizer; the metrics of the steps it stands for, [] without one.
+def newest(folder: Path) -> JSON | None:
+    """The newest checkpoint as it was written, still in its file; None without one.
 
     A file that cannot be read is passed over with a warning: the one before it, or the beginning, is as good.
     """
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
-            state: Any = torch.load(path, map_location="cpu", weights_only=True)
+            state: JSON = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # a damaged pickle can raise anything
             warn(f"{path} cannot be read ({type(error).__name__}: {error}); going on without it")
             continue
-        with torch.no_grad():
-            for name, parameter in trained(model).items():
-                parameter.copy_(placed(state["weights"][name], parameter))
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        for i, each in state["optimizer"]["state"].items():
-            each.update({name: placed(value, parameters[i]) for name, value in each.items() if value.ndim})
-        optimizer.load_state_dict(state["optimizer"])
-        rows: list[JSON] = state["rows"]
-        return rows
-    return []
+        return state
+    return None
+
+
+def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a checkpoint into model and optimizer. Where they are sharded, all processes must have the same one."""
+    with torch.no_grad():
+        for name, parameter in trained(model).items():
+            parameter.copy_(placed(state["weights"][name], parameter))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    moments = {
+        i: {name: placed(value, parameters[i]) if value.ndim else value.clone() for name, value in each.items()}
+        for i, each in state["optimizer"]["state"].items()
+    }
+    optimizer.load_state_dict(state["optimizer"] | {"state": moments})
 
 
 def clear(folder: Path) -> None:

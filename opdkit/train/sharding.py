@@ -55,9 +55,9 @@ def kept(tensor: Tensor, keep: bool) -> Tensor | None:
 
 
 def placed(full: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, sharded where `like` is: then all processes must place it, and the first one's counts."""
+    """A copy of a whole tensor, sharded where `like` is: then all processes must ask, and the first one's counts."""
     if not isinstance(like, DTensor):
-        return full
+        return full.clone()
     return distribute_tensor(full.to(like.device), like.device_mesh, like.placements)
 
 

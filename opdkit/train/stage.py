@@ -152,13 +152,15 @@ def _train(
     if config.sharding == "fsdp":
         shard(model, resolve_device(config.device), compute_dtype(config))
     optimizer = make_optimizer(student, config)
-    rows = checkpoints.restore(folder / "checkpoints", student, optimizer)
+    state = checkpoints.newest(folder / "checkpoints")
+    rows: list[JSON] = state["rows"] if state else []
     refuse_another_position(len(rows))
-    if rows:
+    if state:
+        checkpoints.restore(state, student, optimizer)
         say(f"going on after step {len(rows)} of {len(steps)}")
     if config.sharding == "none":
         model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
-    trained = sum(len(step.turns) for step in steps[: len(rows)])
+    done = sum(len(step.turns) for step in steps[: len(rows)])
     for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
         start = time.monotonic()
         torch.manual_seed(config.seed + number)  # no stream to remember: a resumed step draws what it would have drawn
@@ -167,14 +169,14 @@ def _train(
         objective = at_step(phases[step.phase], config, number, len(steps))
         rate = learning_rate(config, number, len(steps))
         metrics = _optimizer_step(model, optimizer, batch, prompts, objective, config, accelerator, rate)
-        trained += len(batch)
+        done += len(batch)
         seconds = time.monotonic() - start
-        rows.append(metrics_row(number, trained / len(turns), metrics, objective, rate, batch, seconds))
+        rows.append(metrics_row(number, done / len(turns), metrics, objective, rate, batch, seconds))
         accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
         if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
             say(line(rows[-1], len(steps)))
-        if config.keep_epochs and trained % len(turns) == 0:
-            save(student, home=epoch_home(folder, trained // len(turns)), goes_on=True)
+        if config.keep_epochs and done % len(turns) == 0:
+            save(student, home=epoch_home(folder, done // len(turns)), goes_on=True)
         stop = metrics[ASKED] > 0 and number < len(steps)
         if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
             main = accelerator.is_main_process

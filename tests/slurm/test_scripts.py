@@ -71,9 +71,19 @@ def test_the_training_script(nodes: int) -> None:
     assert f"--nodes={nodes}" in directives(script)
     assert "--gres=gpu:h100:4" in directives(script)
     assert f"accelerate launch --multi_gpu --num_machines {nodes} --num_processes {4 * nodes} " in script
-    assert ("srun" in script) == (nodes > 1)
+    assert ("\nsrun --kill-on-bad-exit=1 --cpus-per-task=" in script) == (nodes > 1)
+    assert ("pkill -USR1 -P" in script) == (nodes == 1), "srun hands a signal on, the agent of torchrun does not"
     assert shlex.quote(HOSTILE) in script
     assert not any("uid" in line for line in directives(script))
+
+
+def test_a_training_of_one_process_needs_no_launcher() -> None:
+    """Its exit code and its signals are then its own; and it is queued again only where it got any further."""
+    script = train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
+    check_syntax(script)
+    assert "\n(trap '' USR1; exec opdkit train 'runs/a b' --model m) &\n" in script
+    assert "accelerate" not in script
+    assert """[ "$(ls 'runs/a b/train/checkpoints' 2>/dev/null)" != "$before" ]""" in script
 
 
 def test_submit_chains_the_tasks_one_by_one() -> None:

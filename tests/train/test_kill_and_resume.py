@@ -1,6 +1,6 @@
 """SIGKILL at any step of a real training, then the same command again: the model and the metrics of a run left alone.
 
-OPDKIT_KILLS sets how often a training is killed (default 3); the moments come from a seed and are printed.
+OPDKIT_KILLS sets how often a training is killed (default 2); the moments come from a seed and are printed.
 """
 
 import os
@@ -19,7 +19,7 @@ from scored_runs import toy_sessions, write_run
 from opdkit import stopping
 from opdkit.store import read_all
 
-KILLS = int(os.environ.get("OPDKIT_KILLS", "3"))
+KILLS = int(os.environ.get("OPDKIT_KILLS", "2"))
 STEPS = 12  # 16 targets, 4 a step, 3 epochs
 OPTIONS = ["--device", "cpu", "--batch-turns", "4", "--epochs", "3", "--learning-rate", "1e-3", "--warmup-steps", "2",
            "--kl-coef", "0.1", "--checkpoint-every", "1"]  # fmt: skip

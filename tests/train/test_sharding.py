@@ -35,7 +35,8 @@ def uneven(tmp_path_factory, plain_model_dir) -> Path:
 
 
 def words(run: Path, model: Path, **options: object) -> list[str]:
-    flags = [x for name, value in (OPTIONS | options).items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    given = (OPTIONS | options).items()
+    flags = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))[: 1 + (value is not True)]]
     return ["train", str(run), "--model", str(model), "--objective", "opd", *flags]
 
 
@@ -66,8 +67,8 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
     """pitfall 8: the losses of one process within 1e-5, over more than 20 steps whose forwards differ in number."""
     one, copies, shares = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("one", "copies", "shares"))
     train.run(train_config(one, plain_model_dir, **OPTIONS))
-    finish(ranks(2, *words(copies, plain_model_dir), logs=tmp_path / "said"))
-    finish(ranks(2, *words(shares, plain_model_dir, sharding="fsdp", checkpoint_every=3), logs=tmp_path / "said"))
+    finish(ranks(*[words(copies, plain_model_dir)] * 2, logs=tmp_path / "said"))
+    finish(ranks(*[words(shares, plain_model_dir, sharding="fsdp", checkpoint_every=3)] * 2, logs=tmp_path / "said"))
     assert any(a != b for a, b in forwards(one, plain_model_dir)), "each process had as much to do: tested little"
     expected = list(read_all(one, "metrics"))
     assert len(expected) > 20
@@ -84,19 +85,29 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
 def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_model_dir) -> None:
     """pitfall 26: a signal that one process got ends all after the same step; then the model of a run left alone."""
     whole, stopped = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("whole", "stopped"))
-    options = {"sharding": "fsdp", "checkpoint_every": 0}
-    finish(ranks(2, *words(whole, plain_model_dir, **options), logs=tmp_path / "whole-said"))
-    processes = ranks(2, *words(stopped, plain_model_dir, **options), logs=tmp_path / "said")
+    options = {"sharding": "fsdp", "checkpoint_every": 0, "epochs": 5}
+    finish(ranks(*[words(whole, plain_model_dir, **options)] * 2, logs=tmp_path / "whole-said"))
+    processes = ranks(*[words(stopped, plain_model_dir, **options)] * 2, logs=tmp_path / "said")
     ask_after_a_step(processes[1], tmp_path / "said-0")
     finish(processes, stopping.TRY_AGAIN)
     assert len(list((stopped / "train/checkpoints").iterdir())) == 1
     assert not (stopped / "train/metrics").exists()
-    finish(ranks(2, *words(stopped, plain_model_dir, **options), logs=tmp_path / "said"))
+    finish(ranks(*[words(stopped, plain_model_dir, **options)] * 2, logs=tmp_path / "said"))
     assert "going on after step" in (tmp_path / "said-0").read_text()
     model = "train/model/model.safetensors"
     assert (stopped / model).read_bytes() == (whole / model).read_bytes()
     losses = [[row["loss"] for row in read_all(run, "metrics")] for run in (stopped, whole)]
     assert losses[0] == losses[1]
+
+
+def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, plain_model_dir) -> None:
+    """One of two nodes does not see yet what the other has written."""
+    sees, blind = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("sees", "blind"))
+    process = Forked(*words(sees, plain_model_dir, checkpoint_every=0), log=tmp_path / "begun")
+    ask_after_a_step(process, tmp_path / "begun")
+    finish([process], stopping.TRY_AGAIN)
+    finish(ranks(*[words(run, plain_model_dir) for run in (sees, blind)], logs=tmp_path / "said"), 1)
+    assert "the processes see other checkpoints, of steps 0, " in (tmp_path / "said-0").read_text()
 
 
 def ask_after_a_step(process: Forked, log: Path) -> None:
@@ -106,19 +117,26 @@ def ask_after_a_step(process: Forked, log: Path) -> None:
     process.signal(signal.SIGUSR1)
 
 
-def test_adapters_over_tied_weights(tmp_path) -> None:
-    """Frozen weights are cut as well, and what is written is the merged model of one process."""
+@pytest.mark.parametrize(("options", "close"), [
+    ({"lora_rank": 2, "keep_epochs": True}, 1e-5), ({"gradient_checkpointing": True}, 1e-5),
+    ({"dtype": "bfloat16"}, 0.05),
+], ids=["adapters", "recomputed", "bfloat16"])  # fmt: skip
+def test_tied_weights_trained_in_other_ways(tmp_path, options, close) -> None:
+    """Frozen weights are cut as well; layers are gathered again to be recomputed; what is summed stays float32."""
     run = write_run(tmp_path / "one", MODEL, toy_sessions(4))
     shares = Path(shutil.copytree(run, tmp_path / "shares"))
-    options = {"lora_rank": 2, "epochs": 1, "learning_rate": 1e-3}
+    options |= {"epochs": 1, "learning_rate": 1e-4}
     train.run(train_config(run, MODEL, **(OPTIONS | options)))
-    finish(ranks(2, *words(shares, MODEL, **options, sharding="fsdp"), logs=tmp_path / "said"))
+    finish(ranks(*[words(shares, MODEL, **options, sharding="fsdp")] * 2, logs=tmp_path / "said"))
     losses = [[row["loss"] for row in read_all(each, "metrics")] for each in (shares, run)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0] == pytest.approx(losses[1], rel=close, abs=close)
     found, wanted = weights(shares), weights(run)
     # bfloat16 as the student's own files are: a last bit may be rounded another way
-    assert all(torch.allclose(found[name], wanted[name], rtol=1e-2, atol=1e-5) for name in wanted)
-    assert (shares / "train/adapter/adapter_model.safetensors").exists()
+    assert all(torch.allclose(found[name], wanted[name], rtol=1e-2, atol=1e-3) for name in wanted)
+    if "lora_rank" in options:
+        assert (shares / "train/adapter/adapter_model.safetensors").exists()
+        last = shares / "train/epochs/001/model/model.safetensors"
+        assert last.read_bytes() == (shares / "train/model/model.safetensors").read_bytes()
 
 
 def test_one_process_has_nobody_to_share_with(uneven, tmp_path, plain_model_dir, monkeypatch) -> None:
