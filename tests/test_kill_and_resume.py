@@ -6,7 +6,8 @@ import pytest
 from kills import begin, differences, disturb, finish, start, undisturbed
 
 pytestmark = pytest.mark.slow
-KILLS = {"extract": 3, "judge": 2, "teacher": 2, "train": 3}  # `python -m tests.kills` kills all stages, and more often
+# `python -m tests.kills` kills all stages, and more often; trainings of the suite: train/test_kill_and_resume.py
+KILLS = {"extract": 3, "judge": 2, "teacher": 2}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def test_killed_and_resumed(stage: str, whole: Path, tmp_path: Path) -> None:
     assert disturb(stage, KILLS[stage], whole, tmp_path, seed=0, say=print) == []
 
 
-@pytest.mark.parametrize("stage", ["extract", "judge", "teacher"])
+@pytest.mark.parametrize("stage", KILLS)
 def test_three_shards_in_three_processes(stage: str, whole: Path, tmp_path: Path) -> None:
     run = begin(stage, whole, tmp_path / "shards")
     for process in [start(stage, run, "--shard", f"{i}/3") for i in range(3)]:
