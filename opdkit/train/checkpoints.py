@@ -14,7 +14,7 @@ from torch import nn
 
 from opdkit.config import JSON
 from opdkit.console import warn
-from opdkit.digests import sync
+from opdkit.store.placing import sync
 from opdkit.train.sharding import kept, placed
 from opdkit.train.student import trained
 
