@@ -48,9 +48,11 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """All lines of one session -> one conversation."""
     events: list[_Event] = []
     gaps: set[int] = set()  # positions in `events` right before which a line could not be read
+    first: Line | None = None  # that could be read: the session's own place among what is set aside
     for line in unit:
         try:
             events.append(_event(parse(line)))
+            first = first or line
         except Unreadable as why:
             yield rejected(line, why)
             if why.reason != COMMENT:
@@ -59,8 +61,8 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     conversation = _conversation(unit[0], [events[i] for i in branch], _on_branch(branch, gaps))
     if conversation.messages:
         yield conversation
-    elif events:
-        yield rejected(unit[0], Unreadable("no messages", "a session without one message"))
+    elif first is not None:
+        yield rejected(first, Unreadable("no messages", "a session without one message"))
 
 
 def _active_branch(events: Sequence[_Event], gaps: set[int]) -> list[int]:

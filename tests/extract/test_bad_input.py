@@ -166,8 +166,8 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, log, monkeyp
     """pitfall 22: a file that changes while it is read."""
     write = extract.write_unit
 
-    def meddle(unit, out):
-        write(unit, out)
+    def meddle(*arguments):
+        write(*arguments)
         with log.open("a") as handle:
             handle.write("\n")
 

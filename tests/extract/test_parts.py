@@ -47,9 +47,9 @@ from pathlib import Path
 from opdkit import extract
 from opdkit.stages import ExtractConfig
 write = extract.write_unit
-def slowly(unit, out):
+def slowly(*arguments):
     time.sleep(0.02)
-    write(unit, out)
+    write(*arguments)
 extract.write_unit = slowly
 extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=float(sys.argv[3])))
 """

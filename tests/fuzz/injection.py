@@ -49,7 +49,7 @@ def attack(draw: random.Random, aimed: Sequence[str]) -> str:
     for _ in range(draw.randint(1, 4)):
         token = draw.choice(draw.choice((aimed, aimed, CONTROL_TOKENS, VOTES)))
         made += draw.choice(GLUE) + _twisted(token, draw)
-    return made
+    return made if made.strip() else aimed[0]  # an empty message is none
 
 
 def _twisted(token: str, draw: random.Random) -> str:

@@ -7,8 +7,8 @@ import pytest
 from small_logs import turn_rows
 
 from opdkit.logs.conversation import Conversation, Line, Rejected
+from opdkit.logs.pi import READER, recognises
 from opdkit.logs.pi import read as read_unit
-from opdkit.logs.pi import recognises
 
 HEADER = {"type": "session", "id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "modelId": "m"}
 
@@ -181,3 +181,9 @@ def test_it_is_told_from_the_other_event_format(shared_data: Path):
     for path in (shared_data / "claude_code").glob("*.jsonl"):
         records = [json.loads(line) for line in path.open(encoding="utf-8") if not line.startswith("//")]
         assert not any(recognises(record) for record in records)
+
+
+def test_a_line_is_set_aside_once_also_where_its_session_has_no_message():
+    lines = [b"{broken\n", b'{"type": "label", "id": "a"}\n', b'{"type": "label", "id": "b"}\n']
+    told = list(READER.read([Line("log", n, data) for n, data in enumerate(lines, 1)]))
+    assert [(row.line, row.reason) for row in told] == [(1, "not JSON"), (2, "no messages")]
