@@ -59,8 +59,12 @@ def _canonical(told: JSON) -> bytes:
     if told["role"] == "assistant":
         text, markup = split_calls(split_thinking(_END.sub("", text))[1])
         calls = calls or markup
-    found = [_call(c["name"], c["arguments"]) for c in calls]
-    return orjson.dumps([told["role"], "".join(text.split()), found], option=orjson.OPT_SORT_KEYS)
+    said = [told["role"], "".join(text.split())]
+    try:
+        found = [_call(c["name"], c["arguments"]) for c in calls]
+        return orjson.dumps([*said, found], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # it reads arguments nested deeper than it writes: then their text must agree
+        return orjson.dumps([*said, [[c["name"], "".join(c["arguments"].split())] for c in calls]])
 
 
 def split_calls(text: str) -> tuple[str, list[JSON]]:

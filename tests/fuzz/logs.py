@@ -7,10 +7,9 @@ tracemalloc. And among 1,000 others in a file, by `opdkit extract` itself: then 
 one table or the other. Exit code 1 when a line crashes a reader, is lost, or costs more than the bounds; --keep writes
 those lines to a folder.
 
-Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 512 KiB and 250 bytes
+Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 64 KiB and 250 bytes
 a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
-log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). The 512 KiB are what
-Python's own JSON writer takes for the deepest nesting that is read, 1 KB for each of 500 levels. What the text itself
+log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). What the text itself
 costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text and touches
 16 bytes a value and the text, is counted by what it touches.
 """
@@ -51,7 +50,7 @@ from .pool import made_lines, real_lines
 from .strategies import JUNK_LINES
 
 SLOWEST = 50.0  # ms of CPU time a line
-MOST_MEMORY, FLOOR, VALUE = 10.0, 512 << 10, 250  # times its size; bytes; bytes a value
+MOST_MEMORY, FLOOR, VALUE = 10.0, 64 << 10, 250  # times its size; bytes; bytes a value
 BATCH = 1_000  # lines of a file
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.logs.conversation import Line, Rejected, Unreadable, rejected
-from opdkit.logs.parse import DEEPEST, dump, parse
+from opdkit.logs.parse import dump, parse
 
 
 def read(data: bytes) -> dict:
@@ -28,9 +28,11 @@ def reason(data: bytes) -> str:
     (b'  {"a": 1}', {"a": 1}),
     (b'\xef\xbb\xbf{"a": 1}\n', {"a": 1}),
     (b'{"a": 1, "a": 2}', {"a": 2}),
-    (b'{"a": [Infinity, -Infinity]}', {"a": [math.inf, -math.inf]}),
-    (b'{"a": "\\ud800x"}', {"a": "\ufffd\ufffd\ufffdx"}),
-    (b'{"\\udc00": "\\ud83d\\ude00"}', {"\ufffd\ufffd\ufffd": "\U0001f600"}),
+    (b'{"a": [Infinity, -Infinity, NaN], "NaN": "-Infinity"}', {"a": [None] * 3, "NaN": "-Infinity"}),
+    (b'{"a": "\\ud800x"}', {"a": "\ufffdx"}),
+    (b'{"\\udc00": "\\ud83d\\ude00"}', {"\ufffd": "\U0001f600"}),
+    (b'{"a": "\\uD83D\\ud83d\\uDE00\\ude00"}', {"a": "\ufffd\U0001f600\ufffd"}),
+    (b'{"a": "\\\\ud800\\\\\\ud800"}', {"a": "\\ud800\\\ufffd"}),
 ])  # fmt: skip
 def test_what_logs_contain_all_the_same(data, value):
     """pitfall 22: CRLF, byte-order mark, duplicate keys (the last counts), Infinity, lone surrogates."""
@@ -39,9 +41,9 @@ def test_what_logs_contain_all_the_same(data, value):
     json.dumps(read_value, ensure_ascii=False).encode()  # no surrogate is left for the Parquet writer
 
 
-def test_nan_is_read_and_written_as_null():
-    """pitfall 22: NaN"""
-    assert math.isnan(read(b'{"a": NaN}')["a"])
+def test_nan_is_null():
+    """pitfall 22: NaN. JSON has no such number, so nothing is known of it."""
+    assert read(b'{"a": NaN}') == {"a": None}
     assert dump({"a": [math.nan, math.inf, 1.5]}) == '{"a":[null,null,1.5]}'
 
 
@@ -72,11 +74,6 @@ def test_deep_values_are_refused_where_they_are_written():
         deep = [deep]
     with pytest.raises(Unreadable, match="nested too deeply"):
         dump(deep)
-    shallower: list = []
-    for _ in range(300):  # deeper than orjson writes
-        shallower = [shallower]
-    assert json.loads(dump({"a": shallower})) == {"a": shallower}
-    assert dump({"n": 2**70}) == '{"n":1180591620717411303424}'
 
 
 def test_a_problem_of_the_line_is_its_problem():
@@ -133,7 +130,7 @@ def test_a_line_with_more_values_than_text_is_refused_and_text_full_of_commas_is
 
 def test_depth_is_refused_at_the_same_level_wherever_the_stack_stands():
     """pitfall 26: a line must not be readable in one process and too deep in another."""
-    fits, deeper = ("[" * n + "NaN" + "]" * n for n in (DEEPEST - 1, DEEPEST + 1))
+    fits, deeper = ("[" * n + "NaN" + "]" * n for n in (250, 260))
 
     def under(frames: int, text: str) -> str | None:
         if frames:

@@ -284,3 +284,11 @@ def test_a_record_that_cannot_be_written_is_set_aside_alone():
         (told,), (aside,) = read([first, second, json.dumps(record([user("x")], "y", **{field: deep})).encode()])
         assert texts(told) == ["u0", "a0", "u1", "a1", "ok"]
         assert (aside.line, aside.reason) == (3, "nested too deeply")
+
+
+def test_arguments_nested_deeper_than_is_written_are_compared_as_text():
+    """pitfall 22: orjson reads 1,024 levels and writes 254."""
+    call = {"id": "c", "function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
+    (told,), aside = read([record([user("u")], "a", tool_calls=[call])])
+    assert told.messages[1]["tool_calls"][0]["arguments"] == "[" * 300 + "]" * 300
+    assert not aside

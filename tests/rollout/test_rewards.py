@@ -10,7 +10,7 @@ from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 from opdkit import rollout, teacher, train
 from opdkit.chat import Chat
 from opdkit.errors import OpdkitError
-from opdkit.judge import endpoint
+from opdkit.judge import traffic
 from opdkit.models import load_tokenizer
 from opdkit.rollout import replies
 from opdkit.rollout import stage as rollout_stage
@@ -25,7 +25,7 @@ KEY = "sk-a-key-that-no-file-may-hold"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.001)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
