@@ -164,7 +164,7 @@ def page(results: Path = RESULTS) -> str:
 def _measured(rows: dict[str, JSON]) -> str:
     numbers = {stage: derived(row) for stage, row in rows.items()}
     lines = ["| | " + " | ".join(rows) + " |", "|---" * (1 + len(rows)) + "|"]
-    formats: dict[str, Callable[[float], str]] = {"seconds": "{:.4f}".format, "parts": "{:,.0f}".format}
+    formats: dict[str, Callable[[float], str]] = {"seconds": "{:.2g}".format, "parts": "{:,.0f}".format}
     for name in next(iter(numbers.values())):
         shown = formats["parts" if name.startswith("parts") else "seconds"]
         lines.append(f"| {name} | " + " | ".join(shown(numbers[stage][name]) for stage in rows) + " |")
