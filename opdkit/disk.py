@@ -1,8 +1,9 @@
-"""What goes wrong with a disk while a run is written, in words: it is full, it is read-only, it is not ours."""
+"""The disk of a run: text files replaced whole, and in words what goes wrong: it is full, it is read-only, not ours."""
 
 import contextlib
 import errno
 import os
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def explained(where: Path) -> Iterator[None]:
         if message is None:
             raise
         raise OpdkitError(message) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text file that others may read at any time: they see the one before or this one, whole."""
+    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def in_words(error: BaseException, where: Path | None = None) -> str | None:

@@ -9,11 +9,11 @@ import json
 import os
 import socket
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from opdkit.config import JSON, StageConfig, parse_shard
+from opdkit.disk import replace_text
 from opdkit.errors import OpdkitError
 
 
@@ -57,6 +57,4 @@ def _write(path: Path, record: JSON) -> None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, json.dumps(record, indent=2) + "\n")

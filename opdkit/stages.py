@@ -360,22 +360,28 @@ class SlurmConfig(RunConfig):
         if "-" in self.logs:
             raise ConfigError("LOGS is -: a batch job has no standard input; name a file")
         for name in ("partition", "account", "time", "gpus", "cpus", "mem"):
-            for value in (v.partition("=")[2] if v.startswith(_STAGE_PREFIXES) else v for v in getattr(self, name)):
+            for value in map(_without_stage, getattr(self, name)):
                 if not _WORD.fullmatch(value):
                     raise ConfigError(f"--{name} is {value!r}; write it as VALUE or STAGE=VALUE, where STAGE is one "
                                       f"of: {', '.join(ORDER)}")  # fmt: skip
-        for line in (v.partition("=")[2] if v.startswith(_STAGE_PREFIXES) else v for v in self.sbatch):
+        for line in map(_without_stage, self.sbatch):
             if not line.startswith("-") or not line.isprintable():
                 raise ConfigError(f"--sbatch is {line!r}; write it as sbatch's own options are, --constraint=a100")
 
     def of_stage(self, name: str, stage: str) -> list[str]:
         """The values of a repeatable option that hold for a stage: those for all, then its own."""
         values: tuple[str, ...] = getattr(self, name)
-        own = [v.partition("=")[2] for v in values if v.startswith(f"{stage}=")]
+        own = [_without_stage(v) for v in values if v.startswith(f"{stage}=")]
         return [v for v in values if not v.startswith(_STAGE_PREFIXES)] + own
 
 
 _STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
+
+
+def _without_stage(value: str) -> str:
+    """VALUE of STAGE=VALUE, and of VALUE itself."""
+    return value.partition("=")[2] if value.startswith(_STAGE_PREFIXES) else value
+
 
 # stage -> its configuration, and "module:function" imported only when the stage runs.
 STAGES: dict[str, tuple[type[StageConfig], str]] = {

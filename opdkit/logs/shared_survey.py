@@ -9,13 +9,13 @@ that read the same one at once write the same thing.
 
 import contextlib
 import json
-import uuid
 from pathlib import Path
 
 import xxhash
 
 from opdkit import __version__
 from opdkit.config import JSON
+from opdkit.disk import replace_text
 
 
 class SharedSurvey:
@@ -42,9 +42,7 @@ class SharedSurvey:
         path = self._path(what)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
-            temporary.write_text(json.dumps(found), encoding="utf-8")
-            temporary.replace(path)
+            replace_text(path, json.dumps(found))
 
     def _path(self, what: tuple[object, ...]) -> Path:
         name = xxhash.xxh3_128_hexdigest(json.dumps([__version__, *map(str, what)]).encode())
