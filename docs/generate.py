@@ -1,15 +1,9 @@
 """Writes docs/commands.md and docs/tables.md from the code: `python docs/generate.py`. A test checks both."""
 
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
 
-from typer.models import OptionInfo
-
-from opdkit.cli import EXAMPLES, HELP, app
+from opdkit.commands import COMMANDS
 from opdkit.config import Field, fields_of, type_name
-from opdkit.stages import COMMANDS
 from opdkit.tables import TABLES
 
 HERE = Path(__file__).parent
@@ -22,14 +16,10 @@ def commands() -> str:
         NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table a stage, flags win). "
         "Every command has `--debug`, which shows the traceback of a failure.\n"
     ]
-    for name, text in HELP.items():
-        parts.append(f"## opdkit {name}\n\n{text}\n\n```bash\n{EXAMPLES[name]}\n```\n")
-        if name in COMMANDS:
-            rows = [_option(field) for field in fields_of(COMMANDS[name][0])]
-        else:
-            rows = list(_own_flags(name))
-        if rows:
-            parts.append("| option | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+    for name, known in COMMANDS.items():
+        parts.append(f"## opdkit {name}\n\n{known.help}\n\n```bash\n{known.example}\n```\n")
+        rows = [_option(field) for field in fields_of(known.config)]
+        parts.append("| option | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -38,18 +28,6 @@ def _option(field: Field) -> str:
     default = "required" if field.meta.required else "" if field.default in (None, ()) else f"`{field.default}`"
     kind = " \\| ".join(field.meta.choices) or type_name(field) + (f", {field.meta.unit}" if field.meta.unit else "")
     return f"| {name} | {kind} | {default} | {field.meta.help} |"
-
-
-def _own_flags(name: str) -> Iterator[str]:
-    """The flags of a command that is no stage, but for the `--debug` that all have."""
-    callback = next(c.callback for c in app.registered_commands if c.name == name)
-    assert callback
-    for key, hint in get_type_hints(callback, include_extras=True).items():
-        info = next(iter(getattr(hint, "__metadata__", ())), None)
-        if isinstance(info, OptionInfo) and key != "debug":
-            # Where a flag is annotated, typer takes its name for the default.
-            default = inspect.signature(callback).parameters[key].default
-            yield f"| `{info.default}` | true/false | `{default}` | {info.help} |"
 
 
 def tables() -> str:

@@ -1,46 +1,19 @@
-"""The command line: parse, build the configuration, call the stage. Options derive from opdkit/stages.py."""
+"""The command line: parse, build the configuration, call the command. Options derive from the configurations."""
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, NoReturn, Optional, cast
 
 import typer
 
 from opdkit import __version__, stopping
-from opdkit.config import Field, StageConfig, fields_of
+from opdkit.commands import COMMANDS, Command, configure
+from opdkit.config import CommandConfig, Field, StageConfig, fields_of
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.disk import in_words
 from opdkit.errors import OpdkitError
-from opdkit.stages import COMMANDS, STAGES, configure, imported
-
-# One pasteable example a command; together, in this order, they are a whole run on sample_data. A test runs them.
-EXAMPLES = {
-    "extract": "opdkit extract runs/try sample_data/logs",
-    "judge": "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
-    "teacher": "opdkit teacher runs/try --model sample_data/model",
-    "train": "opdkit train runs/try --model sample_data/model --learning-rate 1e-3 --batch-turns 8",
-    "eval": "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
-    "rollout": "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
-    "run": "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
-    "slurm": "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
-    "status": "opdkit status runs/try",
-    "check": "opdkit check runs/try",
-    "demo": "opdkit demo",
-}
-HELP = {
-    "extract": "Read conversation logs into sessions and turns.",
-    "judge": "Have a judge vote on every turn: a reward, and a hint where the reaction shows what was wanted.",
-    "teacher": "Score every judged reply with the student and with the teacher that has read the hint.",
-    "train": "Train the student on the teacher's and the judge's signal.",
-    "eval": "Compare the model before and after, on prompts that were held out.",
-    "rollout": "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
-    "run": "Extract, judge, teacher and train in one go, with one configuration.",
-    "slurm": "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
-    "status": "Show how far each stage is: parts done, running and failed, rows, rate, time left, last errors.",
-    "check": "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
-    "demo": "The whole loop on sample_data on a CPU: a model improved by its own logs.",
-}
+from opdkit.stages import CONFIGURED, STAGES, imported
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,10 +37,10 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def guarded(action: Callable[[], Any], debug: bool) -> None:
+def guarded(action: Callable[[], bool], debug: bool) -> bool:
     """Run a command's body; every failure becomes one clear message and an exit code, a traceback only on --debug."""
     try:
-        action()
+        return action()
     except stopping.Stopped:
         stderr.print("stopped as asked; finished parts are kept, the same command goes on from there", soft_wrap=True)
         raise typer.Exit(stopping.TRY_AGAIN) from None
@@ -88,31 +61,40 @@ def guarded(action: Callable[[], Any], debug: bool) -> None:
         _fail(in_words(error) or f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
 
 
-def finished(name: str, target: str, config: StageConfig) -> str:
-    """Run a command; its closing lines."""
+def carry_out(name: str, config: CommandConfig) -> bool:
+    """Run a command and say its closing line; False where its answer is no."""
     if name in STAGES:
         from opdkit.pipeline import run_stage  # imported here: it brings pyarrow
 
-        return run_stage(name, config).text()
-    return str(imported(target)(config).text())
+        answer = run_stage(name, cast(StageConfig, config))
+    else:
+        answer = imported(COMMANDS[name].target)(config)
+    if hasattr(answer, "text"):
+        say(answer.text())
+    return answer is not False
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     if is_main_process() or code == 1:
         stderr.print("error:", style="red", end=" ")
         stderr.print(printable(message), markup=False, soft_wrap=True)  # it may quote a log
     raise typer.Exit(code) from None
 
 
-def _parameter(field: Field) -> inspect.Parameter:
-    """A typer parameter for one field. Flags default to None, so that TOML can tell what was given."""
+def _parameter(field: Field, with_file: bool) -> inspect.Parameter:
+    """A typer parameter for one field. Flags default to None, so that TOML can tell what was given.
+
+    Where a file can turn a switch on (`with_file`), a flag can turn it off.
+    """
     kind = list[str] if field.is_list else field.type
     text = _help(field)
     annotation: Any
     if field.meta.positional:
-        annotation = Annotated[kind, typer.Argument(help=text, metavar=field.name.upper(), show_default=False)]
-        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
-    names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool else [field.flag]
+        wanted = kind if field.meta.required else Optional[kind]  # noqa: UP045
+        annotation = Annotated[wanted, typer.Argument(help=text, metavar=field.name.upper(), show_default=False)]
+        default = inspect.Parameter.empty if field.meta.required else None
+        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool and with_file else [field.flag]
     annotation = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
 
@@ -142,63 +124,28 @@ _DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=Fals
     bool, typer.Option("--debug", help="show the traceback of a failure")])  # fmt: skip
 
 
-def _register(name: str, cls: type[StageConfig], target: str) -> None:
-    fields = fields_of(cls)
+def _register(name: str, known: Command) -> None:
+    fields = fields_of(known.config)
     own_config = any(field.name == "config" for field in fields)  # run and slurm hand the file on to the stages
+    with_file = name in CONFIGURED and not own_config
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
-        file = flags["config"] if own_config else flags.pop("config")
+        file = flags.pop("config") if with_file else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
+        # Configured before the import: a wrong option should not wait for torch.
+        if not guarded(lambda: carry_out(name, configure(name, flags, file)), debug):
+            raise typer.Exit(1)
 
-        def body() -> None:
-            config = configure(name, flags, file)  # before the import: a wrong option should not wait for torch
-            say(finished(name, target, config))
-
-        guarded(body, debug)
-
-    parameters = [*map(_parameter, fields), *([] if own_config else [_CONFIG]), _DEBUG]
+    parameters = [
+        *(_parameter(field, name in CONFIGURED) for field in fields),
+        *([_CONFIG] if with_file else []),
+        _DEBUG,
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(name, help=HELP[name], epilog=f"\b\nExample:\n  {EXAMPLES[name]}")(command)
+    app.command(name, help=known.help, epilog=f"\b\nExample:\n  {known.example}")(command)
 
 
-for _name, (_cls, _target) in COMMANDS.items():
-    _register(_name, _cls, _target)
-
-
-@app.command("status", help=HELP["status"], epilog=f"\b\nExample:\n  {EXAMPLES['status']}")
-def status(
-    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
-) -> None:
-    guarded(lambda: imported("opdkit.status:run")(run), debug)
-
-
-@app.command("check", help=HELP["check"], epilog=f"\b\nExample:\n  {EXAMPLES['check']}")
-def check(
-    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")],
-    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table")] = False,
-    deep: Annotated[bool, typer.Option("--deep", help="also read all weights of the trained model")] = False,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="remove damaged parts, and those computed from them, to be done again")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
-) -> None:
-    healthy = True
-
-    def body() -> None:
-        nonlocal healthy
-        healthy = imported("opdkit.check:run")(run, as_json=as_json, deep=deep, recompute=recompute)
-
-    guarded(body, debug)
-    if not healthy:
-        raise typer.Exit(1)
-
-
-@app.command("demo", help=HELP["demo"], epilog=f"\b\nExample:\n  {EXAMPLES['demo']}")
-def demo(
-    run: Annotated[Path, typer.Argument(help="the run directory", metavar="RUN")] = Path("opdkit-demo"),
-    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
-) -> None:
-    guarded(lambda: imported("opdkit.demo:run")(run), debug)
+for _name, _known in COMMANDS.items():
+    _register(_name, _known)

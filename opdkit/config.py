@@ -19,7 +19,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opdkit.errors import ConfigError, OpdkitError
 
-C = TypeVar("C", bound="StageConfig")
+C = TypeVar("C", bound="CommandConfig")
 JSON = dict[str, Any]
 
 
@@ -53,9 +53,10 @@ def option(
     return dataclasses.field(default=None if default is ... else default, metadata={"opdkit": meta})
 
 
-def argument(help: str, *, plan: bool = True) -> Any:  # noqa: A002
-    """A required positional field."""
-    return dataclasses.field(metadata={"opdkit": Meta(help, positional=True, required=True, plan=plan)})
+def argument(help: str, default: Any = ..., *, plan: bool = True) -> Any:  # noqa: A002
+    """A positional field, required unless it has a default."""
+    meta = Meta(help, positional=True, required=default is ..., plan=plan)
+    return dataclasses.field(default=dataclasses.MISSING if default is ... else default, metadata={"opdkit": meta})
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Field:
         return get_origin(self.type) is tuple
 
 
-def fields_of(cls: type["StageConfig"]) -> list[Field]:
+def fields_of(cls: type["CommandConfig"]) -> list[Field]:
     """The options of a configuration class, positional ones first."""
     hints = get_type_hints(cls)
     found = []
@@ -101,7 +102,20 @@ def _strip_optional(hint: Any) -> tuple[Any, bool]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageConfig:
+class CommandConfig:
+    """The configuration of one command: what is made is valid."""
+
+    def __post_init__(self) -> None:
+        for field in fields_of(type(self)):
+            check(field, getattr(self, field.name))
+
+    def effective(self) -> JSON:
+        """Every field but the run directory itself, as JSON values."""
+        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageConfig(CommandConfig):
     """The fields that every stage has."""
 
     run: Path = argument("the run directory", plan=False)
@@ -111,17 +125,12 @@ class StageConfig:
     overwrite: bool = option(False, "throw away what this stage has written under another plan", plan=False)
 
     def __post_init__(self) -> None:
-        for field in fields_of(type(self)):
-            check(field, getattr(self, field.name))
+        super().__post_init__()
         parse_shard(self.shard)
 
     def plan(self) -> JSON:
         """The fields that decide the rows, as JSON values."""
         return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
-
-    def effective(self) -> JSON:
-        """Every field but the run directory itself, as JSON values."""
-        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
 
 
 def _jsonable(value: Any) -> Any:
@@ -165,7 +174,7 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
         field = _named(known, written, section, file)
         values[field.name] = convert(field, value, f"--config {file}: [{section}] {written}")
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
-    missing = [f for f in known.values() if f.meta.positional and f.name not in values]
+    missing = [f for f in known.values() if f.meta.positional and f.meta.required and f.name not in values]
     for field in missing:
         check(field, None)
     return cls(**values)

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from opdkit.config import JSON
+from opdkit.commands import DemoConfig
+from opdkit.config import JSON, StageConfig
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.pipeline import run_stage
-from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig
+from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.store import part_path, read_all, read_counters
 
 
@@ -40,12 +41,13 @@ def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
     ]  # fmt: skip
 
 
-def run(directory: Path) -> None:
+def run(config: DemoConfig) -> None:
     """Run every stage (finished parts are kept) and print the outcome."""
+    directory = config.run
     steps = configurations(directory)
-    for number, (stage, what, config) in enumerate(steps, start=1):
+    for number, (stage, what, options) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {stage}: {what} ...")
-        say(f"      {run_stage(stage, config).line()}")
+        say(f"      {run_stage(stage, options).line()}")
     show(directory, sample_data() / "prompts.jsonl")
 
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from opdkit.config import JSON, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.failures import forget, recorded
-from opdkit.stages import ORDER, STAGES, RunConfig, StageConfig, configure, imported
+from opdkit.stages import ORDER, STAGES, RunConfig, configure, imported
 from opdkit.stopping import listening
 from opdkit.store import Summary
 

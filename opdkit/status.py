@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
+from opdkit.commands import StatusConfig
 from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
@@ -18,8 +19,9 @@ from opdkit.tables import TABLES
 COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")
 
 
-def run(directory: Path) -> None:
-    """Print one row a stage, then the last error of each shard. Raises OpdkitError when `directory` holds no run."""
+def run(config: StatusConfig) -> None:
+    """Print one row a stage, then the last error of each shard. Raises OpdkitError when it holds no run."""
+    directory = config.run
     started = [stage for stage in STAGES if (home(directory, stage) / "manifest.json").exists()]
     errors = failures(directory)
     if not started and not errors:

@@ -11,7 +11,8 @@ from sample_world import DATA, MODEL
 from small_logs import lines_mb
 
 from opdkit import extract, judge
-from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig, home
+from opdkit.config import StageConfig
+from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig, home
 from opdkit.store import Counters, Stage, manifest, model_identity, part_path, read_all, read_counters, read_part
 from opdkit.store.digests import forget
 from opdkit.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow

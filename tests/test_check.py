@@ -20,6 +20,7 @@ from runs import talk, write_extract
 from opdkit import check, extract, judge
 from opdkit.check.finding import Finding, Report
 from opdkit.check.stage import examine
+from opdkit.commands import CheckConfig
 from opdkit.errors import OpdkitError
 from opdkit.stages import ExtractConfig, JudgeConfig, home
 from opdkit.store import Stage, fingerprint, part_path, read_all
@@ -302,7 +303,7 @@ def test_parts_without_a_digest_are_read_and_said_to_be_so(run: Path, capsys: py
             arrow = pq.read_table(path)
             kept = {k: v for k, v in arrow.schema.metadata.items() if k not in (b"opdkit.part", b"opdkit.files")}
             pq.write_table(arrow.replace_schema_metadata(kept), path)
-    assert check.run(run)
+    assert check.run(CheckConfig(run=run))
     assert "of before digests were recorded" in capsys.readouterr().err
     assert len(list(read_all(run, "targets"))) > 0
 
@@ -329,12 +330,12 @@ def test_adapters_beside_the_model_are_looked_at_too(run: Path) -> None:
 
 def test_lines_for_a_pipe_and_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recommit(run, "verdicts", 1, first("reward", 2))
-    assert not check.run(run)
+    assert not check.run(CheckConfig(run=run))
     head, *lines = capsys.readouterr().out.splitlines()
     assert head.split("\t") == ["stage", "table", "part", "row", "key", "what", "todo"]
     name = next(r["turn_id"] for r in read_all(run, "verdicts") if r["reward"] == 2)
     assert any(line.split("\t")[:5] == ["judge", "verdicts", "1", "0", name] for line in lines)
-    assert not check.run(run, as_json=True)
+    assert not check.run(CheckConfig(run=run, json=True))
     document = json.loads(capsys.readouterr().out)
     assert document["stages"]["judge"] == {"done": 3, "parts": 3}
     assert document["findings"][0].keys() == {"stage", "table", "part", "row", "key", "what", "todo"}
@@ -342,7 +343,7 @@ def test_lines_for_a_pipe_and_json(run: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_run_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match="holds no run: start one"):
-        check.run(tmp_path)
+        check.run(CheckConfig(run=tmp_path))
 
 
 def test_many_wrong_rows_are_one_finding(run: Path) -> None:
@@ -369,7 +370,7 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
     before = rows_of(run)
     flip(part_path(run, "verdicts", 1), 0.5)
     untouched = {p: p.stat().st_mtime_ns for p in run.rglob("part-0000[02].parquet") if p.parent.name != "metrics"}
-    assert not check.run(run, recompute=True)
+    assert not check.run(CheckConfig(run=run, recompute=True))
     said = capsys.readouterr().err
     assert f"opdkit judge {run}" in said
     assert f"opdkit teacher {run} --model" in said
@@ -389,19 +390,19 @@ def test_a_lost_table_of_a_part_is_computed_again(run: Path) -> None:
     """`rejected` is read by nobody, so nothing else is lost with it."""
     before = rows_of(run)
     part_path(run, "rejected", 0).unlink()
-    assert not check.run(run, recompute=True)
+    assert not check.run(CheckConfig(run=run, recompute=True))
     assert not part_path(run, "sessions", 0).exists(), "the table that says that the part is done"
     assert part_path(run, "verdicts", 0).exists()
     extract.run(ExtractConfig(run=run, logs=(LOGS,), limit=24, part_mb=PART_MB, shard="0/1"))
     assert rows_of(run) == before
-    assert check.run(run)
+    assert check.run(CheckConfig(run=run))
 
 
 def test_what_recomputing_cannot_mend_is_left(run: Path) -> None:
     edit_manifest(run, "judge", lambda d: d["plan"]["config"].update(votes=9))
     (home(run, "judge") / "verdicts" / "notes.txt").touch()
     before = contents(run)
-    assert not check.run(run, recompute=True)
+    assert not check.run(CheckConfig(run=run, recompute=True))
     assert contents(run) == before
 
 
@@ -413,7 +414,7 @@ def test_report_counts_what_was_read(healthy: Path) -> None:
 
 def test_what_was_removed_is_to_do(run: Path) -> None:
     flip(part_path(run, "sessions", 2), 0.4)
-    check.run(run, recompute=True)
+    check.run(CheckConfig(run=run, recompute=True))
     config = ExtractConfig(run=run, logs=(LOGS,), limit=24, part_mb=PART_MB, shard="0/1")
     plan = json.loads((home(run, "extract") / "manifest.json").read_text())["plan"]
     stage = Stage.open(config, "extract", [TABLES[t] for t in ("sessions", "turns", "rejected")], parts=3,

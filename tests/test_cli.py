@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.cli import EXAMPLES, HELP, app
+from opdkit.cli import app
+from opdkit.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,10 +35,10 @@ def test_help_answers_without_the_heavy_libraries() -> None:
 
 def test_every_command_has_help_and_an_example() -> None:
     commands = {c.name for c in app.registered_commands}
-    assert commands == set(HELP) == set(EXAMPLES)
+    assert commands == set(COMMANDS)
     for name in commands:
         shown = opdkit(name, "-h").stdout
-        assert f"  {EXAMPLES[name]}\n" in shown, "one line, to be pasted"
+        assert f"  {COMMANDS[name].example}\n" in shown, "one line, to be pasted"
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,9 @@ def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
     """One after the other they are a whole run; `demo` has a test of its own."""
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
     for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "check", "run", "slurm"):
-        command = shlex.split(EXAMPLES[name])
+        command = shlex.split(COMMANDS[name].example)
         done = opdkit(*command[1:], cwd=tmp_path)
-        assert done.returncode == 0, f"{EXAMPLES[name]}\n{done.stderr}"
+        assert done.returncode == 0, f"{COMMANDS[name].example}\n{done.stderr}"
     assert "train" in done.stderr
 
 

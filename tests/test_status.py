@@ -10,6 +10,7 @@ import pytest
 from runs import talk, write_extract
 
 from opdkit import failures, status
+from opdkit.commands import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.stages import JudgeConfig
 from opdkit.store import Counters, Stage, Summary
@@ -50,7 +51,7 @@ def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str
         assert (shown["parts"], shown["running"], shown["in"], shown["dropped"]) == ("1/3", "1", "2", "tie 2")
     assert row(run)["parts"] == "2/3"
     assert row(run)["running"] == "0"
-    status.run(run)
+    status.run(StatusConfig(run=run))
     assert "judge" in capsys.readouterr().out
 
 
@@ -102,7 +103,7 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
     fail(run, "1/2", OpdkitError("the server \x1b[31mis gone"))
     fail(run, "0/2", ZeroDivisionError("by zero"))
     assert row(run)["failed"] == "2 shards"
-    status.run(run)
+    status.run(StatusConfig(run=run))
     out = capsys.readouterr().out
     assert "judge --shard 1/2 failed" in out
     assert "is gone" in out

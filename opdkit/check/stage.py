@@ -14,6 +14,7 @@ from opdkit.check.finding import Finding, Report
 from opdkit.check.parts import Part, digests_of, files_pinned, look, miscounted, missing, strangers
 from opdkit.check.recompute import doomed, remove
 from opdkit.check.rows import CHECKS, Known, Seen
+from opdkit.commands import CheckConfig
 from opdkit.config import JSON
 from opdkit.console import printable, progress, say, stdout
 from opdkit.disk import explained
@@ -26,19 +27,19 @@ _BY_PART = ("extract", "judge", "teacher")
 _COLUMNS = ("stage", "table", "part", "row", "key", "what", "todo")
 
 
-def run(directory: Path, *, as_json: bool = False, deep: bool = False, recompute: bool = False) -> bool:
+def run(config: CheckConfig) -> bool:
     """Print what is wrong with a run, one line a finding; True when nothing is.
 
     `deep` reads all the weights of the trained model. `recompute` removes the damaged parts and those computed from
-    them; without it nothing is changed. Raises OpdkitError when `directory` holds no run.
+    them; without it nothing is changed. Raises OpdkitError when the directory holds no run.
     """
-    begin = time.monotonic()
-    report = examine(directory, deep=deep)
+    begin, directory = time.monotonic(), config.run
+    report = examine(directory, deep=config.deep)
     removed: list[Path] = []
-    if recompute:
+    if config.recompute:
         with explained(directory):
             removed = remove(directory, doomed(report.findings, plans.started(directory)))
-    if as_json:
+    if config.json:
         print(json.dumps(_document(directory, report, removed), indent=2, ensure_ascii=True))
     elif report.findings:
         _show(report.findings)

@@ -1,0 +1,99 @@
+"""Every command: what configures it, what it does, the line of help and one example that runs on sample_data.
+
+A command's options are declared once, in its configuration: those of the stages in `opdkit.stages`, of the others here.
+Flags, docs/commands.md and the file that `opdkit init` writes derive from them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
+from opdkit.config import CommandConfig, build
+from opdkit.stages import CONFIGURED
+from opdkit.stages import configure as configure_stage
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. `target` is "module:function", imported when the command runs.
+
+    The function takes the configuration. It returns None; or something whose `text()` is the closing line; or, where
+    the answer is a yes or no, False for exit code 1.
+    """
+
+    config: type[CommandConfig]
+    target: str
+    help: str
+    example: str
+
+
+def _stage(name: str, text: str, example: str) -> dict[str, Command]:
+    return {name: Command(*CONFIGURED[name], text, example)}
+
+
+# The examples, together and in this order, are a whole run on sample_data. A test runs them.
+COMMANDS: dict[str, Command] = {
+    **_stage("extract", "Read conversation logs into sessions and turns.", "opdkit extract runs/try sample_data/logs"),
+    **_stage(
+        "judge",
+        "Have a judge vote on every turn: a reward, and a hint where the reaction shows what was wanted.",
+        "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
+    ),
+    **_stage(
+        "teacher",
+        "Score every judged reply with the student and with the teacher that has read the hint.",
+        "opdkit teacher runs/try --model sample_data/model",
+    ),
+    **_stage(
+        "train",
+        "Train the student on the teacher's and the judge's signal.",
+        "opdkit train runs/try --model sample_data/model --learning-rate 1e-3 --batch-turns 8",
+    ),
+    **_stage(
+        "eval",
+        "Compare the model before and after, on prompts that were held out.",
+        "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
+    ),
+    **_stage(
+        "rollout",
+        "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
+        "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
+    ),
+    **_stage(
+        "run",
+        "Extract, judge, teacher and train in one go, with one configuration.",
+        "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
+    ),
+    **_stage(
+        "slurm",
+        "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
+        "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
+    ),
+    "status": Command(
+        StatusConfig,
+        "opdkit.status:run",
+        "Show how far each stage is: parts done, running and failed, rows, rate, time left, last errors.",
+        "opdkit status runs/try",
+    ),
+    "check": Command(
+        CheckConfig,
+        "opdkit.check:run",
+        "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
+        "opdkit check runs/try",
+    ),
+    "demo": Command(
+        DemoConfig,
+        "opdkit.demo:run",
+        "The whole loop on sample_data on a CPU: a model improved by its own logs.",
+        "opdkit demo",
+    ),
+}
+
+
+def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> CommandConfig:
+    """The configuration of a command: flags over its table in a TOML file over the defaults. Raises ConfigError."""
+    if command in CONFIGURED:
+        return configure_stage(command, flags, file)
+    return build(COMMANDS[command].config, flags, None, command, ())

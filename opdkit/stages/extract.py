@@ -1,0 +1,30 @@
+"""Options of `opdkit extract`."""
+
+from dataclasses import dataclass
+
+from opdkit.config import StageConfig, argument, option
+
+FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig(StageConfig):
+    """`opdkit extract`: logs -> sessions, turns, rejected."""
+
+    logs: tuple[str, ...] = argument("JSONL files (.jsonl, .gz, .zst), folders of them, - for standard input, "
+                                     "or hf:NAME[:SPLIT]", plan=False)  # fmt: skip
+    format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
+    part_mb: float = option(8.0, "size of a part, in log unpacked; a session is never divided", unit="MB", low=1e-6)
+    max_line_mb: int = option(64, "longer lines are rejected unread", unit="MB", low=1)
+    redact: bool = option(False, "write [email], [key] and [phone] in place of e-mail addresses, API keys and tokens, "
+                          "and phone numbers, wherever the log has them")  # fmt: skip
+    redact_pattern: tuple[str, ...] = option((), "write [NAME] in place of what a regular expression matches, as "
+                                             "NAME=REGEX; may be given repeatedly, without --redact, too")  # fmt: skip
+    workers: int = option(1, "processes that share the parts of this shard", unit="processes", low=1, plan=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.redact_pattern:
+            from opdkit.logs.redact import own_patterns  # imported here: few ask for it
+
+            own_patterns(self.redact_pattern)
