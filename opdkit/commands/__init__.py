@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
+from opdkit.commands.setup import DoctorConfig, InitConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
 from opdkit.stages import configure as configure_stage
@@ -35,6 +36,19 @@ def _stage(name: str, text: str, example: str) -> dict[str, Command]:
 
 # The examples, together and in this order, are a whole run on sample_data. A test runs them.
 COMMANDS: dict[str, Command] = {
+    "init": Command(
+        InitConfig,
+        "opdkit.init:run",
+        "Write a TOML file with every option of every stage, its meaning and its default.",
+        "opdkit init runs/opdkit.toml --model sample_data/model --judge local",
+    ),
+    "doctor": Command(
+        DoctorConfig,
+        "opdkit.doctor:run",
+        "Look at what is there (versions, devices, memory, model, server, logs) and say what to do. Exit code 1: "
+        "something will not work.",
+        "opdkit doctor sample_data/logs --model sample_data/model",
+    ),
     **_stage("extract", "Read conversation logs into sessions and turns.", "opdkit extract runs/try sample_data/logs"),
     **_stage(
         "judge",
