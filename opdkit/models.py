@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from opdkit.config import refuse_missing_folder
@@ -42,14 +43,21 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(
-    name: str, *, device: str, dtype: str, device_map: str | dict[str, str | int] | None = None
+    name: str,
+    *,
+    device: str,
+    dtype: str,
+    device_map: str | dict[str, str | int] | None = None,
+    tensor_parallel: bool = False,
 ) -> PreTrainedModel:
     """A causal language model in evaluation mode, from safetensors, running none of the folder's own code.
 
     `device` "auto" is the launcher's GPU (LOCAL_RANK) where there is one, else the CPU; `dtype` "auto" is bfloat16 on
     a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: all GPUs ("auto"), and
-    what does not fit there stays in memory or on disk; or layer by layer, as a dict. Raises OpdkitError, naming what is
-    missing, when `name` is no model, and ConfigError for a device that is not there.
+    what does not fit there stays in memory or on disk; or layer by layer, as a dict. With `tensor_parallel` each
+    process of the default group holds a share of every layer.
+
+    Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError for a device that is not there.
     """
     refuse_no_model(name)
     _refuse_unknown_type(name)
@@ -62,9 +70,10 @@ def load_model(
             dtype=resolve_dtype(dtype, place),
             use_safetensors=True,
             trust_remote_code=False,
-            device_map=device_map,
+            **({"device_map": device_map} if device_map else {}),
+            **({"distributed_config": DistributedConfig(tp_plan="auto")} if tensor_parallel else {}),
         )
-        return (model if device_map else model.to(place)).eval()
+        return (model if device_map or tensor_parallel else model.to(place)).eval()
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None

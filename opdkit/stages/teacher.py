@@ -29,6 +29,12 @@ class TeacherConfig(ModelOptions):
                                     "of this process; what does not fit there waits in memory or on disk. One "
                                     "process a node then", choices=("auto", "balanced", "sequential"),
                                     plan=False)  # fmt: skip
+    tensor_parallel: bool = option(
+        False,
+        "under torchrun: every process holds a share of each layer of models that are "
+        "too large for one GPU, and all score the same parts together",
+        plan=False,
+    )
     support: int = option(20, "tokens stored at each position, with the log-probs of both models; 0 is none",
                           unit="tokens", low=0, high=1000)  # fmt: skip
     support_of: str = option("student", "whose most likely tokens are stored", choices=("student", "teacher"))
@@ -50,8 +56,12 @@ class TeacherConfig(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_roster(self.teacher, self.teacher_weight, self.teacher_route)
-        if self.device_map and self.written:
-            raise ConfigError("--written needs the teacher on one device; without --device-map, or without --written")
+        spread = [flag for flag in ("device_map", "tensor_parallel") if getattr(self, flag)]
+        if spread and self.written:
+            flag = "--" + spread[0].replace("_", "-")
+            raise ConfigError(f"--written needs the teacher on one device: without {flag}, or without --written")
+        if len(spread) > 1:
+            raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.device_map and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
             raise ConfigError("--device-map takes all GPUs of the machine for one process; start one process a node")
         if self.written and len(self.teacher) > 1 and self.teacher_route is None:

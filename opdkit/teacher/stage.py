@@ -23,6 +23,7 @@ from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dro
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
+from opdkit.teacher.lockstep import join
 from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
 from opdkit.teacher.written import Hinted, written
@@ -40,19 +41,25 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
-    config = replace(config, template_arg=sampled_template_args(config))
-    parts, inputs = part_count(config.run, "judge"), identities(config)
-    stage = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"])
-    if todo := stage.todo():
+    crew, config = join(replace(config, template_arg=sampled_template_args(config)))
+    stage = crew.in_turn(lambda first: _open(config if first else replace(config, overwrite=False)))
+    if todo := crew.agreed(stage.todo()):
         scorer = load_scorer(config)
         for part in progress(todo, "teacher", len(todo), "parts"):
+            crew.stop_if_asked()
             with stage.writing(part) as out:
                 sessions = list(judged_sessions(config.run, part, config.limit))
                 out.rows("targets", part_rows(config, scorer, sessions, out.counters))
+    crew.leave()
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
     return summary
+
+
+def _open(config: TeacherConfig) -> Stage:
+    parts, inputs = part_count(config.run, "judge"), identities(config)
+    return Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"])
 
 
 def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
