@@ -15,12 +15,16 @@ STR, BOOL = pa.string(), pa.bool_()
 
 @dataclass(frozen=True)
 class Table:
-    """One table: where it lives, its version, its columns."""
+    """One table: where it lives, its version, its columns.
+
+    `appended`: rows that people add at any time, in files of their own; no parts, and no stage computes them.
+    """
 
     stage: str
     name: str
     version: int
     schema: pa.Schema
+    appended: bool = False
 
 
 def _col(name: str, kind: pa.DataType, meaning: str, *, null: bool = False) -> pa.Field:
@@ -99,6 +103,18 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
          "empty_judgement, leak"),
 ]))  # fmt: skip
+REVIEWS = Table("judge", "reviews", 1, pa.schema([
+    _col("ordinal", I64, "place in the order of the decisions; the last one on a turn counts"),
+    _col("turn_id", STR, "turn that was decided on"),
+    _col("action", STR, "set, or strike: the decision before is withdrawn, and the votes count again"),
+    _col("reward_decided", BOOL, "the reward is decided here; false: the votes' stays"),
+    _col("reward", I8, "-1, 0 or 1; null: no reward", null=True),
+    _col("hint_decided", BOOL, "the hint is decided here; false: the votes' stays"),
+    _col("hint", STR, "the hint; null: no hint", null=True),
+    _col("note", STR, "what the reviewer wrote beside it", null=True),
+    _col("reviewer", STR, "who decided"),
+    _col("time", STR, "when, UTC, ISO 8601"),
+]), appended=True)  # fmt: skip
 TARGETS = Table("teacher", "targets", 3, pa.schema([
     _col("turn_id", STR, "turn that can be trained on"),
     _col("written", I32, "number of the reply, from 0, where the hinted teacher wrote it; null: the logged reply",
@@ -172,7 +188,7 @@ SCORES = Table("eval", "scores", 2, pa.schema([
          "passages"),
 ]))  # fmt: skip
 
-TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
+TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, REVIEWS, TARGETS, METRICS, REPLIES, SCORES)}
 
 
 Row = dict[str, Any] | tuple[Any, ...]

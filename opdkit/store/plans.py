@@ -90,7 +90,12 @@ def model_identity(name: str) -> JSON:
     if not folder.is_dir():
         return {"name": name}
     files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
-    return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}
+    return {"name": name, "files": {p.name: file_identity(p) for p in files}}
+
+
+def file_identity(path: Path) -> str:
+    """Size and digest of one of a model's files, as `model_identity` pins it."""
+    return f"{path.stat().st_size}:{_sampled_digest(path)}"
 
 
 def _sampled_digest(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
