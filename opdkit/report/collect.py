@@ -55,6 +55,7 @@ def collect(run: Path, rows: int) -> Collected:
         "evaluation": evaluation(run) if "eval" in found else None,
         "configuration": stages.configuration(run, found),
         "turns": listing.total,
+        "reviewed": seen["reviewed"],
     }
     return Collected(summary, listing.rows())
 
@@ -62,9 +63,10 @@ def collect(run: Path, rows: int) -> Collected:
 def _count(seen: Counter[str], turn: JoinedTurn) -> None:
     seen["turns"] += 1
     seen["trainable"] += turn.turn["trainable"]
-    if turn.verdict is not None:
-        seen["reward"] += turn.verdict["reward"] is not None
-        seen["hint"] += turn.verdict["hint"] is not None
+    seen["reviewed"] += turn.review is not None
+    if (verdict := turn.decided) is not None:
+        seen["reward"] += verdict["reward"] is not None
+        seen["hint"] += verdict["hint"] is not None
 
 
 def dominant(shares: JSON) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.config import JSON
+from opdkit.reviews import Review, applied, in_force
 from opdkit.stages import home
 from opdkit.store import part_count, part_path, read_arrow
+from opdkit.tables import TABLES
 from opdkit.turn_ids import logged_session_id
 
 TURN_COLUMNS = ("turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable", "skip_reason",
                 "finish_reason")  # fmt: skip
 SESSION_COLUMNS = ("session_id", "source", "model", "messages")
-# Without the judge's answers in full, which are most of the table.
-VERDICT_COLUMNS = ("turn_id", "reward", "reward_status", "reward_agreement", "hint", "hint_status",
-                   "hint_votes.list.element.decision", "hint_votes.list.element.error",
-                   "reward_votes.list.element.score", "reward_votes.list.element.error")  # fmt: skip
+VERDICT_COLUMNS = ("turn_id", "reward", "reward_status", "reward_agreement", "hint", "hint_status", "hints")
+VOTE_COLUMNS = {"hint_votes": ("decision", "error"), "reward_votes": ("score", "error")}
 TARGET_COLUMNS = ("turn_id", "written", "response_mask", "old_logprobs", "teacher_logprobs", "overlap", "reward")
 
 
@@ -46,13 +47,19 @@ class JoinedTurn:
 
     turn: JSON
     session: JSON
-    verdict: JSON | None
+    verdict: JSON | None  # as the votes have it
+    review: Review | None  # what a person decided instead
     targets: Sequence[Target]
     state: str
 
     @property
     def turn_id(self) -> str:
         return str(self.turn["turn_id"])
+
+    @property
+    def decided(self) -> JSON | None:
+        """The verdict as the decision in force leaves it: what is trained on."""
+        return None if self.verdict is None else applied(self.verdict, self.review)
 
     @property
     def logged_session(self) -> str:
@@ -70,18 +77,18 @@ def has_stage(run: Path, stage: str) -> bool:
 
 def joined_turns(run: Path) -> Iterator[JoinedTurn]:
     """Every turn of the finished parts, in the order of the log. Raises what `read_arrow` raises."""
-    trained = _trained(run)
+    trained, reviews = _trained(run), in_force(run)
     for part in range(part_count(run, "extract")):
         if not part_path(run, "sessions", part).exists():
             continue
         sessions = {row["session_id"]: row for row in _rows(run, "sessions", part, SESSION_COLUMNS)}
-        verdicts = {row["turn_id"]: row for row in _rows(run, "verdicts", part, VERDICT_COLUMNS)}
+        verdicts = {row["turn_id"]: row for row in _verdicts(run, part)}
         targets = _targets(run, part)
         for turn in _rows(run, "turns", part, TURN_COLUMNS):
             turn_id = turn["turn_id"]
             verdict, own = verdicts.get(turn_id), targets.get(turn_id, ())
             state = _state(turn, verdict, own, turn_id in trained)
-            yield JoinedTurn(turn, sessions[turn["session_id"]], verdict, own, state)
+            yield JoinedTurn(turn, sessions[turn["session_id"]], verdict, reviews.get(turn_id), own, state)
 
 
 def _state(turn: JSON, verdict: JSON | None, targets: Sequence[Target], trained: bool) -> str:
@@ -103,17 +110,35 @@ def _trained(run: Path) -> set[str]:
 
 
 def _rows(run: Path, table: str, part: int, columns: Sequence[str]) -> list[JSON]:
-    stage = {"sessions": "extract", "turns": "extract", "verdicts": "judge"}[table]
-    if not has_stage(run, stage) or not part_path(run, table, part).exists():
-        return []
-    rows: list[JSON] = read_arrow(run, table, part, columns).to_pylist()
+    rows: list[JSON] = read_arrow(run, table, part, list(columns)).to_pylist()
     return rows
 
 
+def _written(run: Path, table: str, part: int) -> bool:
+    return has_stage(run, TABLES[table].stage) and part_path(run, table, part).exists()
+
+
+def _verdicts(run: Path, part: int) -> Iterator[JSON]:
+    """The verdicts without the judge's answers in full, which are most of the table."""
+    if not _written(run, "verdicts", part):
+        return
+    arrow = read_arrow(run, "verdicts", part, [*VERDICT_COLUMNS, *VOTE_COLUMNS])
+    votes = {name: _votes(arrow[name].combine_chunks(), fields) for name, fields in VOTE_COLUMNS.items()}
+    for row in arrow.select(VERDICT_COLUMNS).to_pylist():
+        yield row | {name: next(some) for name, some in votes.items()}
+
+
+def _votes(column: pa.ListArray, fields: Sequence[str]) -> Iterator[list[JSON]]:
+    votes = column.flatten()
+    rows = iter(pa.StructArray.from_arrays([votes.field(name) for name in fields], fields).to_pylist())
+    for length in column.value_lengths().to_pylist():
+        yield list(islice(rows, length))
+
+
 def _targets(run: Path, part: int) -> Mapping[str, list[Target]]:
-    if not has_stage(run, "teacher") or not part_path(run, "targets", part).exists():
+    if not _written(run, "targets", part):
         return {}
-    arrow = read_arrow(run, "targets", part, TARGET_COLUMNS)
+    arrow = read_arrow(run, "targets", part, list(TARGET_COLUMNS))
     found: dict[str, list[Target]] = {}
     numbers = (_arrays(arrow[name]) for name in ("response_mask", "old_logprobs", "teacher_logprobs"))
     rest = arrow.select(["turn_id", "written", "overlap", "reward"]).to_pylist()

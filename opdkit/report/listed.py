@@ -35,11 +35,12 @@ class ListedTurn:
     reply: str
     answer: str  # the next state
     hint: str
+    review: JSON | None  # what a person decided; the fields above are the votes'
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Turns of one kind are alike to who wants to see some of every kind."""
-        return self.state, self.source, self.reward, self.hint_status, self.skip_reason
+        return self.state, self.source, self.reward, self.hint_status, self.skip_reason, self.review is not None
 
 
 class Listing:
@@ -94,6 +95,7 @@ def listed(number: int, joined: JoinedTurn) -> ListedTurn:
         reply=_text([messages[index]]),
         answer=_text(messages[index + 1 : index + 1 + turn["next_count"]]),
         hint=(verdict.get("hint") or "")[:CHARS],
+        review=None if joined.review is None else joined.review.to_json(),
     )
 
 
@@ -146,6 +148,7 @@ def columns(rows: Sequence[ListedTurn], chars: int) -> JSON:
         found[name] = [None if value is None else round(value, digits) for value in values]
     for name in ("asked", "reply", "answer", "hint"):
         found[name] = [_cut(getattr(row, name), chars) for row in ordered]
+    found["reviews"] = {row.turn_id: row.review for row in ordered if row.review is not None}
     return found
 
 

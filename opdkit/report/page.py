@@ -47,8 +47,10 @@ def assemble(run: Path, collected: Collected, turns: int, most: int) -> str:
     packed = _with_list(collected, room, turns)
     if packed is None:
         raise OpdkitError(f"--max-mb is {most / 1e6:g}: not even the summary of {run} fits; give it more")
-    for view in turn_views(run, shown_whole(collected.rows, turns)) if turns else ():
-        packed.view(fitted(view))
+    wanted = shown_whole(collected.rows, turns)
+    views = {view["turn_id"]: fitted(view) for view in turn_views(run, wanted)}
+    for turn_id in wanted:  # those first that matter most: not all may fit
+        packed.view(views[turn_id])
     return shell.substitute(data=packed.text())
 
 

@@ -114,10 +114,10 @@ class Hints:
         self.count = self.characters = 0
 
     def add(self, turn: JoinedTurn) -> None:
-        if turn.verdict is None:
+        if (verdict := turn.decided) is None:
             return
-        self.statuses[turn.verdict["hint_status"]] += 1
-        if (hint := turn.verdict["hint"]) is not None:
+        self.statuses[verdict["hint_status"]] += 1
+        if (hint := verdict["hint"]) is not None:
             self.count += 1
             self.characters += len(hint)
             self.lengths[len(hint) // self.WIDTH] += 1
@@ -242,7 +242,7 @@ class Shares:
 
 
 def _counted(turn: JoinedTurn) -> dict[str, int]:
-    verdict = turn.verdict
+    verdict = turn.decided
     counted = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
     if verdict is not None:
         counted |= {f"reward {_signed(verdict['reward'])}": 1, "hints": int(verdict["hint"] is not None)}

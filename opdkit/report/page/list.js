@@ -73,7 +73,7 @@ function soon() { clearTimeout(waiting); waiting = setTimeout(refilter, 60); }
 
 function refilter() {
   clearTimeout(waiting);
-  performance.mark("filter");
+  performance.mark("filter-begins");
   const chosen = [];
   for (const [name, [, value]] of Object.entries(FILTERS)) {
     const select = byId(`filter-${name}`);
@@ -86,7 +86,7 @@ function refilter() {
   if (order !== "log") { const key = SORTS[order][1]; list.shown.sort((a, b) => key(a) - key(b) || a.n - b.n); }
   list.at = Math.max(0, list.shown.indexOf(current));
   showPage(Math.floor(list.at / PAGE));
-  performance.measure("filter", "filter");
+  performance.measure("filter", "filter-begins");
 }
 
 // -- the list on the screen --------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ function placePanel(turn, view) {
 }
 
 function drawPanel(turn, view) {
-  const review = list.decisions[turn.id], votes = view.verdict;
+  const review = list.decisions[turn.id], votes = view.verdict?.voted;
   const reward = review && "reward" in review ? review.reward : votes?.reward ?? null, hint = review && "hint" in review ? review.hint : votes?.hint ?? null;
   const button = (words, key, action, pressed) => el("button", {type: "button", onclick: action, "aria-pressed": pressed === undefined ? null : String(pressed)}, words + " ", el("kbd", {}, key));
   const who = review?.reviewer ? ` by ${review.reviewer}${review.time ? ", " + review.time : ""}` : "";
@@ -54,7 +54,7 @@ function drawPanel(turn, view) {
 function editHint() {
   const turn = whole.turn, place = byId("edit");
   if (!place) return;
-  const review = list.decisions[turn.id], text = (review && "hint" in review ? review.hint : whole.view.verdict?.hint) ?? "";
+  const review = list.decisions[turn.id], text = (review && "hint" in review ? review.hint : whole.view.verdict?.voted.hint) ?? "";
   const area = el("textarea", {"aria-label": "The hint: what the reply should have done", dir: "auto"});
   area.value = text;
   const save = () => { const written = area.value.trim(); place.replaceChildren(); decide({hint: written || null}); };

@@ -34,7 +34,8 @@ const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 function showFeedback(votes) {
   if (!votes) return fill("feedback", absent("A judgement", "opdkit judge"));
   fill("feedback", facts(["turns judged", count(votes.judged)], ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
-    ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)], ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))]));
+    ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)], ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
+    ["decided by a person instead", count(data.summary.reviewed)]));
   fill("feedback", el("div", {class: "cards"},
     part("Rewards of the turns", barTable(["reward", "turns"], rewardRows(votes.rewards), votes.judged)),
     part("Reward votes", barTable(["vote", "votes"], rewardRows(votes.scores), sum(votes.scores))),

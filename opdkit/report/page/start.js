@@ -47,7 +47,7 @@ function arrange() {
   document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
   byId("run").append(...said(summary.run));
   const sections = [...document.querySelectorAll("main > section")];
-  byId("sections").append(...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.querySelector("h2").textContent))));
+  byId("sections").append(...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))));
 }
 
 async function start() {
@@ -61,7 +61,7 @@ async function start() {
   arrange();
   whole.views = new Map(views.map((view) => [view.turn_id, view]));
   list.whole = new Set(whole.views.keys());
-  list.decisions = Object.fromEntries(views.filter((view) => view.review).map((view) => [view.turn_id, view.review]));
+  list.decisions = rows.reviews;
   list.note = (rows.id.length < summary.turns ? `, of ${count(summary.turns)} in the run (${count(rows.id.length)} are in this list)` : "") + `; the search reads the first ${rows.chars} characters of each text`;
   readTurns(rows);
   if (reviewing()) await startReview();

@@ -58,13 +58,18 @@ function messageOf(message, kind) {
 function verdict(view) {
   const judged = view.verdict, made = el("section", {"aria-label": "Verdict", id: "verdict"}, el("h4", {}, "Verdict"));
   if (!judged) { made.append(el("p", {class: "faint"}, "Not judged.")); return made; }
-  const agreed = judged.reward_agreement === null ? "" : `, ${share(judged.reward_agreement, 1)} of the valid votes`;
-  made.append(el("p", {}, "Reward ", el("strong", {}, REWARD_WORDS[judged.reward] ?? "none"), ` (${judged.reward_status}${agreed})`),
-    el("p", {}, "Hint ", judged.hint === null ? el("strong", {}, "none") : quoted(judged.hint, "strong"), ` (${judged.hint_status})`));
+  made.append(...outcome(judged.voted, ""));
+  if (view.review && !reviewing()) made.append(el("p", {}, "Decided by ", quoted(view.review.reviewer || "a person"), view.review.note ? [": ", quoted(view.review.note)] : ""), ...outcome(judged, "now: "));
   if (judged.candidates.length) made.append(table(["hint that was voted for", "what became of it"], judged.candidates.map((one) => [quoted(one.hint), one.status])));
   const votes = [...judged.reward_votes.map((vote) => ["reward", REWARD_WORDS[vote.score] ?? MISSING, vote]), ...judged.hint_votes.map((vote) => ["hint", {1: "yes", "-1": "no"}[vote.decision] ?? MISSING, vote])];
   made.append(lazily(plural(votes.length, "vote"), () => table(["question", "vote", "the judge's answer"], votes.map(([question, value, vote]) => [question, value, {kind: "texts", node: [vote.error ? el("p", {}, "no answer: ", quoted(vote.error)) : null, quoted(vote.raw, "div", "text small")]}]))));
   return made;
+}
+
+function outcome(judged, prefix) {
+  const agreed = judged.reward_agreement === null ? "" : `, ${share(judged.reward_agreement, 1)} of the valid votes`;
+  return [el("p", {}, prefix, "Reward ", el("strong", {}, REWARD_WORDS[judged.reward] ?? "none"), ` (${judged.reward_status}${agreed})`),
+    el("p", {}, prefix, "Hint ", judged.hint === null ? el("strong", {}, "none") : quoted(judged.hint, "strong"), ` (${judged.hint_status})`)];
 }
 
 // -- tokens ------------------------------------------------------------------------------------------------------------
