@@ -13,7 +13,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +26,11 @@ from opdkit.config import JSON
 from opdkit.disk import explained
 from opdkit.errors import OpdkitError
 from opdkit.stages import home
-from opdkit.store import read_part
-from opdkit.store.footers import VERSION_KEY
+from opdkit.store import part_count, part_path, parts_of_turns, read_part
+from opdkit.store.footers import VERSION_KEY, read_inputs
 from opdkit.store.marks import claim_name, read_claim
 from opdkit.store.placing import sync
-from opdkit.tables import REVIEWS, to_arrow
+from opdkit.tables import REVIEWS, TABLES, to_arrow
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
 _NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
@@ -157,20 +158,86 @@ def decisions(reviews: Mapping[str, Review]) -> JSON:
     return {name: reviews[name].decided for name in sorted(reviews) if reviews[name].decided}
 
 
-def digest(decided: JSON) -> str:
-    """A short digest of `decisions`, for a plan."""
-    return hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]
+def decision(turn_id: str, decided: JSON) -> Review:
+    """The decision that one entry of `decisions` stands for; nobody's, where nothing but its effect matters."""
+    return Review(turn_id, "reward" in decided, decided.get("reward"), "hint" in decided, decided.get("hint"))
+
+
+# -- what was computed from which decisions -------------------------------------------------------------------------
+
+
+def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
+    """part -> {"reviews": `decisions` on its turns}, or {}: what a stage that reads verdicts pins in a part's footer.
+
+    So a decision makes the parts with its turns be done again, and leaves the others as they are.
+    """
+    decided = decisions(reviews)
+    by_part: defaultdict[int, JSON] = defaultdict(dict)
+    for name, part in parts_of_turns(run, list(decided)).items() if decided else ():
+        by_part[part][name] = decided[name]
+    return lambda part: {"reviews": dict(sorted(by_part[part].items()))} if part in by_part else {}
+
+
+def decided_in(run: Path, table: str) -> JSON:
+    """The decisions that the parts of a table, as far as they are there, were computed from: turn_id -> decided."""
+    paths = (part_path(run, table, part) for part in range(part_count(run, TABLES[table].stage)))
+    return {k: v for path in paths if path.exists() for k, v in read_inputs(path).get("reviews", {}).items()}
+
+
+def plan_inputs(decided: JSON) -> JSON:
+    """What pins `decisions` in the plan of a stage that is computed from all parts; {} where there are none."""
+    if not decided:
+        return {}
+    return {"reviews": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]}
+
+
+def refuse_outdated_targets(run: Path) -> None:
+    """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
+    now = part_inputs(run, in_force(run))
+    paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
+    outdated = [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
+    if outdated:
+        raise OpdkitError(
+            f"{len(outdated)} of {len(paths)} parts of {run}/teacher/targets are older than the decisions of "
+            f"`opdkit review` on their turns: run `opdkit teacher {run} ...` again as before; it does only these"
+        )
 
 
 # -- adding ---------------------------------------------------------------------------------------------------------
+
+
+MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
+
+
+def invalid(review: Review) -> str | None:
+    """What is wrong with a decision, in words; None when nothing is."""
+    if review.action not in ("set", "strike"):
+        return f"action is {review.action!r}; it must be set or strike"
+    if type(review.reward) not in (int, type(None)) or review.reward not in (None, -1, 0, 1):
+        return f"reward is {review.reward!r}; it must be -1, 0, 1 or null"
+    for name, text, most in (("hint", review.hint, MAX_HINT), ("note", review.note, MAX_NOTE)):
+        if text is None:
+            continue
+        if not isinstance(text, str) or not text.strip() or len(text) > most:
+            return f"{name} must be text of 1 to {most:,} characters, or null"
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            return f"{name} is not Unicode text: half of a surrogate pair"
+    if (not review.reward_decided and review.reward is not None) or (not review.hint_decided and review.hint):
+        return "a value that is not decided"
+    if review.action == "strike" and review.decided:
+        return "a strike decides nothing: it withdraws the decision before"
+    return None
 
 
 def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> list[Review]:
     """Add decisions, all of them or none, on the disk when this returns; they come back as they were written.
 
     Two reviewers at the same time lose nothing: each writes a file of their own, numbered after those they saw.
-    Raises OpdkitError when the disk refuses.
+    Raises OpdkitError for a decision that is none, or when the disk refuses.
     """
+    for review in decided:
+        if (what := invalid(review)) is not None:
+            raise OpdkitError(f"turn {review.turn_id}: {what}")
     if not decided:
         return []
     where = folder(run)

@@ -19,8 +19,8 @@ _SAME_PARTS = ("extract", "judge", "teacher")  # part k is computed from part k
 
 
 def tables_of(stage: str) -> list[Table]:
-    """The tables that a stage writes, the primary one first."""
-    return [table for table in TABLES.values() if table.stage == stage and not table.appended]
+    """The tables of a stage, the primary one first."""
+    return [table for table in TABLES.values() if table.stage == stage]
 
 
 def started(run: Path) -> list[str]:
