@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
+from opdkit.commands.report import ReportConfig
 from opdkit.commands.setup import DoctorConfig, InitConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
@@ -74,6 +75,12 @@ COMMANDS: dict[str, Command] = {
         "rollout",
         "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
         "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
+    ),
+    "report": Command(
+        ReportConfig,
+        "opdkit.report:run",
+        "Write the run as one HTML file that opens offline: funnel, votes, hints, every token's advantage, training.",
+        "opdkit report runs/try",
     ),
     **_stage(
         "run",
