@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
@@ -82,6 +83,12 @@ COMMANDS: dict[str, Command] = {
         "opdkit.check:run",
         "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
         "opdkit check runs/try",
+    ),
+    "export": Command(
+        ExportConfig,
+        "opdkit.export:run",
+        "Write the judged turns as other trainers read them: TRL's, verl, OpenAI's fine-tuning.",
+        "opdkit export runs/try runs/try/kto.parquet --to trl-kto",
     ),
     "demo": Command(
         DemoConfig,
