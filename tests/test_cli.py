@@ -78,7 +78,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
     """One after the other they are a whole run; `demo` has a test of its own."""
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
-    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "check", "export",
+    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "check", "export", "calibrate",
                  "run", "slurm"):  # fmt: skip
         command = shlex.split(COMMANDS[name].example)
         done = opdkit(*command[1:], cwd=tmp_path)
