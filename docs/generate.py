@@ -4,7 +4,7 @@ from pathlib import Path
 
 from opdkit.commands import COMMANDS
 from opdkit.config import Field, fields_of, type_name
-from opdkit.tables import TABLES
+from opdkit.tables import APPENDED, TABLES, Table
 
 HERE = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
@@ -37,7 +37,7 @@ def tables() -> str:
         + "# Tables\n\nEach folder `RUN/STAGE/TABLE` holds Parquet parts and nothing else. A missing value is null, "
         "never 0 and never an empty string.\n"
     ]
-    for table in TABLES.values():
+    for table in sorted((*TABLES.values(), *APPENDED.values()), key=_place):
         parts.append(f"## {table.stage}/{table.name} (version {table.version})\n")
         rows = [
             f"| `{f.name}` | {_arrow(f.type)}{' or null' if f.nullable else ''} | {f.metadata[b'meaning'].decode()} |"
@@ -45,6 +45,11 @@ def tables() -> str:
         ]
         parts.append("| column | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
+
+
+def _place(table: Table) -> int:
+    """Stages in their order; in each, what people append after what it writes."""
+    return [known.stage for known in TABLES.values()].index(table.stage)
 
 
 def _arrow(kind: object) -> str:

@@ -92,12 +92,24 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
     _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
     _col("reward_status", STR, "ok, tie, no_quorum or failed; of fresh replies also empty (nothing but a stop token or "
-         "thinking: -1 without a vote), or not_judged"),
+         "thinking: -1 without a vote), or not_judged. To the stages after the judge also reviewed: a person decided"),
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
     _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
     _col("hint", STR, "the chosen one", null=True),
     _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
-         "empty_judgement, leak"),
+         "empty_judgement, leak. To the stages after the judge also reviewed: a person decided"),
+]))  # fmt: skip
+REVIEWS = Table("judge", "reviews", 1, pa.schema([
+    _col("ordinal", I64, "place in the order of the decisions; the last one on a turn counts"),
+    _col("turn_id", STR, "turn that was decided on"),
+    _col("action", STR, "set, or strike: the decision before is withdrawn, and the votes count again"),
+    _col("reward_decided", BOOL, "the reward is decided here; false: the votes' stays"),
+    _col("reward", I8, "-1, 0 or 1; null: no reward", null=True),
+    _col("hint_decided", BOOL, "the hint is decided here; false: the votes' stays"),
+    _col("hint", STR, "the hint; null: no hint", null=True),
+    _col("note", STR, "what the reviewer wrote beside it", null=True),
+    _col("reviewer", STR, "who decided"),
+    _col("time", STR, "when, UTC, ISO 8601"),
 ]))  # fmt: skip
 TARGETS = Table("teacher", "targets", 3, pa.schema([
     _col("turn_id", STR, "turn that can be trained on"),
@@ -172,7 +184,10 @@ SCORES = Table("eval", "scores", 2, pa.schema([
          "passages"),
 ]))  # fmt: skip
 
+# Written by the stages, part by part.
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
+# Written by people at any time, a file a decision; in the folder of a stage, and not the stage's to throw away.
+APPENDED = {t.name: t for t in (REVIEWS,)}
 
 
 Row = dict[str, Any] | tuple[Any, ...]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.judge.votes import reward_of
+from opdkit.reviews import REVIEWED
 from opdkit.turn_ids import turn_id
 
 _ROLES = ("system", "user", "assistant", "tool")
@@ -43,6 +44,7 @@ class Known:
     roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
     trainable: dict[str, bool] | None = None  # turn -> whether it may be judged
     verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
+    decided: dict[str, Any] = field(default_factory=dict)  # turn -> what people decided, as the targets took it
     complete: bool = True  # every trainable turn must have a verdict: no --limit
     vocabulary: int | None = None
 
@@ -185,7 +187,8 @@ def _verdict(row: dict[str, Any]) -> Iterator[str]:
         yield "reward does not fit reward_status"
     if agreement is not None and not 0 <= agreement <= 1:
         yield "reward_agreement is not in [0, 1]"
-    if (row["hint"] is None) == (row["hint_status"] == "ok"):
+    # A run of fresh replies carries hints over, and with them what people decided.
+    if row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] == "ok"):
         yield "hint does not fit hint_status"
     if row["hint"] is not None and row["hint"] not in row["hints"]:
         yield "hint is none of hints"
@@ -205,7 +208,7 @@ def targets(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
         if number is not None and number < 0:
             wrong.at(n, "written is negative")
         if known.verdicts is not None:
-            _of_its_verdict(n, known.verdicts.get(name), number, plain["reward"][n], plain["hint"][n], wrong)
+            _of_its_verdict(n, _reviewed(name, known), number, plain["reward"][n], plain["hint"][n], wrong)
         if plain["reward"][n] not in (None, *_REWARDS):
             wrong.at(n, "reward is none of -1, 0, 1")
         overlap = plain["overlap"][n]
@@ -216,6 +219,15 @@ def targets(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
     _reply(table, known, wrong)
     _supports(table, known, wrong)
     return list(wrong.found.values())
+
+
+def _reviewed(name: str, known: Known) -> tuple[int | None, frozenset[str]] | None:
+    """Reward and hints of a turn, as the votes and then people say."""
+    verdict, decided = (known.verdicts or {}).get(name), known.decided.get(name, {})
+    if verdict is None or not decided:
+        return verdict
+    hints = verdict[1] if "hint" not in decided else frozenset({decided["hint"]} - {None})
+    return decided.get("reward", verdict[0]), hints
 
 
 def _of_its_verdict(

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from opdkit.check import plans, weights
+from opdkit.check import decisions, plans, weights
 from opdkit.check.finding import Finding, Report
 from opdkit.check.parts import Part, digests_of, files_pinned, look, miscounted, missing, strangers
 from opdkit.check.recompute import doomed, remove
@@ -21,7 +21,8 @@ from opdkit.disk import explained
 from opdkit.errors import OpdkitError
 from opdkit.stages import home
 from opdkit.store import part_path
-from opdkit.tables import Table
+from opdkit.store.footers import inputs_in
+from opdkit.tables import TARGETS, Table
 
 _BY_PART = ("extract", "judge", "teacher")
 _COLUMNS = ("stage", "table", "part", "row", "key", "what", "todo")
@@ -62,6 +63,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     walk = _Walk(run, manifests, Report(findings))
     walk.tables()
     walk.parts()
+    walk.reviews()
     if "train" in walk.finished and part_path(run, "metrics", 0).exists():
         walk.model(deep)
     return walk.report
@@ -75,6 +77,7 @@ class _Walk:
         self.digests = {stage: digests_of(run, stage) for stage in manifests}
         self.count = {stage: int(document["plan"]["parts"]) for stage, document in manifests.items()}
         self.finished: dict[str, Part] = {}  # stage -> its primary table's last part
+        self.taken: JSON = {}  # turn -> what people decided, as the targets took it
         report.parts = {stage: (0, parts) for stage, parts in self.count.items()}
 
     def tables(self) -> None:
@@ -150,6 +153,9 @@ class _Walk:
             self._wrong(stage, table.name, part, f"cannot be read: {str(error).splitlines()[0]}")
             return
         self.report.rows += result.rows
+        if table is TARGETS:
+            known.decided = inputs_in(result.footer).get("reviews", {})
+            self.taken |= known.decided
         for wrong in check(rows, known, self.seen):
             row = None if wrong.row < 0 else wrong.row
             self._wrong(stage, table.name, part, wrong.text(), row, wrong.key)
@@ -160,6 +166,13 @@ class _Walk:
         command = plans.again(self.run, stage, self.manifests[stage])
         todo = f"run `opdkit check {self.run} --recompute`, then `{command}`"
         self.report.add(Finding(stage, what, table, part, row, key, todo, gone=(table,)))
+
+    def reviews(self) -> None:
+        """What people decided, and whether the training saw what the targets show now."""
+        for finding in decisions.wrong(self.run):
+            self.report.add(finding)
+        if "train" in self.manifests and "teacher" in self.manifests:
+            self.report.findings += decisions.unseen(self.run, self.manifests["train"], self.taken)
 
     def model(self, deep: bool) -> None:
         """The folders of the trained model."""

@@ -12,6 +12,7 @@ from typing import Any
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
+from opdkit.commands.report import ReportConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
 from opdkit.stages import configure as configure_stage
@@ -62,6 +63,12 @@ COMMANDS: dict[str, Command] = {
         "rollout",
         "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
         "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
+    ),
+    "report": Command(
+        ReportConfig,
+        "opdkit.report:run",
+        "Write the run as one HTML file that opens offline: funnel, votes, hints, every token's advantage, training.",
+        "opdkit report runs/try",
     ),
     **_stage(
         "run",

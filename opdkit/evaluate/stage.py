@@ -30,6 +30,7 @@ from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, repl
 from opdkit.evaluate.screen import show
 from opdkit.model_folder import refuse_no_model
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.reviews import decided_in, in_force, plan_inputs
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
 from opdkit.store import (
@@ -137,9 +138,10 @@ def _has(config: EvalConfig, stage: str) -> bool:
 
 
 def run_hints(run: Path) -> set[str]:
-    """Every accepted hint of the run."""
+    """Every accepted hint of the run, and every one that people wrote."""
     parts = (read_arrow(run, "verdicts", part, ["hints"]) for part in range(part_count(run, "judge")))
-    return {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
+    decided = {review.hint for review in in_force(run).values() if review.hint is not None}
+    return decided | {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
 
 
 def _names(config: EvalConfig) -> dict[str, str]:
@@ -160,6 +162,8 @@ def _open(config: EvalConfig, names: dict[str, str]) -> Stage:
         inputs["neutral"] = file_digest(Path(config.neutral))
     if config.judge_model and not config.judge_url:
         inputs["judge"] = model_identity(config.judge_model)
+    if _has(config, "teacher"):
+        inputs |= plan_inputs(decided_in(config.run, "targets"))
     upstream = [stage for stage in ("extract", "judge", "teacher", "train") if _has(config, stage)]
     return Stage.open(config, "eval", [REPLIES, SCORES], parts=1, inputs=inputs, upstream=upstream)
 

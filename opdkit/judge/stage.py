@@ -43,6 +43,13 @@ class Case:
         following = self.messages[self.index + 1 : self.index + 1 + self.next_count]
         return "\n".join(m["content"] or "" for m in following)
 
+    def not_to_be_quoted(self, judge: str) -> str:
+        """The text that a hint of this judge gives away when it quotes it.
+
+        The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
+        """
+        return "" if judge == "rules" else self.next_text
+
 
 Votes = tuple[list[HintVote], list[RewardVote]]
 
@@ -123,8 +130,7 @@ def _verdict(
     choice = hints.choose(
         [v.decision for v in hint_votes],
         [v.hint for v in hint_votes],
-        # The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
-        "" if config.judge == "rules" else case.next_text,
+        case.not_to_be_quoted(config.judge),
         select=config.hint_select,
         max_chars=config.max_hint_chars,
     )

@@ -15,6 +15,7 @@ from opdkit.config import JSON, parse_pairs
 from opdkit.logs.messages import message
 from opdkit.memory import TOO_LARGE
 from opdkit.models import known_context, load_model, load_tokenizer, token_generator
+from opdkit.reviews import Reviews
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import RolloutConfig
 from opdkit.store import Counters, PartWriter, model_identity
@@ -56,9 +57,12 @@ class Student:
     vocabulary: int  # ids that the model reads and writes
 
 
-def hinted_turns(config: RolloutConfig, part: int) -> Iterator[Hinted]:
-    """The turns of a part of the source run that have a hint, in order, within `--limit`."""
-    for session, judged in judged_sessions(config.from_, part, config.limit):
+def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> Iterator[Hinted]:
+    """The turns of a part of the source run that have a hint, in order, within `--limit`.
+
+    `reviews` are the decisions on that run that are in force.
+    """
+    for session, judged in judged_sessions(config.from_, part, config.limit, reviews):
         for turn, verdict in judged:
             if verdict["hint"] is not None:
                 yield Hinted(session, turn, verdict)
@@ -78,13 +82,13 @@ def load_student(config: RolloutConfig) -> Student:
     )
 
 
-def write_replies(config: RolloutConfig, student: Student, part: int, out: PartWriter) -> None:
+def write_replies(config: RolloutConfig, student: Student, part: int, reviews: Reviews, out: PartWriter) -> None:
     """The sessions and turns of one part: `--samples` fresh replies to each prompt.
 
     Draw g of a turn comes from the stream (seed, turn, g). Prompts that cannot be read are dropped and counted.
     """
     asked: list[tuple[Hinted, list[int]]] = []
-    for hinted in hinted_turns(config, part):
+    for hinted in hinted_turns(config, part, reviews):
         out.counters.rows_in += 1
         try:
             asked.append((hinted, prompt_ids(student, hinted, config.max_new_tokens)))

@@ -14,6 +14,7 @@ from opdkit.judge.parse import parse_reward
 from opdkit.judge.stage import count_reward, count_votes
 from opdkit.judge.votes import Reward, reward_of
 from opdkit.models import load_tokenizer
+from opdkit.reviews import Reviews, read_verdicts
 from opdkit.stages import RolloutConfig
 from opdkit.store import Counters, PartWriter, read_part
 from opdkit.turn_ids import answered_turn_id
@@ -55,11 +56,11 @@ class Judge:
         return visible(reply["content"] or "", thinking)
 
 
-def write_verdicts(config: RolloutConfig, judge: Judge | None, part: int, out: PartWriter) -> None:
+def write_verdicts(config: RolloutConfig, judge: Judge | None, part: int, reviews: Reviews, out: PartWriter) -> None:
     """The verdicts on one part of the replies, read from where they were committed."""
     sessions = read_part(config.run, "sessions", part)
     turns = read_part(config.run, "turns", part)
-    carried = {v["turn_id"]: v for v in read_part(config.from_, "verdicts", part)}
+    carried = {v["turn_id"]: v for v in read_verdicts(config.from_, part, reviews)}
     verdicts = [carried[answered_turn_id(session["session_id"])] for session in sessions]
     out.counters.rows_in = len(sessions)
     found: list[Judged] = [([], NOT_JUDGED)] * len(sessions)

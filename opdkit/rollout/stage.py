@@ -15,6 +15,7 @@ from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
 from opdkit.model_folder import refuse_no_model
+from opdkit.reviews import Reviews, decisions, in_force, plan_inputs
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import Judge, write_verdicts
 from opdkit.stages import RolloutConfig, home
@@ -31,11 +32,11 @@ def run(config: RolloutConfig) -> Summary:
     replies are kept then, and the same command goes on with them.
     """
     config = replace(config, template_arg=template_arg(config))
-    parts = part_count(config.from_, "judge")
-    refuse_without_hints(config, parts)
-    replies, verdicts = open_stages(config, parts)
-    sample_parts(config, replies)
-    judge_parts(config, verdicts)
+    parts, reviews = part_count(config.from_, "judge"), in_force(config.from_)
+    refuse_without_hints(config, parts, reviews)
+    replies, verdicts = open_stages(config, parts, reviews)
+    sample_parts(config, replies, reviews)
+    judge_parts(config, verdicts, reviews)
     summary = both(replies.summary(), verdicts.summary())
     if config.judge_model is None:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
@@ -45,22 +46,22 @@ def run(config: RolloutConfig) -> Summary:
     return summary
 
 
-def sample_parts(config: RolloutConfig, stage: Stage) -> None:
+def sample_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
     """Replies for the parts of this shard that have none yet."""
     if todo := stage.todo():
         student = load_student(config)
         for part in progress(todo, "rollout", len(todo), "parts"):
             with stage.writing(part) as out:
-                write_replies(config, student, part, out)
+                write_replies(config, student, part, reviews, out)
 
 
-def judge_parts(config: RolloutConfig, stage: Stage) -> None:
+def judge_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
     """Verdicts on the replies of this shard's parts that have none yet."""
     if todo := stage.todo():
         judge = Judge(config) if config.judge_model else None
         for part in todo:
             with stage.writing(part) as out:
-                write_verdicts(config, judge, part, out)
+                write_verdicts(config, judge, part, reviews, out)
 
 
 # -- setting up -----------------------------------------------------------------------------------------------------
@@ -73,9 +74,9 @@ def template_arg(config: RolloutConfig) -> tuple[str, ...]:
     return tuple(manifest(config.from_, "teacher")["plan"]["config"]["template_arg"])
 
 
-def refuse_without_hints(config: RolloutConfig, parts: int) -> None:
+def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
-    if not any(True for part in range(parts) for _ in hinted_turns(config, part)):
+    if not any(True for part in range(parts) for _ in hinted_turns(config, part, reviews)):
         within = f" in its first {config.limit} sessions" if config.limit else ""
         raise OpdkitError(
             f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
@@ -84,7 +85,7 @@ def refuse_without_hints(config: RolloutConfig, parts: int) -> None:
         )
 
 
-def open_stages(config: RolloutConfig, parts: int) -> tuple[Stage, Stage]:
+def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:
     """The two stages of the new run that this command writes.
 
     Who judges is no part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
@@ -94,7 +95,8 @@ def open_stages(config: RolloutConfig, parts: int) -> tuple[Stage, Stage]:
         refuse_no_model(name)
     inputs: JSON = {
         "model": model_identity(config.model),
-        "from": {stage: manifest(config.from_, stage)["fingerprint"] for stage in _SOURCE},
+        "from": {stage: manifest(config.from_, stage)["fingerprint"] for stage in _SOURCE}
+        | plan_inputs({name: each["hint"] for name, each in decisions(reviews).items() if "hint" in each}),
     }
     judge = {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)

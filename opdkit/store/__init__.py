@@ -22,11 +22,12 @@ reading.py   reading
 """
 
 from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters
-from opdkit.store.plans import command_of, differences, fingerprint, manifest, model_identity
+from opdkit.store.plans import command_of, differences, file_identity, fingerprint, manifest, model_identity
 from opdkit.store.reading import (
     limited,
     part_count,
     part_path,
+    parts_of_turns,
     read_all,
     read_arrow,
     read_part,
@@ -41,6 +42,7 @@ __all__ = [
     "Summary",
     "command_of",
     "differences",
+    "file_identity",
     "fingerprint",
     "limited",
     "manifest",
@@ -48,6 +50,7 @@ __all__ = [
     "mostly_dropped",
     "part_count",
     "part_path",
+    "parts_of_turns",
     "read_all",
     "read_arrow",
     "read_counters",

@@ -55,7 +55,7 @@ def recorded(home: Path) -> dict[tuple[str, int], set[str]]:
     return dict(found)
 
 
-def forget(home: Path, table: str, part: int) -> None:
-    """Remove what is recorded of a part."""
-    for path in (home / ".digests").glob(f"{table}-{part:05d}-*"):
+def forget(home: Path, table: str, part: int, digest: str = "*") -> None:
+    """Remove what is recorded of a part; of a file that it was, where its `digest` is given."""
+    for path in (home / ".digests").glob(f"{table}-{part:05d}-{digest}"):
         path.unlink(missing_ok=True)

@@ -2,14 +2,18 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
 PART_KEY, FILES_KEY = b"opdkit.part", b"opdkit.files"
+# What a part was computed from beside the plan (`Stage.open(part_inputs=...)`).
+INPUTS_KEY = b"opdkit.inputs"
 
 
 @dataclass
@@ -80,6 +84,17 @@ class Summary:
         """The closing line, with the details on a line before it."""
         details = self.details()
         return f"{self.stage}: {details}\n{self.line()}" if details else self.line()
+
+
+def read_inputs(path: Path) -> dict[str, Any]:
+    """What a part says it was computed from beside the plan; {} where that is nothing."""
+    return inputs_in(pq.read_schema(path).metadata or {})
+
+
+def inputs_in(footer: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The same, from a footer that has been read."""
+    found: dict[str, Any] = json.loads(footer.get(INPUTS_KEY, b"{}"))
+    return found
 
 
 def read_counters(path: Path) -> Counters:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import uuid
+from collections.abc import Collection
 from pathlib import Path
 
 from opdkit.disk import explained
@@ -19,10 +20,20 @@ def move_first(temporary: Path, final: Path) -> bool:
     return True
 
 
-def discard(folder: Path) -> None:
-    """Remove a stage at one blow: killed half-way, no part may outlive the manifest that says what it is."""
+def discard(folder: Path, keep: Collection[str] = ()) -> None:
+    """Remove what a stage wrote: killed half-way, no part may outlive the manifest that says what it is.
+
+    At one blow; or, where `keep` names what people have put there, everything else, the manifest last. What is kept is
+    never moved: somebody may be adding to it.
+    """
     trash = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
-    folder.replace(trash)
+    if not keep:
+        folder.replace(trash)
+    else:
+        trash.mkdir()
+        for path in sorted(folder.iterdir(), key=lambda path: (path.name == "manifest.json", path.name)):
+            if path.name not in keep:
+                path.replace(trash / path.name)
     shutil.rmtree(trash)
 
 

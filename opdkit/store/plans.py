@@ -11,6 +11,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.stages import home
 from opdkit.store.digests import file_digest
 from opdkit.store.placing import discard, write_first
+from opdkit.tables import APPENDED
 
 
 def fingerprint(plan: JSON) -> str:
@@ -44,7 +45,7 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> None:
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
         with explained(folder):
-            discard(folder)
+            discard(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
     # Whoever writes a part has written the manifest before: so look for parts first.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{folder} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
@@ -90,7 +91,12 @@ def model_identity(name: str) -> JSON:
     if not folder.is_dir():
         return {"name": name}
     files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja", ".model", ".txt"))
-    return {"name": name, "files": {p.name: f"{p.stat().st_size}:{_sampled_digest(p)}" for p in files}}
+    return {"name": name, "files": {p.name: file_identity(p) for p in files}}
+
+
+def file_identity(path: Path) -> str:
+    """Size and digest of one of a model's files, as `model_identity` pins it."""
+    return f"{path.stat().st_size}:{_sampled_digest(path)}"
 
 
 def _sampled_digest(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:

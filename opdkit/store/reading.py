@@ -1,9 +1,10 @@
 """Reading what stages have written."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from opdkit.config import JSON
@@ -56,6 +57,42 @@ def read_all(run: Path, table: str) -> Iterator[JSON]:
     """The rows of all parts, in order."""
     for part in range(part_count(run, TABLES[table].stage)):
         yield from read_part(run, table, part)
+
+
+def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
+    """turn_id -> the part that it is in, for those of `turn_ids` that the run has.
+
+    Reads one column, and only of the parts whose statistics do not rule all of the turns out.
+    """
+    found: dict[str, int] = {}
+    missing = set(turn_ids)
+    for part in range(part_count(run, "extract")):
+        ranges = _ranges(part_path(run, "turns", part), "turn_id") if missing else []
+        within = sorted(name for name in missing if any(low <= name <= high for low, high in ranges))
+        near = pa.array(within, pa.string())
+        if len(near):
+            ids = read_arrow(run, "turns", part, ["turn_id"])["turn_id"]
+            here = ids.filter(pc.is_in(ids, near)).to_pylist()
+            found |= dict.fromkeys(here, part)
+            missing.difference_update(here)
+    return found
+
+
+def _ranges(path: Path, column: str) -> list[tuple[str, str]]:
+    """From which value to which the row groups of a part go, by their statistics; [] of a part that is not there.
+
+    Statistics compare UTF-8 byte by byte, which is the order that Python gives text.
+    """
+    if not path.exists():
+        return []
+    groups = pq.read_metadata(path)
+    ranges = []
+    for group in (groups.row_group(n) for n in range(groups.num_row_groups)):
+        (place,) = [n for n in range(group.num_columns) if group.column(n).path_in_schema == column]
+        statistics = group.column(place).statistics
+        known = statistics is not None and statistics.has_min_max
+        ranges.append((statistics.min, statistics.max) if known else ("", "\U0010ffff"))
+    return ranges
 
 
 def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +13,18 @@ from opdkit import __version__, stopping
 from opdkit.config import JSON, StageConfig, parse_shard
 from opdkit.disk import explained
 from opdkit.stages import home
-from opdkit.store.digests import file_digest, record
-from opdkit.store.footers import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters, Summary
+from opdkit.store.digests import file_digest, forget, record
+from opdkit.store.footers import (
+    COUNTERS_KEY,
+    FILES_KEY,
+    INPUTS_KEY,
+    PART_KEY,
+    PLAN_KEY,
+    VERSION_KEY,
+    Counters,
+    Summary,
+    read_inputs,
+)
 from opdkit.store.marks import claim_name, marked, read_claim
 from opdkit.store.placing import move_first, sync
 from opdkit.store.plans import fingerprint, manifest, model_identity, pin
@@ -28,19 +38,33 @@ class PartWriter:
     def __init__(self, tables: Sequence[Table]) -> None:
         self.counters = Counters()
         self._rows: dict[str, list[Row]] = {table.name: [] for table in tables}
+        self._arrow: dict[str, pa.Table] = {}
 
     def rows(self, table: str, rows: Sequence[Row]) -> None:
         self._rows[table].extend(rows)
 
+    def table(self, table: str, arrow: pa.Table) -> None:
+        """All rows of a table, where they are Arrow already."""
+        self._arrow[table] = arrow
+
     def arrow(self, table: Table) -> pa.Table:
-        return to_arrow(table, self._rows[table.name])
+        return self._arrow[table.name] if table.name in self._arrow else to_arrow(table, self._rows[table.name])
 
 
 class Stage:
     """One stage of one run. `tables[0]` is the primary table: a part is done when its file there exists."""
 
-    def __init__(self, config: StageConfig, name: str, tables: Sequence[Table], parts: int, plan: str) -> None:
+    def __init__(
+        self,
+        config: StageConfig,
+        name: str,
+        tables: Sequence[Table],
+        parts: int,
+        plan: str,
+        part_inputs: Callable[[int], JSON] | None = None,
+    ) -> None:
         self.config, self.name, self.tables, self.parts, self.plan = config, name, list(tables), parts, plan
+        self.part_inputs = part_inputs
         self.home = home(config.run, name)
         self.shard, self.shards = parse_shard(config.shard)
 
@@ -55,10 +79,13 @@ class Stage:
         inputs: JSON | None = None,
         upstream: Sequence[str] = (),
         command: str | None = None,
+        part_inputs: Callable[[int], JSON] | None = None,
     ) -> "Stage":
         """Pin the plan in the manifest, or check that the one there is the same.
 
-        `command` is the one that writes the stage, where that is not the stage's own.
+        `command` is the one that writes the stage, where that is not the stage's own. `part_inputs` says what a part
+        is computed from that may change while the plan stays: kept in its footer, and a part that was computed from
+        something else is to do again; until then it stays.
 
         Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs.
         """
@@ -71,7 +98,7 @@ class Stage:
             "inputs": inputs or {},
             "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
         } | ({"command": command} if command else {})
-        stage = cls(config, name, tables, parts, fingerprint(plan))
+        stage = cls(config, name, tables, parts, fingerprint(plan), part_inputs)
         pin(stage.home, config, stage.plan, plan)
         stage._sweep_temporary_files()
         return stage
@@ -82,7 +109,8 @@ class Stage:
         return part_path(self.config.run, table, part)
 
     def done(self, part: int) -> bool:
-        return self.path(self.tables[0].name, part).exists()
+        path = self.path(self.tables[0].name, part)
+        return path.exists() and (self.part_inputs is None or read_inputs(path) == self.part_inputs(part))
 
     def todo(self) -> list[int]:
         """The parts of this shard that are not done yet."""
@@ -118,6 +146,7 @@ class Stage:
         arrow = arrow.replace_schema_metadata({
             VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
             PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(self._files_beside(table)),
+            **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
         })  # fmt: skip
         final = self.path(table.name, part)
         temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
@@ -128,10 +157,15 @@ class Stage:
                 temporary.parent.mkdir(exist_ok=True)
                 _write(temporary, arrow)
                 marker = record(self.home, table.name, part, file_digest(temporary))
-                if primary:
-                    move_first(temporary, final)
-                else:  # what a killed process left without its primary table is replaced
+                if not primary:  # what a killed process left without its primary table is replaced
                     temporary.replace(final)
+                elif final.exists() and not self.done(part):  # it was computed from other inputs
+                    outdated = file_digest(final)
+                    temporary.replace(final)
+                    marker = None
+                    forget(self.home, table.name, part, outdated)
+                else:
+                    move_first(temporary, final)
                 sync(final.parent)
         except BaseException:
             if marker is not None:

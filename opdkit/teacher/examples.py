@@ -7,6 +7,7 @@ from typing import Any
 
 from opdkit.chat import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
 from opdkit.judge.hints import selected
+from opdkit.reviews import REVIEWED
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import TeacherConfig
 from opdkit.store import Counters
@@ -16,6 +17,7 @@ from opdkit.teacher.session import Target
 Row = dict[str, Any]
 Reading = tuple[Chat, list[Message]]  # messages, and the template that they are read through
 
+NO_SIGNAL = "no signal"
 _CANDIDATES = 3  # hints that are scored for one turn
 
 
@@ -47,7 +49,7 @@ def prepare(
     for turn, verdict in judged:
         try:
             if verdict["hint"] is None and verdict["reward"] is None:
-                raise ChatError("no signal")
+                raise ChatError(NO_SIGNAL)
             yield example(config, scorer, teacher, session, turn, verdict, counters)
         except ChatError as error:
             counters.drop(error.reason)
@@ -86,9 +88,10 @@ def example(
 def candidates(verdict: Row, how: str) -> list[str]:
     """The hints that are scored, shortest first: one, or up to three with `overlap`; [] where the verdict has none.
 
-    What the judge's votes did not carry (no quorum, outvoted) is selected by no rule.
+    What the judge's votes did not carry (no quorum, outvoted) is selected by no rule, and what a person decided is not
+    selected from.
     """
-    if verdict["hint"] is None or how == "judge":
+    if verdict["hint"] is None or how == "judge" or verdict["hint_status"] == REVIEWED:
         return [] if verdict["hint"] is None else [verdict["hint"]]
     if how == "overlap":
         return sorted(verdict["hints"], key=lambda hint: (len(hint), hint))[:_CANDIDATES]

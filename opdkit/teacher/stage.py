@@ -7,6 +7,7 @@ the hint. A turn that cannot be scored is dropped under a named reason and count
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,19 @@ from opdkit.config import parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
+from opdkit.reviews import Reviews, in_force, part_inputs, read_verdicts
 from opdkit.stages import TeacherConfig
 from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
 from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
+from opdkit.teacher.reviewed import JudgedSession, reviewed_targets
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
 from opdkit.teacher.written import Hinted, written
 
 Row = dict[str, Any]
 Scored = tuple[Example, Scores]
-JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # with its judged turns, each as (turn, verdict)
 
 _OVERLAP_TOP = 4  # tokens that --hint-select overlap compares where --support does not say
 _UNROUTED = "sessions without a teacher"
@@ -42,13 +44,22 @@ def run(config: TeacherConfig) -> Summary:
     """
     config = replace(config, template_arg=sampled_template_args(config))
     parts, inputs = part_count(config.run, "judge"), identities(config)
-    stage = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"])
+    decided = part_inputs(config.run, in_force(config.run))  # once: what is decided from now on is for the next time
+    stage = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"],
+                       part_inputs=decided)  # fmt: skip
     if todo := stage.todo():
-        scorer = load_scorer(config)
+        scorer = cache(lambda: load_scorer(config))  # another reward needs no model
+
+        def score(sessions: list[JudgedSession], counters: Counters) -> list[Row]:
+            return part_rows(config, scorer(), sessions, counters)
+
         for part in progress(todo, "teacher", len(todo), "parts"):
             with stage.writing(part) as out:
-                sessions = list(judged_sessions(config.run, part, config.limit))
-                out.rows("targets", part_rows(config, scorer, sessions, out.counters))
+                sessions = list(judged_sessions(config.run, part, config.limit, {}))
+                by_people = decided(part).get("reviews", {})
+                targets, counters = reviewed_targets(config, part, sessions, by_people, score)
+                out.table("targets", targets)
+                out.counters.merge(counters)
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -72,12 +83,15 @@ def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
     return tuple(sampled)
 
 
-def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
-    """The sessions of a part (of the first `limit` of the run) with their judged turns, in the verdicts' order."""
+def judged_sessions(run: Path, part: int, limit: int | None, reviews: Reviews) -> Iterator[JudgedSession]:
+    """The sessions of a part (of the first `limit` of the run) with their judged turns, in the verdicts' order.
+
+    The verdicts are as the decisions of people leave them.
+    """
     sessions = read_part(run, "sessions", part)[: limited(run, part, limit)]
     session_of = {s["session_id"]: s for s in sessions}
     turn_of = {t["turn_id"]: t for t in read_part(run, "turns", part)}
-    judged = [(turn_of[v["turn_id"]], v) for v in read_part(run, "verdicts", part)]
+    judged = [(turn_of[v["turn_id"]], v) for v in read_verdicts(run, part, reviews)]
     for session_id, group in groupby(judged, key=lambda pair: pair[0]["session_id"]):
         if session_id in session_of:
             yield session_of[session_id], list(group)

@@ -15,6 +15,7 @@ from opdkit import stopping
 from opdkit.config import JSON
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import resolve_device
+from opdkit.reviews import decided_in, plan_inputs
 from opdkit.stages import TrainConfig
 from opdkit.store import PartWriter, Stage
 from opdkit.tables import METRICS
@@ -62,11 +63,13 @@ def accelerator_of(config: TrainConfig) -> Accelerator:
 def open_stage(config: TrainConfig, accelerator: Accelerator, identity: JSON) -> Stage:
     """The stage, pinned by the main process before the others look at it."""
     alone = dataclasses.replace(config, shard="0/1")
+    by_people = plan_inputs(decided_in(config.run, "targets"))
     for main in (True, False):
         if main == accelerator.is_main_process:
             # What to overwrite, the main process has overwritten.
             mine = dataclasses.replace(alone, overwrite=config.overwrite and main)
-            stage = Stage.open(mine, "train", [METRICS], parts=1, inputs={"model": identity}, upstream=["teacher"])
+            stage = Stage.open(mine, "train", [METRICS], parts=1, inputs={"model": identity} | by_people,
+                               upstream=["teacher"])  # fmt: skip
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
         settings: dict[str, Any] = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}

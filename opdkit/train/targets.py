@@ -20,6 +20,7 @@ from opdkit.chat import Chat, ChatError, without_first
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model_folder import refuse_no_model
+from opdkit.reviews import refuse_outdated_targets
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
 from opdkit.turn_ids import logged_session_id
 
@@ -71,8 +72,10 @@ SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
 def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> list[Turn]:
     """All targets of the run (of its first `limit` sessions), in order; with their `supports` where asked.
 
-    Raises OpdkitError when supports are asked for and a turn with a hint has none.
+    Raises OpdkitError when supports are asked for and a turn with a hint has none, or when people have decided
+    something about the turns that the targets do not show yet.
     """
+    refuse_outdated_targets(run)
     turns = [t for part in range(part_count(run, "teacher")) for t in _turns_of(run, part, limit, supports)]
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
     without = sum(turn.support is None for turn in hinted)

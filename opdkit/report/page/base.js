@@ -1,0 +1,121 @@
+"use strict";
+// What every part of the page uses: elements, texts of strangers, numbers, colours, the packed data.
+// Nothing here or elsewhere makes markup of a text: the page's policy (Trusted Types) would refuse it.
+
+// el("p", {class: "faint", onclick: f}, "text", node, [nodes]): strings become text nodes.
+function el(tag, given = {}, ...inside) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...inside.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  return made;
+}
+
+const byId = (id) => document.getElementById(id);
+
+// -- texts of strangers ------------------------------------------------------------------------------------------------
+
+// Control and format characters that hide or turn round what is beside them, tags, and halves of pairs. Newline and
+// tab are text, and so are the joiners (U+200C, U+200D) that scripts and emoji are written with.
+const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
+
+// The text as nodes, each hidden character as a small box with its number; words that are searched for are marked.
+function said(text, terms = []) {
+  const nodes = [];
+  let end = 0;
+  for (const match of text.matchAll(HIDDEN)) {
+    nodes.push(...marked(text.slice(end, match.index), terms));
+    const number = match[0].codePointAt(0).toString(16).toUpperCase().padStart(4, "0");
+    nodes.push(el("span", {class: "control", title: "a character that does not show"}, "U+" + number));
+    end = match.index + match[0].length;
+  }
+  return [...nodes, ...marked(text.slice(end), terms)];
+}
+
+function marked(text, terms) {
+  if (!terms.length) return text ? [document.createTextNode(text)] : [];
+  const nodes = [], lower = text.toLowerCase();
+  let end = 0;
+  while (lower.length === text.length) {  // some letters change their length with their case: then nothing is marked
+    const next = terms.map((term) => [lower.indexOf(term, end), term.length]).filter(([at]) => at >= 0)
+      .sort(([a, n], [b, m]) => a - b || m - n)[0];
+    if (!next) break;
+    nodes.push(text.slice(end, next[0]), el("mark", {}, text.slice(next[0], next[0] + next[1])));
+    end = next[0] + next[1];
+  }
+  return [...nodes, text.slice(end)].filter((node) => node !== "");
+}
+
+// A text of a stranger in an element of its own, so that its direction stays its own.
+const quoted = (text, tag = "span", kind = "said") => el(tag, {class: kind, dir: "auto"}, said(text));
+
+// As one word of a POSIX shell.
+const shellWord = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
+
+// -- numbers -----------------------------------------------------------------------------------------------------------
+
+const MISSING = "–";
+const count = (n) => n === null || n === undefined ? MISSING : n.toLocaleString("en-US");
+const fixed = (x, digits = 2) => x === null || x === undefined ? MISSING : x.toFixed(digits).replace("-", "−");
+const signed = (x, digits = 2) => x === null || x === undefined ? MISSING : (x > 0 ? "+" : "") + fixed(x, digits);
+const share = (part, whole) => whole ? (100 * (part || 0) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0) + "%" : MISSING;
+const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : many);
+
+// -- tables ------------------------------------------------------------------------------------------------------------
+
+// A cell is a string, a node, or {number: "1,234"}. The first of a row names it.
+function table(head, rows, caption = null) {
+  const cell = (tag, value, scope) => value && value.number !== undefined
+    ? el(tag, {class: "number", scope}, value.number)
+    : value && value.node ? el(tag, {class: value.kind, scope}, value.node) : el(tag, {scope}, value);
+  return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption || head.filter((h) => typeof h === "string").join(", ")},
+    el("table", {}, caption && el("caption", {class: "faint small"}, caption),
+      el("thead", {}, el("tr", {}, head.map((value) => cell("th", value, "col")))),
+      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, n) => n ? cell("td", value) : cell("th", value, "row")))))));
+}
+
+// [name, number, kind of bar] rows with a bar each. `whole` is what 100% is.
+function barTable(head, rows, whole = null) {
+  const largest = Math.max(1, ...rows.map((row) => row[1]));
+  return table([...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), ""], rows.map(([name, number, kind]) => [
+    typeof name === "string" ? quoted(name) : name, {number: count(number)}, ...(whole ? [{number: share(number, whole)}] : []),
+    {kind: "bar", node: bar(number / largest, kind)}]));
+}
+
+function bar(part, kind = "") {
+  const made = el("div", {class: kind, "aria-hidden": "true"});
+  made.style.width = `${100 * part}%`;
+  return made;
+}
+
+const facts = (...pairs) => el("ul", {class: "facts"}, pairs.map(([name, value]) => el("li", {}, el("strong", {}, value), name)));
+
+// -- data, colours -----------------------------------------------------------------------------------------------------
+
+async function unpacked() {
+  const packed = atob(byId("data").textContent.trim());
+  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+const THEMES = ["system", "light", "dark"];
+
+function setTheme(theme) {
+  if (theme === "system") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = "Colours: " + theme;
+  byId("theme").setAttribute("aria-label", "Colours: " + theme + "; press for the next");
+  redrawCharts();
+}
+
+// The colour that a custom property stands for in the theme of now.
+function colour(name) {
+  document.body.style.setProperty("outline-color", `var(--${name})`);
+  const found = getComputedStyle(document.body).outlineColor;
+  document.body.style.removeProperty("outline-color");
+  return found;
+}

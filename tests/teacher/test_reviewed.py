@@ -1,0 +1,205 @@
+"""A decision changes exactly its turn's target, to the bit, and a strike brings back what was there."""
+
+import random
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from scored_runs import Said, Toy, toy_sessions, train_config, write_run
+
+from opdkit import reviews, teacher, train
+from opdkit.check.stage import examine
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.reviews import Review
+from opdkit.stages import TeacherConfig
+from opdkit.store import part_path, read_all, read_counters
+from opdkit.store.footers import read_inputs
+
+TOYS = [
+    *toy_sessions(4, replies=3),
+    Toy("plain", [Said("red"), Said("green", None, "Say it in three letters.")]),  # the first has no signal
+]
+PARTS = (0, 1, 2)
+NEW = "Say nothing but the word, in capital letters."
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory, tiny_model_dir):
+    return write_run(tmp_path_factory.mktemp("reviewed") / "run", tiny_model_dir, TOYS, per_part=2)
+
+
+@pytest.fixture
+def run(scored, tmp_path):
+    return shutil.copytree(scored, tmp_path / "run")
+
+
+@pytest.fixture
+def again(tiny_model_dir):
+    """The same command once more."""
+
+    def score(run):
+        return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", support=3, shard="0/1"))
+
+    return score
+
+
+def rows(run) -> dict[str, dict]:
+    return {row["turn_id"]: row for row in read_all(run, "targets")}
+
+
+def contents(run) -> list[bytes]:
+    return [part_path(run, "targets", part).read_bytes() for part in PARTS]
+
+
+def healthy(run) -> None:
+    """What is there of teacher, train and reviews; the verdicts before were written without counters."""
+    found = [f for f in examine(run).findings if f.stage in ("teacher", "train") or f.table == "reviews"]
+    assert [(f.what, f.key) for f in found] == []
+
+
+DECISIONS = {
+    "another reward": (Review("toy-1:3", True, 0), {"reward"}),
+    "no reward": (Review("toy-0:3", True, None), {"reward"}),
+    "another hint": (Review("toy-1:3", False, None, True, NEW),
+                     {"hint", "teacher_logprobs", "support_teacher"}),
+    "a hint where there was none": (Review("toy-0:1", False, None, True, NEW),
+                                    {"hint", "teacher_logprobs", "support_teacher"}),
+    "no hint": (Review("toy-1:3", False, None, True, None), {"hint", "teacher_logprobs", "support_teacher"}),
+    "both": (Review("toy-1:3", True, -1, True, NEW), {"hint", "teacher_logprobs", "support_teacher", "reward"}),
+}  # fmt: skip
+ROUNDED = {"old_logprobs", "support_old"}  # of a turn that is now read by itself
+
+
+@pytest.mark.parametrize("name", DECISIONS)
+def test_a_decision_changes_exactly_its_turn_s_target_and_a_strike_undoes_it(run, again, name):
+    decided, columns = DECISIONS[name]
+    before, files, order = rows(run), contents(run), [r["turn_id"] for r in read_all(run, "targets")]
+    reviews.append(run, [decided])
+    again(run)
+    after = rows(run)
+    assert [r["turn_id"] for r in read_all(run, "targets")] == order
+    changed = {k for k in before if before[k] != after[k]}
+    assert changed == {decided.turn_id}
+    differing = {k for k in after[decided.turn_id] if before[decided.turn_id][k] != after[decided.turn_id][k]}
+    assert columns <= differing <= columns | (ROUNDED if "hint" in columns else set())
+    same = [part for part in PARTS if contents(run)[part] == files[part]]
+    assert same == [1, 2], "the other parts are untouched, byte for byte"
+    healthy(run)
+    again(run)
+    assert rows(run) == after
+    reviews.append(run, [Review(decided.turn_id, action="strike")])
+    again(run)
+    assert rows(run) == before
+    assert [read_inputs(part_path(run, "targets", part)) for part in PARTS] == [{}, {}, {}]
+    healthy(run)
+
+
+def test_a_turn_without_a_signal_gets_a_target_and_loses_it_again(run, again):
+    before = rows(run)
+    assert "plain:1" not in before
+    counted = read_counters(part_path(run, "targets", 2))
+    reviews.append(run, [Review("plain:1", True, 1)])
+    again(run)
+    assert rows(run).keys() - before.keys() == {"plain:1"}
+    assert read_counters(part_path(run, "targets", 2)).dropped == {}
+    healthy(run)
+    reviews.append(run, [Review("plain:1", action="strike"), Review("plain:3", False, None, True, None)])
+    again(run)
+    assert before.keys() - rows(run).keys() == {"plain:3"}, "neither hint nor reward: nothing to train on"
+    assert read_counters(part_path(run, "targets", 2)).dropped["no signal"] == counted.dropped["no signal"] + 1
+    healthy(run)
+    reviews.append(run, [Review("plain:3", action="strike")])
+    again(run)
+    assert rows(run) == before
+
+
+def test_a_reward_loads_no_model(run, again, monkeypatch):
+    reviews.append(run, [Review("toy-1:3", True, 0), Review("toy-2:1", True, 0)])
+
+    def load(config):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("opdkit.teacher.stage.load_scorer", load)
+    again(run)
+    assert (rows(run)["toy-1:3"]["reward"], rows(run)["toy-2:1"]["reward"]) == (0, 0)
+
+
+def test_who_accepts_a_turn_as_it_is_costs_nothing(run, again):
+    files = contents(run)
+    reviews.append(run, [Review("toy-1:3", note="fine")])
+    again(run)
+    assert contents(run) == files
+
+
+TURNS = ["toy-0:1", "toy-0:3", "toy-1:1", "plain:1", "plain:3"]
+DECIDED = [{}, {"reward": 1}, {"reward": None}, {"hint": NEW}, {"hint": None},
+           {"reward": -1, "hint": "Say it in short."}, {"reward": None, "hint": None}]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_targets_do_not_depend_on_how_the_decisions_came_about(run, again, tmp_path, seed):
+    """Decided step by step, or all at once before the first target: the same rows and the same counts of them."""
+    draw = random.Random(seed)
+    at_once = shutil.copytree(run, tmp_path / "once")
+    shutil.rmtree(at_once / "teacher")
+    for _ in range(4):
+        step = {name: draw.choice(DECIDED) for name in draw.sample(TURNS, 3)}
+        some = [reviews.decision(n, d) if d else Review(n, action="strike") for n, d in step.items()]
+        reviews.append(run, some)
+        reviews.append(at_once, some)
+        again(run)
+    again(at_once)
+    assert list(read_all(run, "targets")) == list(read_all(at_once, "targets"))
+    assert counts(run) == counts(at_once)
+    healthy(run)
+
+
+def counts(run) -> list[tuple]:
+    counted = [read_counters(part_path(run, "targets", part)) for part in PARTS]
+    return [(c.rows_in, c.rows_out, c.dropped, c.extra["with a hint"], c.extra["decided by people"]) for c in counted]
+
+
+def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):
+    reviews.append(run, [Review("toy-1:3", False, None, True, "Go.")])
+    config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", support=3, hint_select="longest",
+                           overwrite=True, shard="0/1")  # fmt: skip
+    teacher.run(config)
+    assert rows(run)["toy-1:3"]["hint"] == "Go."
+
+
+def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_change(run, again, tiny_model_dir):
+    config = train_config(run, tiny_model_dir)
+    train.run(config)
+    reviews.append(run, [Review("toy-1:3", True, 0)])
+    with pytest.raises(OpdkitError, match=r"1 of 3 parts .* older than the decisions"):
+        train.run(config)
+    again(run)
+    assert any("before the decisions" in finding.what for finding in examine(run).findings)
+    with pytest.raises(ConfigError, match=r"inputs\.reviews: null ->"):
+        train.run(config)
+    reviews.append(run, [Review("toy-1:3", action="strike")])
+    again(run)
+    assert train.run(config).parts_done == 1
+    healthy(run)
+
+
+def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
+    """pitfall 25: at no time is there a part that is neither, and the same command finishes the work."""
+    import opdkit.store.stage
+
+    before = contents(run)
+    reviews.append(run, [Review("toy-1:3", True, 0)])
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    for name, there in (("record", before[0]), ("forget", None)):
+        with monkeypatch.context() as patch:
+            patch.setattr(opdkit.store.stage, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                again(run)
+        assert there is None or contents(run)[0] == there
+        pq.read_table(part_path(run, "targets", 0))
+    healthy(run)
+    again(run)
+    assert rows(run)["toy-1:3"]["reward"] == 0
