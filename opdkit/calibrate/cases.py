@@ -1,6 +1,5 @@
 """Labels beside what the judge said."""
 
-import difflib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ import pyarrow as pa
 
 from opdkit.calibrate.labels import Label
 from opdkit.config import JSON
+from opdkit.nearest import nearest_turns
 from opdkit.store import part_count, read_arrow
 
 _COLUMNS = ["turn_id", "reward_votes", "reward", "reward_status", "reward_agreement"]
 _GUESSED = 3  # unknown ids for which a similar one is looked for
-_SEARCHED = 20_000  # ids that are looked through
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,8 @@ def _explained(run: Path, missing: Sequence[Label]) -> tuple[Counter[str], list[
                 ids.add(row[kind])
     unknown = [label for label in missing if label.id not in known[label.kind]]
     counts = {"not judged": len(missing) - len(unknown), "unknown id": len(unknown)}
-    guesses = [_guess(label, sorted(known[label.kind])[:_SEARCHED]) for label in unknown[:_GUESSED]]
+    guesses = [
+        f"line {label.line}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}"
+        for label in unknown[:_GUESSED]
+    ]
     return Counter({reason: n for reason, n in counts.items() if n}), guesses
-
-
-def _guess(label: Label, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(label.id, known, n=1)
-    text = f"line {label.line}: no {label.kind[:-3]} {label.id!r} in this run"
-    return text + (f"; did you mean {near[0]!r}?" if near else "")

@@ -11,7 +11,7 @@ from opdkit.calibrate import agreement, voting
 from opdkit.calibrate.agreement import ClassScore, Level
 from opdkit.calibrate.cases import Case, match
 from opdkit.calibrate.intervals import Array, interval, resampled, share_interval
-from opdkit.calibrate.labels import read_labels
+from opdkit.calibrate.labels import labels_of_reviews, read_labels
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.config import JSON
 from opdkit.console import warn
@@ -75,17 +75,19 @@ def run(config: CalibrateConfig) -> None:
 
 
 def measure(config: CalibrateConfig) -> Calibration:
-    """The judge of a run against a file of labels.
+    """The judge's votes against a file of labels, or against what people decided in `opdkit review`.
 
     Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
     """
-    read = read_labels(config.labels)
+    read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
     matched = match(config.run, read.labels)
     for message in [*read.examples, *matched.guesses]:
         warn(message)
     if not matched.cases:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in matched.dropped.most_common())
-        raise OpdkitError(f"no label of {config.labels} is of a judged turn of {config.run}: {reasons}")
+        raise OpdkitError(
+            f"no label{f' of {config.labels}' if config.labels else ''} is of a judged turn of {config.run}: {reasons}"
+        )
     cases = matched.cases
     rewards = [voting.session_reward(config.session_reward, (t.reward for t in case.turns)) for case in cases]
     pairs = [(case.label, reward) for case, reward in zip(cases, rewards, strict=True) if reward is not None]

@@ -11,6 +11,7 @@ from typing import Any
 
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
+from opdkit.reviews import in_force
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
 VALUES = ("reward", "label")
@@ -24,7 +25,7 @@ _SHOWN = 3  # rows that an error quotes
 
 @dataclass(frozen=True)
 class Label:
-    """What people say of one turn or session: -1, 0 or 1. `line` is where, from 1."""
+    """What people say of one turn or session: -1, 0 or 1. `line` is where, from 1; of a review, its number."""
 
     kind: str  # one of KEYS
     id: str
@@ -75,6 +76,17 @@ def read_labels(path: Path) -> Labels:
     if contradicted == len(found):
         raise OpdkitError(f"{path} has no label: " + ("; ".join(examples) or "it has no rows with a reward"))
     return Labels([label for label in found.values() if label is not None], rows, set_aside, examples)
+
+
+def labels_of_reviews(run: Path) -> Labels:
+    """The rewards that people decided in `opdkit review`, as labels. Raises OpdkitError where there are none."""
+    decided = [review for review in in_force(run).values() if review.reward_decided and review.reward is not None]
+    if not decided:
+        raise OpdkitError(
+            f"nobody has decided a reward in {run}: name a file of LABELS, or start `opdkit review {run}`"
+        )
+    labels = [Label("turn_id", r.turn_id, r.reward, r.ordinal) for r in decided if r.reward is not None]
+    return Labels(labels, len(labels), Counter(), [])
 
 
 _UNLABELLED = "no label yet"

@@ -14,8 +14,9 @@ class CalibrateConfig(CommandConfig):
     """`opdkit calibrate`: the judge against labels that people gave."""
 
     run: Path = argument("the run directory")
-    labels: Path = argument("JSONL or CSV with turn_id (or session_id) and reward: -1, 0, 1, good, neutral, bad, "
-                            "true or false")  # fmt: skip
+    labels: Path | None = argument("JSONL or CSV with turn_id (or session_id) and reward: -1, 0, 1, good, neutral, "
+                                   "bad, true or false (default: the rewards decided in `opdkit review`)",
+                                   default=None)  # fmt: skip
     session_reward: str = option("last", "what of a session's rewards a label of the session is compared with: the "
                                  "last one, the sign of their mean, or the lowest", choices=SESSION_REWARDS,
                                  )  # fmt: skip

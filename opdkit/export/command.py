@@ -10,6 +10,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.export import kto, openai, sdft, sft, verl
 from opdkit.export.files import message_type, refuse_existing, writing
 from opdkit.export.turns import Target, judged_turns
+from opdkit.reviews import in_force
 from opdkit.stages import home
 from opdkit.store import Counters, Summary, part_count
 
@@ -33,10 +34,11 @@ def run(config: ExportConfig) -> Summary:
     target = TARGETS[config.to]((1, 0) if config.neutral else (1,))
     path = out_path(config, target)
     refuse_existing(path, overwrite=config.overwrite)
+    reviews = in_force(config.run)
     counters, schema = Counters(), target.schema(message_type(config.run, parts))
     with writing(path, schema, overwrite=config.overwrite) as out:
         for part in progress(range(parts), "export", parts, "parts"):
-            for turns in judged_turns(config.run, part, config.limit, counters):
+            for turns in judged_turns(config.run, part, config.limit, reviews, counters):
                 out.write(list(target.rows(turns, counters)))
         if not counters.rows_out:
             raise OpdkitError(f"{config.run} has no turn for {config.to}: {_reasons(counters)}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from opdkit.config import JSON
+from opdkit.reviews import Reviews, read_verdicts
 from opdkit.store import Counters, limited, read_part
 
 Row = JSON
@@ -79,14 +80,17 @@ def each(row: Callable[[JudgedTurn], Row]) -> Callable[[list[JudgedTurn], Counte
     return rows
 
 
-def judged_turns(run: Path, part: int, limit: int | None, counters: Counters) -> Iterator[list[JudgedTurn]]:
+def judged_turns(
+    run: Path, part: int, limit: int | None, reviews: Reviews, counters: Counters
+) -> Iterator[list[JudgedTurn]]:
     """The judged turns of a part, a list a session, within the first `limit` sessions of the run.
 
-    All turns are counted in `rows_in`; those without a verdict are dropped: for the reason that they cannot be
-    trained on, or as "not judged". Raises what `read_part` raises.
+    `reviews` are the decisions of people that are in force: they win over the votes. All turns are counted in
+    `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as "not judged".
+    Raises what `read_part` raises.
     """
     sessions = {s["session_id"]: s for s in read_part(run, "sessions", part)[: limited(run, part, limit)]}
-    verdicts = {v["turn_id"]: v for v in read_part(run, "verdicts", part)}
+    verdicts = {v["turn_id"]: v for v in read_verdicts(run, part, reviews)}
     turns = (turn for turn in read_part(run, "turns", part) if turn["session_id"] in sessions)
     for session_id, group in groupby(turns, key=lambda turn: turn["session_id"]):
         found = []

@@ -14,6 +14,7 @@ from opdkit.calibrate.voting import of_independent
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import reward_of
+from opdkit.reviews import Review, append
 
 Votes = Sequence[int | None]
 
@@ -139,7 +140,19 @@ def test_labels_of_sessions(how: str, right: int, tmp_path: Path) -> None:
 
 def test_an_unknown_id_is_met_with_a_similar_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(tmp_path, {"chat-1:1": [1], "chat-2:1": [1]}, {"chat-1:1": 1, "chta-2:1": 1})
-    assert "line 2: no turn 'chta-2:1' in this run; did you mean 'chat-2:1'?" in capsys.readouterr().err
+    assert "line 2: no turn 'chta-2:1' in this run; did you mean chat-2:1" in capsys.readouterr().err
+
+
+def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
+    """Against the votes: the verdicts that the decisions have overruled, not those that follow them."""
+    judged = judged_run(tmp_path / "run", {"a:1": [1, 1, -1], "b:1": [1, 1, 1], "c:1": [-1]})
+    with pytest.raises(OpdkitError, match="opdkit review"):
+        measure(CalibrateConfig(run=judged))
+    append(judged, [Review("a:1", reward_decided=True, reward=-1), Review("b:1", reward_decided=True, reward=1),
+                    Review("c:1", hint_decided=True, hint="Say it in French.")])  # fmt: skip
+    found = measure(CalibrateConfig(run=judged))
+    assert (found.labels, found.accuracy) == (2, 0.5)
+    assert found.confusion[0] == [0, 0, 1]
 
 
 def test_labels_of_another_run(tmp_path: Path) -> None:

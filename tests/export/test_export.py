@@ -15,6 +15,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.export import run as export
 from opdkit.export.turns import JudgedTurn
 from opdkit.openai_form import HINT_HEADER, openai_message
+from opdkit.reviews import Review, append
 from opdkit.store import Summary
 
 Judged = dict[str, JudgedTurn]
@@ -159,6 +160,17 @@ def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged,
     assert export(config).counters.rows_out == count[1] + count[0]
     with pytest.raises(ConfigError, match="--neutral is for trl-sft and openai"):
         ExportConfig(run=run, to="verl", neutral=True)
+
+
+def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
+    talk = session("a", message("user", "hi"), message("assistant", "ho"), message("user", "No."))
+    written = write_run(tmp_path / "run", [([talk], [turn("a:1")], [verdict("a:1", None, 1)])])
+    append(written, [Review("a:1", reward_decided=True, reward=-1, hint_decided=True, hint="Say it in French.")])
+    assert load(export(ExportConfig(run=written, to="trl-kto")).where)[0]["label"] is False
+    context = load(export(ExportConfig(run=written, to="trl-sdft")).where)[0]["privileged_context"]
+    assert context.endswith("\nSay it in French.")
+    with pytest.raises(OpdkitError, match="no turn for trl-sft: reward -1 1"):
+        export(ExportConfig(run=written, to="trl-sft"))
 
 
 def test_limit_counts_sessions(run: Path, tmp_path: Path) -> None:
