@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opdkit.commands.calibrate import CalibrateConfig
+from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
 from opdkit.commands.report import ReportConfig
 from opdkit.commands.setup import DoctorConfig, InitConfig
@@ -103,6 +105,18 @@ COMMANDS: dict[str, Command] = {
         "opdkit.check:run",
         "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
         "opdkit check runs/try",
+    ),
+    "export": Command(
+        ExportConfig,
+        "opdkit.export:run",
+        "Write the judged turns as other trainers read them: TRL's, verl, OpenAI's fine-tuning.",
+        "opdkit export runs/try runs/try/kto.parquet --to trl-kto",
+    ),
+    "calibrate": Command(
+        CalibrateConfig,
+        "opdkit.calibrate:run",
+        "Measure the judge against labels that people gave, and how many votes are worth paying for.",
+        "opdkit calibrate runs/try sample_data/labels.jsonl",
     ),
     "demo": Command(
         DemoConfig,
