@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands import COMMANDS
@@ -97,3 +98,17 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
     assert "unknown format" in done.stderr
     assert "\x1b" not in done.stderr
     assert "\x07" not in done.stderr
+
+
+def test_memory_that_runs_out_is_no_bug_of_opdkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opdkit import doctor
+    from opdkit.memory import torch
+
+    def run(config: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(doctor, "run", run)
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 1
+    assert "--batch-tokens" in shown.stderr
+    assert "bug" not in shown.stderr
