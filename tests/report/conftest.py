@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import Watched, chromium
-from checked_runs import whole_run
+from checked_runs import recommit, whole_run
 
 from opdkit.report import page
 
@@ -20,7 +21,18 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three parts, all stages finished; the numbers from the teacher on are invented."""
-    return whole_run(tmp_path_factory.mktemp("report") / "run")
+    made = whole_run(tmp_path_factory.mktemp("report") / "run")
+    numbers = np.random.default_rng(1)
+
+    def disagree(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if row["teacher_logprobs"] is not None:
+                shift = numbers.normal(0, 1, len(row["old_logprobs"]))
+                row["teacher_logprobs"] = np.minimum(np.add(row["old_logprobs"], shift), 0).tolist()
+
+    for part in range(3):
+        recommit(made, "targets", part, disagree)
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def test_the_policy_lets_nothing_else_run(report: Path, opened: Callable[..., Wa
     watched = Watched(browser)
     html = report.read_text(encoding="utf-8")
     bad = report.with_name("bad.html")
-    bad.write_text(html.replace("</main>", "</main><script>window.pwned = 1</script><img src=x onerror='window.pwned=1'>"
+    bad.write_text(html.replace("</main>", "</main><script>window.pwned = 1</script>"
+                                "<img src=x onerror='window.pwned=1'>"
                                 "<style>body { display: none }</style>"), encoding="utf-8")  # fmt: skip
     watched.open(bad)
     assert watched.page.evaluate("window.pwned") is None
