@@ -25,9 +25,7 @@ _CUTS = (CHARS, 200, 140, 90, 50, 20, 0)  # characters of each text in the list
 _LIST_SHARE = 0.65  # of the room, where turns are shown whole as well
 
 
-def page(
-    run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0
-) -> str:
+def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0) -> str:
     """The report of a run as HTML of at most `max_mb` megabytes.
 
     `rows` turns are listed and up to `turns` of them shown whole. With `review` ({"token": ...}) it is the page of
