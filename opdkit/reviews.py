@@ -89,12 +89,16 @@ class Ledger:
 
     def in_force(self) -> Reviews:
         """The decision that counts, for each turn that has one. Raises OpdkitError for a file that is damaged."""
+        last = {review.turn_id: review for review in self.every()}
+        return {name: review for name, review in last.items() if review.action == "set"}
+
+    def every(self) -> list[Review]:
+        """All decisions that were ever made, in their order."""
         for path in files(self.run):
             if path.name not in self._files:
                 self._files[path.name] = read_file(path)
-        every = [(review.ordinal, name, review) for name, rows in self._files.items() for review in rows]
-        last = {review.turn_id: review for _, _, review in sorted(every, key=lambda one: one[:2])}
-        return {name: review for name, review in last.items() if review.action == "set"}
+        named = [(review.ordinal, name, review) for name, rows in self._files.items() for review in rows]
+        return [review for *_, review in sorted(named, key=lambda one: one[:2])]
 
 
 def files(run: Path) -> list[Path]:

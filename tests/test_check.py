@@ -17,11 +17,12 @@ import pytest
 from checked_runs import PART_MB, recommit, whole_run
 from runs import talk, write_extract
 
-from opdkit import check, extract, judge
+from opdkit import check, extract, judge, reviews
 from opdkit.check.finding import Finding, Report
 from opdkit.check.stage import examine
 from opdkit.commands import CheckConfig
 from opdkit.errors import OpdkitError
+from opdkit.reviews import Review
 from opdkit.stages import ExtractConfig, JudgeConfig, home
 from opdkit.store import Stage, fingerprint, part_path, read_all
 from opdkit.tables import TABLES
@@ -421,3 +422,39 @@ def test_what_was_removed_is_to_do(run: Path) -> None:
                        inputs=plan["inputs"])  # fmt: skip
     assert stage.todo() == [2]
     assert not np.any([part_path(run, t, 2).exists() for t in ("sessions", "verdicts", "targets")])
+
+
+# -- decisions of people ---------------------------------------------------------------------------------------------
+
+
+def decided(run: Path, *decisions: Review) -> list[str]:
+    reviews.append(run, decisions)
+    return [finding.what for finding in examine(run).findings]
+
+
+def test_decisions_are_nothing_wrong(run: Path) -> None:
+    (turn, *_) = [row["turn_id"] for row in read_all(run, "verdicts")]
+    assert decided(run, Review(turn, True, 0), Review(turn, action="strike")) == []
+
+
+def test_a_decision_on_a_turn_that_is_not_there_is_a_finding_and_no_stranger(run: Path) -> None:
+    assert decided(run, Review("nobody:1", True, 0)) == ["a decision on a turn that is not there"]
+    part_path(run, "turns", 0).unlink()
+    assert not any("decision" in finding.what for finding in examine(run).findings), "who can say?"
+
+
+def test_damage_to_decisions_is_found(run: Path) -> None:
+    (turn, *_) = [row["turn_id"] for row in read_all(run, "verdicts")]
+    reviews.append(run, [Review(turn, True, 0)])
+    (path,) = reviews.files(run)
+    path.with_name("mine.csv").touch()
+    flip(path, 0.1)
+    found = examine(run).findings
+    assert [(f.table, f.key) for f in found] == [("reviews", "mine.csv"), ("reviews", path.name)]
+    assert "cannot be read" in found[1].what
+
+
+def test_a_reward_that_nobody_decided_is_still_found(run: Path) -> None:
+    row = next(r for r in read_all(run, "targets"))
+    recommit(run, "targets", 0, first("reward", 1 if row["reward"] != 1 else -1))
+    assert "reward is not that of its verdict" in decided(run, Review(row["turn_id"], True, 1))[0]

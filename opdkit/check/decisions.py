@@ -10,13 +10,14 @@ from opdkit.check.finding import Finding
 from opdkit.check.plans import again
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.stages import home
-from opdkit.store import parts_of_turns
 from opdkit.tables import REVIEWS
 
 
-def wrong(run: Path) -> Iterator[Finding]:
-    """What is wrong with the files of decisions, and with what is in them."""
+def wrong(run: Path, turns: set[int] | None) -> Iterator[Finding]:
+    """What is wrong with the files of decisions, and with what is in them.
+
+    `turns` are the hashes of the turns that there are; null where some could not be read.
+    """
     where = reviews.folder(run)
     for path in reviews.strangers(run):
         yield _finding("not a file of decisions, but every reader of the folder takes it for one", path.name,
@@ -34,10 +35,10 @@ def wrong(run: Path) -> Iterator[Finding]:
     for review in readable:
         if (what := reviews.invalid(review)) is not None:
             yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {run}`")
-    known = parts_of_turns(run, {review.turn_id for review in readable}) if _extracted(run) else {}
-    for name in sorted({review.turn_id for review in readable} - known.keys()) if _extracted(run) else ():
-        yield _finding("a decision on a turn that is not there", name, f"it changes nothing; strike it in {where}, or "
-                       "extract the logs that it was made on")  # fmt: skip
+    for name in sorted({review.turn_id for review in readable}):
+        if turns is not None and hash(name) not in turns:
+            yield _finding("a decision on a turn that is not there", name, "it changes nothing: extract the logs that "
+                           f"it was made on, or move its file out of {where}")  # fmt: skip
 
 
 def unseen(run: Path, document: JSON, taken: JSON) -> Iterator[Finding]:
@@ -45,10 +46,6 @@ def unseen(run: Path, document: JSON, taken: JSON) -> Iterator[Finding]:
     if document["plan"]["inputs"].get("reviews") != reviews.plan_inputs(taken).get("reviews"):
         yield Finding("train", "trained on targets of before the decisions that they show now", key="manifest.json",
                       todo=f"run `{again(run, 'train', document)} --overwrite`")  # fmt: skip
-
-
-def _extracted(run: Path) -> bool:
-    return (home(run, "extract") / "manifest.json").exists()
 
 
 def _finding(what: str, key: str, todo: str) -> Finding:

@@ -54,6 +54,7 @@ class Seen:
     """What is unique in the whole run, as hashes: keys of tables so far."""
 
     sessions: set[int] = field(default_factory=set)
+    turns: set[int] = field(default_factory=set)
     targets: set[int] = field(default_factory=set)  # turns
 
 
@@ -113,6 +114,7 @@ def turns(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
     wrong = _Wrongs([row["turn_id"] for row in rows])
     wrong.twice((row["turn_id"] for row in rows), "the turn id is not unique")
     known.trainable = {row["turn_id"]: row["trainable"] for row in rows}
+    seen.turns.update(map(hash, known.trainable))
     for n, row in enumerate(rows):
         if row["turn_id"] != turn_id(row["session_id"], row["message_index"]):
             wrong.at(n, "turn_id is not session_id:message_index")

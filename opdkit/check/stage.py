@@ -169,7 +169,9 @@ class _Walk:
 
     def reviews(self) -> None:
         """What people decided, and whether the training saw what the targets show now."""
-        for finding in decisions.wrong(self.run):
+        whole = self.report.parts.get("extract", (0, 1))
+        read = whole[0] == whole[1] and not any(finding.stage == "extract" for finding in self.report.findings)
+        for finding in decisions.wrong(self.run, self.seen.turns if read else None):
             self.report.add(finding)
         if "train" in self.manifests and "teacher" in self.manifests:
             self.report.findings += decisions.unseen(self.run, self.manifests["train"], self.taken)

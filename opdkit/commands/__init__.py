@@ -13,6 +13,7 @@ from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
 from opdkit.commands.report import ReportConfig
+from opdkit.commands.review import ReviewConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
 from opdkit.stages import configure as configure_stage
@@ -79,6 +80,12 @@ COMMANDS: dict[str, Command] = {
         "slurm",
         "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
         "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
+    ),
+    "review": Command(
+        ReviewConfig,
+        "opdkit.review:run",
+        "The report as a page served on this machine, where a person accepts, edits or strikes hints and rewards.",
+        "opdkit review runs/try",
     ),
     "status": Command(
         StatusConfig,
