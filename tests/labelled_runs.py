@@ -7,7 +7,7 @@ from sample_world import DATA, labels
 from small_logs import run as extract
 
 from opdkit.stages import JudgeConfig
-from opdkit.store import Stage, read_part
+from opdkit.store import Stage, part_count, read_part
 from opdkit.tables import VERDICTS
 
 
@@ -18,10 +18,16 @@ def labelled_run(run: Path, **options: Any) -> Path:
     """
     extract(run, DATA / "logs", **options)
     known = {row["turn_id"]: row for row in labels()}
-    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=1, upstream=["extract"])
-    with stage.writing(0) as out:
-        turns = [t for t in read_part(run, "turns", 0) if t["trainable"]]
-        out.rows("verdicts", [_verdict(t["turn_id"], **_said(known[t["turn_id"]])) for t in turns])
+    parts = part_count(run, "extract")
+    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=parts, upstream=["extract"])
+    for part in range(parts):
+        with stage.writing(part) as out:
+            for turn in read_part(run, "turns", part):
+                out.counters.rows_in += 1
+                if turn["trainable"]:
+                    out.rows("verdicts", [_verdict(turn["turn_id"], **_said(known[turn["turn_id"]]))])
+                else:
+                    out.counters.drop(turn["skip_reason"])
     return run
 
 

@@ -144,9 +144,9 @@ def _value(row: JSON) -> int:
     if key is None:
         raise _UnusableError("no reward", f"the row has {', '.join(map(str, row))[:100]}")
     written = row[key]
-    if written is None or (isinstance(written, str) and not written.strip()):
+    word = "" if written is None else str(written).strip().lower()
+    if word in ("", "none", "null"):  # "none" in a sheet of `opdkit export --to review-csv`
         raise _UnusableError(_UNLABELLED)
-    word = str(written).strip().lower()
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")
     return WORDS[word]

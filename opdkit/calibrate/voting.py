@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 
 from opdkit.judge.votes import reward_of
 
@@ -24,6 +25,7 @@ def counts_of(scores: Sequence[Reward]) -> Counts:
     return found[-1], found[0], found[1], found[None]
 
 
+@lru_cache(maxsize=1 << 14)  # few votes can be given in few ways
 def of_subsets(counts: Counts, k: int) -> Distribution:
     """The reward of k of the votes, over all subsets of that size, each as likely: exact, no draws.
 
@@ -36,7 +38,7 @@ def of_subsets(counts: Counts, k: int) -> Distribution:
     for some in _compositions(k, counts):
         ways[_reward(some)] += math.prod(math.comb(n, c) for n, c in zip(counts, some, strict=True))
     total = math.comb(sum(counts), k)
-    return {reward: count / total for reward, count in ways.items()}
+    return MappingProxyType({reward: count / total for reward, count in ways.items()})
 
 
 def of_independent(probabilities: Distribution, k: int) -> Distribution:

@@ -70,8 +70,8 @@ def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
 
 
 @contextlib.contextmanager
-def writing(path: Path, schema: pa.Schema, *, overwrite: bool) -> Iterator[Writer]:
-    """A writer to `path` (.jsonl, or Parquet of `schema`); the file is there when the block ends well, else nothing is.
+def whole(path: Path, *, overwrite: bool) -> Iterator[Path]:
+    """A file to write in place of `path`: it is there when the block ends well, else what was there before.
 
     Raises ConfigError when it exists and is not to be overwritten, OpdkitError when the disk is full or read-only.
     """
@@ -80,10 +80,7 @@ def writing(path: Path, schema: pa.Schema, *, overwrite: bool) -> Iterator[Write
     try:
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.closing(
-                _Jsonl(temporary) if path.suffix == ".jsonl" else _Parquet(temporary, schema)
-            ) as out:
-                yield out
+            yield temporary
             sync(temporary)
             if overwrite:
                 temporary.replace(path)
@@ -91,6 +88,15 @@ def writing(path: Path, schema: pa.Schema, *, overwrite: bool) -> Iterator[Write
                 refuse_existing(path, overwrite=False)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path, schema: pa.Schema, *, overwrite: bool) -> Iterator[Writer]:
+    """A writer to `path`: .jsonl, or Parquet of `schema`. Raises what `whole` raises."""
+    with whole(path, overwrite=overwrite) as temporary:
+        file = _Jsonl(temporary) if path.suffix == ".jsonl" else _Parquet(temporary, schema)
+        with contextlib.closing(file) as out:
+            yield out
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:

@@ -72,7 +72,7 @@ def test_what_cannot_be_used_is_counted_and_shown_with_its_line(tmp_path: Path) 
         ("labels.csv", "", "needed are turn_id"),
         ("labels.jsonl", '{"turn_id": "a:1", "reward": "meh"}\n', "labels.jsonl:1: no such label"),
         ("labels.jsonl", "", "has no label"),
-        ("labels.csv", 'turn_id,reward\n"a:1,1\n' + 200_000 * "x", "quotation mark"),
+        ("labels.csv", 'turn_id,reward\n"a:1,1\n' + 2_000_000 * "x", "quotation mark"),
     ],
 )
 def test_a_file_without_labels(name: str, text: str, words: str, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What holds for every target: which turns, counted how; files whole or not there; pandas and `datasets` read them."""
 
+import csv
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,8 @@ import pandas as pd
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
 
+from opdkit.calibrate import measure
+from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.commands.export import TARGETS, ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.export import run as export
@@ -173,6 +177,44 @@ def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
         export(ExportConfig(run=written, to="trl-sft"))
 
 
+def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) -> None:
+    """One decision is filled in; the export after it follows it. The same sheet is a file of labels."""
+    written = tmp_path / "run"
+    shutil.copytree(run, written)
+    sheet = tmp_path / "sheet.csv"
+    summary = export(ExportConfig(run=written, to="review-csv", out=sheet))
+    assert summary.counters.rows_out == 575
+    rows = list(csv.DictReader(sheet.open(encoding="utf-8-sig", newline="")))
+    assert len(rows) == 575
+    assert (rows[0]["turn_id"], rows[0]["voted_reward"]) == ("openai:1:1", "-1")
+    rows[0]["reward"] = "1"
+    with sheet.open("w", encoding="utf-8-sig", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    read = export(ExportConfig(run=written, from_=sheet))
+    assert (read.changed, read.untouched) == (1, 574)
+    first = load(export(ExportConfig(run=written, to="trl-kto", out=tmp_path / "kto.parquet", limit=1)).where)[0]
+    assert (first["turn_id"], first["label"]) == ("openai:1:1", True)
+    found = measure(CalibrateConfig(run=written, labels=sheet))
+    assert (found.rows, found.labels, found.accuracy) == (575, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "say --to TARGET"),
+        ({"to": "verl", "from_": Path("x.csv")}, "say --to TARGET"),
+        ({"from_": Path("x.csv"), "out": Path("y.csv")}, "leave OUT away"),
+        ({"to": "review-csv", "limit": 3}, "--limit is for"),
+        ({"to": "trl-kt"}, "did you mean 'trl-kto'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ExportConfig(run=tmp_path, **options)
+
+
 def test_limit_counts_sessions(run: Path, tmp_path: Path) -> None:
     summary = export(ExportConfig(run=run, to="trl-kto", out=tmp_path / "kto.parquet", limit=3))
     assert {row["turn_id"].rpartition(":")[0] for row in load(summary.where)} == {"openai:1", "openai:2", "openai:3"}
@@ -195,7 +237,9 @@ def test_a_file_is_replaced_only_when_asked_and_stays_when_it_fails(run: Path, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "kto.jsonl"], "no temporary file stays"
 
 
-@pytest.mark.parametrize(("to", "out"), [("trl-kto", "x.csv"), ("openai", "x.parquet"), ("verl", "x.jsonl")])
+@pytest.mark.parametrize(
+    ("to", "out"), [("trl-kto", "x.csv"), ("review-csv", "x.jsonl"), ("openai", "x.parquet"), ("verl", "x.jsonl")]
+)
 def test_a_suffix_that_the_target_lacks(to: str, out: str, run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"--to {to} writes"):
         export(ExportConfig(run=run, to=to, out=tmp_path / out))
