@@ -51,7 +51,7 @@ const fetchView = async (id) => {
 
 function placePanel(turn, view) {
   const panel = el("section", {id: "panel", "aria-label": "Your decision"});
-  byId("verdict").before(panel);
+  byId("conversation").before(panel);
   drawPanel(turn, view);
 }
 
@@ -67,7 +67,11 @@ function drawPanel(turn, view) {
       words + " ",
       el("kbd", {}, key),
     );
-  const who = review?.reviewer ? ` by ${review.reviewer}${review.time ? ", " + review.time : ""}` : "";
+  const edit = byId("edit") ?? el("div", {id: "edit"}), // what is being typed stays
+    typing = edit.contains(document.activeElement) ? document.activeElement : null;
+  const who = review?.reviewer
+    ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
+    : "";
   byId("panel").replaceChildren(
     el(
       "h4",
@@ -96,9 +100,10 @@ function drawPanel(turn, view) {
       button("Undo", "u", undo),
       button("Next undecided", "n", nextUndecided),
     ),
-    el("div", {id: "edit"}),
+    edit,
     el("p", {id: "problem", role: "alert"}),
   );
+  typing?.focus();
 }
 
 function editHint(typed) {
@@ -231,6 +236,7 @@ async function send() {
           return;
         }
         await refused(id, decision, error.message);
+        continue;
       }
       redecided(id);
     }

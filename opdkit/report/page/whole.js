@@ -61,15 +61,15 @@ function inShort(turn) {
 
 function viewed(view) {
   return [
-    facts_of(view),
+    conversation(view),
     verdict(view),
     ...view.targets.map((target) => heatMap(target, view)),
     view.targets.length ? null : el("p", {class: "faint"}, "No target: nothing of this turn is trained on."),
-    conversation(view),
+    factsOf(view),
   ].filter(Boolean);
 }
 
-function facts_of(view) {
+function factsOf(view) {
   const pairs = [
     ["source", quoted(view.source)],
     ["line", count(view.line)],
@@ -90,18 +90,26 @@ function facts_of(view) {
 
 // -- conversation ------------------------------------------------------------------------------------------------------
 
+// From the user's last request on; what was said before is folded away.
 function conversation(view) {
-  const first = view.earlier || 0,
-    reply = view.message_index - first,
-    end = reply + 1 + view.next_count;
+  const missing = view.earlier || 0,
+    reply = view.message_index - missing;
   const shown = view.messages
-    .slice(0, end)
+    .slice(0, reply + 1 + view.next_count)
     .map((message, n) => messageOf(message, n === reply ? "reply" : n > reply ? "next" : ""));
+  const request = Math.max(
+    0,
+    view.messages.findLastIndex((message, n) => n < reply && message.role === "user"),
+  );
+  const before = shown.splice(0, request),
+    note = missing ? `${plural(missing, "message")} before these not in this file.` : "";
   return el(
     "section",
-    {"aria-label": "Conversation"},
+    {"aria-label": "Conversation", id: "conversation"},
     el("h4", {}, "Conversation"),
-    first ? el("p", {class: "faint small"}, `${plural(first, "earlier message")} not shown in this file.`) : null,
+    before.length
+      ? el("details", {}, el("summary", {class: "small"}, plural(before.length, "earlier message")), note, before)
+      : el("p", {class: "faint small"}, note),
     shown,
   );
 }
