@@ -47,7 +47,7 @@ def chosen_turns(config: ShowConfig) -> tuple[list[ListedTurn], int]:
     """The chosen turns, and how many there were to choose from.
 
     `--worst` and `--best` go by the sum of the advantages over the logged reply's sampled tokens: the turns without a
-    teacher's log-probs have none. Raises ConfigError for a status that no turn has, and for a bad pattern.
+    teacher's log-probs have none. Raises ConfigError for a status that there is not, and for a bad pattern.
     """
     total, statuses = 0, set[str]()
 

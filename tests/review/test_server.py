@@ -261,6 +261,6 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
         for path in reviews.files(judged):
             path.unlink()
     assert (process.returncode, out) == (0, "")
-    assert "1 decisions in force" in err
+    assert "decisions in force: 1" in err
     assert "Traceback" not in err
     assert address.partition("token=")[2] not in err, "pitfall 31: messages end up in logs"

@@ -7,8 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
-from opdkit import reviews, teacher, train
+from opdkit import reviews, status, teacher, train
 from opdkit.check.stage import examine
+from opdkit.commands import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.reviews import Review
 from opdkit.stages import TeacherConfig
@@ -167,10 +168,12 @@ def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):
     assert rows(run)["toy-1:3"]["hint"] == "Go."
 
 
-def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_change(run, again, tiny_model_dir):
+def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_change(run, again, tiny_model_dir, capsys):
     config = train_config(run, tiny_model_dir)
     train.run(config)
     reviews.append(run, [Review("toy-1:3", True, 0)])
+    status.run(StatusConfig(run=run))
+    assert "turns decided by people: 1; parts of targets older than that: 1" in capsys.readouterr().out
     with pytest.raises(OpdkitError, match=r"1 of 3 parts .* older than the decisions"):
         train.run(config)
     again(run)
