@@ -49,7 +49,7 @@ def test_the_funnel_counts_what_the_tables_hold(run: Path) -> None:
 
 
 def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
-    """Also by source and session: the share that a poisoned one has is seen (pitfall 25)."""
+    """Also by source and session: what a poisoned one has is seen."""
     summary = collect(run, 1_000).summary
     verdicts, targets = list(read_all(run, "verdicts")), list(read_all(run, "targets"))
     rewards = Counter({1: "+1", 0: "0", -1: "-1", None: "none"}[v["reward"]] for v in verdicts)
@@ -109,7 +109,7 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
 
 
 def test_a_source_or_session_that_decides_alone_is_named() -> None:
-    """pitfall 25: one user's feedback, or that of a stranger, must not go unnoticed."""
+    """One user's feedback, or that of a stranger, must not go unnoticed."""
     shares = {
         "total": {"tokens": 100, "turns": 20},
         "sources": [{"source": "stranger.jsonl", "tokens": 60}, {"source": "ours.jsonl", "tokens": 40}],
@@ -124,7 +124,7 @@ def test_a_source_or_session_that_decides_alone_is_named() -> None:
 
 
 def test_the_configuration_holds_no_key(run: Path) -> None:
-    """pitfall 26: the variable of a key is named, what it holds is nowhere."""
+    """pitfall 31: the variable of a key is named, what it holds is nowhere."""
     (judge,) = (c for c in collect(run, 1).summary["configuration"] if c["stage"] == "judge")
     assert ["api_key_env", "OPENAI_API_KEY", False] in judge["options"]
     assert {key for key, _, changed in judge["options"] if changed} <= {"shard"}

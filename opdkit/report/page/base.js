@@ -23,7 +23,8 @@ const byId = (id) => document.getElementById(id);
 
 // Control and format characters that hide or turn round what is beside them, tags, and halves of pairs. Newline and
 // tab are text, and so are the joiners (U+200C, U+200D) that scripts and emoji are written with.
-const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
+const HIDDEN =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\ufff9-\ufffb\u{e0000}-\u{e0fff}\p{Cs}]/gu;
 
 // The text as nodes, each hidden character as a small box with its number; words that are searched for are marked.
 function said(text, terms = []) {
@@ -40,10 +41,14 @@ function said(text, terms = []) {
 
 function marked(text, terms) {
   if (!terms.length) return text ? [document.createTextNode(text)] : [];
-  const nodes = [], lower = text.toLowerCase();
+  const nodes = [],
+    lower = text.toLowerCase();
   let end = 0;
-  while (lower.length === text.length) {  // some letters change their length with their case: then nothing is marked
-    const next = terms.map((term) => [lower.indexOf(term, end), term.length]).filter(([at]) => at >= 0)
+  while (lower.length === text.length) {
+    // some letters change their length with their case: then nothing is marked
+    const next = terms
+      .map((term) => [lower.indexOf(term, end), term.length])
+      .filter(([at]) => at >= 0)
       .sort(([a, n], [b, m]) => a - b || m - n)[0];
     if (!next) break;
     nodes.push(text.slice(end, next[0]), el("mark", {}, text.slice(next[0], next[0] + next[1])));
@@ -56,40 +61,81 @@ function marked(text, terms) {
 const quoted = (text, tag = "span", kind = "said") => el(tag, {class: kind, dir: "auto"}, said(text));
 
 // As one word of a POSIX shell.
-const shellWord = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'";
+const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.replaceAll("'", "'\\''") + "'");
 
 // -- numbers -----------------------------------------------------------------------------------------------------------
 
 const MISSING = "–";
-const count = (n) => n === null || n === undefined ? MISSING : n.toLocaleString("en-US");
+const count = (n) => (n === null || n === undefined ? MISSING : n.toLocaleString("en-US"));
 function fixed(x, digits = 2) {
   if (x === null || x === undefined) return MISSING;
   const text = x.toFixed(digits);
-  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");  // no minus before nothing
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−"); // no minus before nothing
 }
-const signed = (x, digits = 2) => (x !== null && x !== undefined && Number(x.toFixed(digits)) > 0 ? "+" : "") + fixed(x, digits);
-const share = (part, whole) => whole ? (100 * (part || 0) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0) + "%" : MISSING;
+const signed = (x, digits = 2) =>
+  (x !== null && x !== undefined && Number(x.toFixed(digits)) > 0 ? "+" : "") + fixed(x, digits);
+const share = (part, whole) =>
+  whole ? ((100 * (part || 0)) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0) + "%" : MISSING;
 const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : many);
 
 // -- tables ------------------------------------------------------------------------------------------------------------
 
 // A cell is a string, a node, or {number: "1,234"}. The first of a row names it.
 function table(head, rows, caption = null) {
-  const cell = (tag, value, scope) => value && value.number !== undefined
-    ? el(tag, {class: "number", scope}, value.number)
-    : value && value.node ? el(tag, {class: value.kind, scope}, value.node) : el(tag, {scope}, value);
-  return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": caption || head.filter((h) => typeof h === "string").join(", ")},
-    el("table", {}, caption && el("caption", {class: "faint small"}, caption),
-      el("thead", {}, el("tr", {}, head.map((value) => cell("th", value, "col")))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, row.map((value, n) => n ? cell("td", value) : cell("th", value, "row")))))));
+  const cell = (tag, value, scope) =>
+    value && value.number !== undefined
+      ? el(tag, {class: "number", scope}, value.number)
+      : value && value.node
+        ? el(tag, {class: value.kind, scope}, value.node)
+        : el(tag, {scope}, value);
+  return el(
+    "div",
+    {
+      class: "scroll",
+      tabindex: "0",
+      role: "region",
+      "aria-label": caption || head.filter((h) => typeof h === "string").join(", "),
+    },
+    el(
+      "table",
+      {},
+      caption && el("caption", {class: "faint small"}, caption),
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          head.map((value) => cell("th", value, "col")),
+        ),
+      ),
+      el(
+        "tbody",
+        {},
+        rows.map((row) =>
+          el(
+            "tr",
+            {},
+            row.map((value, n) => (n ? cell("td", value) : cell("th", value, "row"))),
+          ),
+        ),
+      ),
+    ),
+  );
 }
 
 // [name, number, kind of bar] rows with a bar each. `whole` is what 100% is.
 function barTable(head, rows, whole = null) {
   const largest = Math.max(1, ...rows.map((row) => row[1]));
-  return table([...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), ""], rows.map(([name, number, kind]) => [
-    typeof name === "string" ? quoted(name) : name, {number: count(number)}, ...(whole ? [{number: share(number, whole)}] : []),
-    {kind: "bar", node: bar(number / largest, kind)}]));
+  return table(
+    [...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), ""],
+    rows.map(([name, number, kind]) => [
+      typeof name === "string" ? quoted(name) : name,
+      {number: count(number)},
+      ...(whole ? [{number: share(number, whole)}] : []),
+      {kind: "bar", node: bar(number / largest, kind)},
+    ]),
+  );
 }
 
 function bar(part, kind = "") {
@@ -98,7 +144,12 @@ function bar(part, kind = "") {
   return made;
 }
 
-const facts = (...pairs) => el("ul", {class: "facts"}, pairs.map(([name, value]) => el("li", {}, el("strong", {}, value), name)));
+const facts = (...pairs) =>
+  el(
+    "ul",
+    {class: "facts"},
+    pairs.map(([name, value]) => el("li", {}, el("strong", {}, value), name)),
+  );
 
 // -- data, colours -----------------------------------------------------------------------------------------------------
 

@@ -1,19 +1,37 @@
 "use strict";
 // Charts, drawn by uPlot on a canvas; beside each a table says the same.
 
-const drawn = [];  // how each chart is made, for another theme or width
+const drawn = []; // how each chart is made, for another theme or width
 
 function chart(title, meaning, options, rows) {
-  const place = el("div", {class: "chart", role: "img", "aria-label": `${title}: ${meaning}. The numbers are in the table below it.`});
+  const place = el("div", {
+    class: "chart",
+    role: "img",
+    "aria-label": `${title}: ${meaning}. The numbers are in the table below it.`,
+  });
   const made = {place, options, plot: null};
   drawn.push(made);
-  return el("div", {}, el("p", {class: "chart-title"}, title), meaning && el("p", {class: "faint small"}, meaning), place,
-    lazily("As a table", () => table(rows.head, rows.body())));
+  return el(
+    "div",
+    {},
+    el("p", {class: "chart-title"}, title),
+    meaning && el("p", {class: "faint small"}, meaning),
+    place,
+    lazily("As a table", () => table(rows.head, rows.body())),
+  );
 }
 
 // A closed part of the page that is made when it is first opened.
 function lazily(title, make) {
-  const made = el("details", {ontoggle: () => { if (made.open && made.children.length === 1) made.append(make()); }}, el("summary", {class: "small"}, title));
+  const made = el(
+    "details",
+    {
+      ontoggle: () => {
+        if (made.open && made.children.length === 1) made.append(make());
+      },
+    },
+    el("summary", {class: "small"}, title),
+  );
   return made;
 }
 
@@ -29,29 +47,97 @@ function redrawCharts() {
 
 function axes(xLabel, yLabel) {
   const line = {stroke: colour("line"), width: 1};
-  const common = {stroke: colour("text"), grid: line, ticks: line, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18};
-  return [{...common, label: xLabel, size: 40}, {...common, label: yLabel, size: 56, values: (plot, marks) => marks.map((mark) => mark < 0 && plot.scales.y.distr === 4 ? "" : short(mark))}];
+  const common = {
+    stroke: colour("text"),
+    grid: line,
+    ticks: line,
+    font: "12px system-ui, sans-serif",
+    labelFont: "12px system-ui, sans-serif",
+    labelSize: 18,
+  };
+  return [
+    {...common, label: xLabel, size: 40},
+    {
+      ...common,
+      label: yLabel,
+      size: 56,
+      values: (plot, marks) => marks.map((mark) => (mark < 0 && plot.scales.y.distr === 4 ? "" : short(mark))),
+    },
+  ];
 }
 
-const short = (x) => x === null ? "" : Math.abs(x) >= 10000 ? (x / 1000).toLocaleString("en-US") + "k" : Math.abs(x) > 0 && Math.abs(x) < 0.001 ? x.toExponential(0) : x.toLocaleString("en-US", {maximumFractionDigits: 4});
+const short = (x) =>
+  x === null
+    ? ""
+    : Math.abs(x) >= 10000
+      ? (x / 1000).toLocaleString("en-US") + "k"
+      : Math.abs(x) > 0 && Math.abs(x) < 0.001
+        ? x.toExponential(0)
+        : x.toLocaleString("en-US", {maximumFractionDigits: 4});
 
 function lineChart(title, meaning, xLabel, xs, ys) {
-  return chart(title, meaning, () => ({
-    data: [xs, ys],
-    plot: {scales: {x: {time: false}}, axes: axes(xLabel, ""), cursor: {drag: {x: true, y: false}},
-      series: [{label: xLabel}, {label: title, stroke: colour("more"), width: 2, points: {show: xs.length < 60, size: 5}, value: (plot, y) => y === null ? MISSING : String(+y.toPrecision(5))}]},
-  }), {head: [{number: xLabel}, {number: title}], body: () => xs.map((x, n) => [{number: count(x)}, {number: ys[n] === null ? MISSING : String(+ys[n].toPrecision(5))}])});
+  return chart(
+    title,
+    meaning,
+    () => ({
+      data: [xs, ys],
+      plot: {
+        scales: {x: {time: false}},
+        axes: axes(xLabel, ""),
+        cursor: {drag: {x: true, y: false}},
+        series: [
+          {label: xLabel},
+          {
+            label: title,
+            stroke: colour("more"),
+            width: 2,
+            points: {show: xs.length < 60, size: 5},
+            value: (plot, y) => (y === null ? MISSING : String(+y.toPrecision(5))),
+          },
+        ],
+      },
+    }),
+    {
+      head: [{number: xLabel}, {number: title}],
+      body: () =>
+        xs.map((x, n) => [{number: count(x)}, {number: ys[n] === null ? MISSING : String(+ys[n].toPrecision(5))}]),
+    },
+  );
 }
 
 // Bars of one width, [start, count] each; those that start below zero are drawn as less. `steep`: heights by asinh.
 function histogram(title, meaning, xLabel, width, bars, digits, steep = false) {
-  const xs = bars.map(([start]) => start), less = bars.map(([start, n]) => start < 0 ? n : null), more = bars.map(([start, n]) => start < 0 ? null : n);
+  const xs = bars.map(([start]) => start),
+    less = bars.map(([start, n]) => (start < 0 ? n : null)),
+    more = bars.map(([start, n]) => (start < 0 ? null : n));
   const name = (start) => `${fixed(start, digits)} to ${fixed(start + width, digits)}`;
-  const series = (label, ink) => ({label, stroke: colour(ink), fill: colour(ink), width: 0, points: {show: false}, paths: uPlot.paths.bars({size: [0.85], align: 1})});
+  const series = (label, ink) => ({
+    label,
+    stroke: colour(ink),
+    fill: colour(ink),
+    width: 0,
+    points: {show: false},
+    paths: uPlot.paths.bars({size: [0.85], align: 1}),
+  });
   const two = xs[0] < 0;
-  return chart(title, meaning, () => ({
-    data: two ? [xs, less, more] : [xs, more],
-    plot: {scales: {x: {time: false, range: () => [xs[0], xs.at(-1) + width]}, y: {distr: steep ? 4 : 1, asinh: 1, range: (plot, low, high) => [0, Math.max(1, high * (steep ? 1.5 : 1.1))]}}, axes: axes(xLabel, ""),
-      series: [{label: xLabel, value: (plot, x) => x === null ? MISSING : name(x)}, ...(two ? [series("below 0", "less")] : []), series(two ? "above 0" : "count", "more")]},
-  }), {head: [xLabel, {number: "count"}], body: () => bars.map(([start, n]) => [name(start), {number: count(n)}])});
+  return chart(
+    title,
+    meaning,
+    () => ({
+      data: two ? [xs, less, more] : [xs, more],
+      plot: {
+        scales: {
+          x: {time: false, range: () => [xs[0], xs.at(-1) + width]},
+          y: {distr: steep ? 4 : 1, asinh: 1, range: (plot, low, high) => [0, Math.max(1, high * (steep ? 1.5 : 1.1))]},
+        },
+        axes: axes(xLabel, ""),
+        series: [
+          {label: xLabel, value: (plot, x) => (x === null ? MISSING : name(x))},
+          ...(two ? [series("below 0", "less")] : []),
+          series(two ? "above 0" : "count", "more"),
+        ],
+      },
+    }),
+    {head: [xLabel, {number: "count"}], body: () => bars.map(([start, n]) => [name(start), {number: count(n)}])},
+  );
 }

@@ -2,15 +2,29 @@
 // The list of turns: searched, filtered, sorted, a page at a time.
 
 const PAGE = 50;
-const NONE = "none";
 const list = {turns: [], shown: [], at: 0, page: 0, terms: [], decisions: dictionary({}), whole: new Set()};
 
 function readTurns(rows) {
-  const word = (name, n) => rows[name].rows[n] === null ? null : rows[name].words[rows[name].rows[n]];
+  const word = (name, n) => (rows[name].rows[n] === null ? null : rows[name].words[rows[name].rows[n]]);
   list.turns = rows.id.map((id, n) => {
-    const turn = {n, id, source: word("source", n), state: word("state", n), skipReason: word("skip_reason", n), rewardStatus: word("reward_status", n),
-      hintStatus: word("hint_status", n), reward: rows.reward[n], tokens: rows.tokens[n], agreement: rows.agreement[n], strength: rows.strength[n], total: rows.total[n],
-      asked: rows.asked[n], reply: rows.reply[n], answer: rows.answer[n], hint: rows.hint[n]};
+    const turn = {
+      n,
+      id,
+      source: word("source", n),
+      state: word("state", n),
+      skipReason: word("skip_reason", n),
+      rewardStatus: word("reward_status", n),
+      hintStatus: word("hint_status", n),
+      reward: rows.reward[n],
+      tokens: rows.tokens[n],
+      agreement: rows.agreement[n],
+      strength: rows.strength[n],
+      total: rows.total[n],
+      asked: rows.asked[n],
+      reply: rows.reply[n],
+      answer: rows.answer[n],
+      hint: rows.hint[n],
+    };
     turn.words = [id, turn.source, turn.asked, turn.reply, turn.answer, turn.hint].join("\n").toLowerCase();
     return turn;
   });
@@ -18,29 +32,48 @@ function readTurns(rows) {
 
 // -- filters -----------------------------------------------------------------------------------------------------------
 
-const STATE_WORDS = {trained: "trained on", target: "a target, not trained on", judged: "judged, no target", trainable: "not judged", "not trainable": "not trainable"};
+const STATE_WORDS = {
+  trained: "trained on",
+  target: "a target, not trained on",
+  judged: "judged, no target",
+  trainable: "not judged",
+  "not trainable": "not trainable",
+};
 const REWARD_WORDS = {1: "+1", 0: "0", "-1": "−1"};
 
 // name: [label, the turn's value, its words]
 const FILTERS = {
   reward: ["Reward", (turn) => rewardOf(turn), (value) => REWARD_WORDS[value] ?? "no reward"],
   state: ["How far it came", (turn) => turn.state, (value) => STATE_WORDS[value]],
-  hint: ["Hint", (turn) => turn.hintStatus, (value) => value === "ok" ? "ok: has a hint" : value ?? "not judged"],
+  hint: ["Hint", (turn) => turn.hintStatus, (value) => (value === "ok" ? "ok: has a hint" : (value ?? "not judged"))],
   vote: ["Votes", (turn) => turn.rewardStatus, (value) => value ?? "not judged"],
   skip: ["Why not trainable", (turn) => turn.skipReason, (value) => value ?? "trainable"],
   source: ["Source", (turn) => turn.source, (value) => value],
-  whole: ["Shown whole", (turn) => list.whole.has(turn.id) ? "yes" : "no", (value) => value === "yes" ? "token by token" : "in the list only"],
+  whole: [
+    "Shown whole",
+    (turn) => (list.whole.has(turn.id) ? "yes" : "no"),
+    (value) => (value === "yes" ? "token by token" : "in the list only"),
+  ],
   decision: ["Decision", (turn) => decisionWord(turn.id), (value) => value],
 };
 const SORTS = {
-  log: ["order of the log", (turn) => turn.n], strength: ["largest advantages first", (turn) => -(turn.strength ?? -1)],
-  negative: ["most negative sum first", (turn) => turn.total ?? Infinity], positive: ["most positive sum first", (turn) => -(turn.total ?? -Infinity)],
-  agreement: ["least agreement first", (turn) => turn.agreement ?? 2], tokens: ["longest first", (turn) => -(turn.tokens ?? -1)],
+  log: ["order of the log", (turn) => turn.n],
+  strength: ["largest advantages first", (turn) => -(turn.strength ?? -1)],
+  negative: ["most negative sum first", (turn) => turn.total ?? Infinity],
+  positive: ["most positive sum first", (turn) => -(turn.total ?? -Infinity)],
+  agreement: ["least agreement first", (turn) => turn.agreement ?? 2],
+  tokens: ["longest first", (turn) => -(turn.tokens ?? -1)],
 };
 
 // What holds now, after a person's decision.
-function rewardOf(turn) { const review = list.decisions[turn.id]; return review && "reward" in review ? review.reward : turn.reward; }
-function hintOf(turn) { const review = list.decisions[turn.id]; return review && "hint" in review ? review.hint ?? "" : turn.hint; }
+function rewardOf(turn) {
+  const review = list.decisions[turn.id];
+  return review && "reward" in review ? review.reward : turn.reward;
+}
+function hintOf(turn) {
+  const review = list.decisions[turn.id];
+  return review && "hint" in review ? (review.hint ?? "") : turn.hint;
+}
 
 function decisionWord(id) {
   const review = list.decisions[id];
@@ -51,25 +84,80 @@ function decisionWord(id) {
 
 function makeFilters(reviewing) {
   const form = byId("filters");
-  form.append(el("label", {class: "search"}, "Search", el("input", {id: "search", type: "search", autocomplete: "off", spellcheck: "false", placeholder: "words in request, reply, reaction, hint, id  ( / )", oninput: soon})));
+  form.append(
+    el(
+      "label",
+      {class: "search"},
+      "Search",
+      el("input", {
+        id: "search",
+        type: "search",
+        autocomplete: "off",
+        spellcheck: "false",
+        placeholder: "words in request, reply, reaction, hint, id  ( / )",
+        oninput: soon,
+      }),
+    ),
+  );
   for (const [name, [label, value, words]] of Object.entries(FILTERS)) {
     const counts = new Map();
     for (const turn of list.turns) counts.set(value(turn), (counts.get(value(turn)) || 0) + 1);
     if (name === "decision" ? !reviewing && counts.size < 2 : counts.size < 2) continue;
-    const values = name === "decision" ? ["undecided", "accepted", "edited", "struck"] : [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+    const values =
+      name === "decision"
+        ? ["undecided", "accepted", "edited", "struck"]
+        : [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
     // A log's words are the option's text; its value is only a number.
-    const select = el("select", {id: `filter-${name}`, onchange: refilter}, el("option", {value: ""}, "any"),
-      values.slice(0, 300).map((one, place) => el("option", {value: String(place), dir: "auto"}, said(String(words(one))), name === "decision" ? "" : ` (${count(counts.get(one))})`)));
+    const select = el(
+      "select",
+      {id: `filter-${name}`, onchange: refilter},
+      el("option", {value: ""}, "any"),
+      values
+        .slice(0, 300)
+        .map((one, place) =>
+          el(
+            "option",
+            {value: String(place), dir: "auto"},
+            said(String(words(one))),
+            name === "decision" ? "" : ` (${count(counts.get(one))})`,
+          ),
+        ),
+    );
     select.choices = values;
     form.append(el("label", {}, label, select));
   }
-  form.append(el("label", {}, "Order", el("select", {id: "sort", onchange: refilter}, Object.entries(SORTS).map(([name, [words]]) => el("option", {value: name}, words)))),
-    el("button", {type: "button", id: "show-all", onclick: () => { form.reset(); refilter(); }}, "Show all"));
+  form.append(
+    el(
+      "label",
+      {},
+      "Order",
+      el(
+        "select",
+        {id: "sort", onchange: refilter},
+        Object.entries(SORTS).map(([name, [words]]) => el("option", {value: name}, words)),
+      ),
+    ),
+    el(
+      "button",
+      {
+        type: "button",
+        id: "show-all",
+        onclick: () => {
+          form.reset();
+          refilter();
+        },
+      },
+      "Show all",
+    ),
+  );
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
 let waiting = null;
-function soon() { clearTimeout(waiting); waiting = setTimeout(refilter, 60); }
+function soon() {
+  clearTimeout(waiting);
+  waiting = setTimeout(refilter, 60);
+}
 
 function refilter() {
   clearTimeout(waiting);
@@ -81,9 +169,15 @@ function refilter() {
   }
   list.terms = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const current = list.shown[list.at];
-  list.shown = list.turns.filter((turn) => chosen.every(([value, one]) => value(turn) === one) && list.terms.every((term) => turn.words.includes(term)));
+  list.shown = list.turns.filter(
+    (turn) =>
+      chosen.every(([value, one]) => value(turn) === one) && list.terms.every((term) => turn.words.includes(term)),
+  );
   const order = byId("sort").value;
-  if (order !== "log") { const key = SORTS[order][1]; list.shown.sort((a, b) => key(a) - key(b) || a.n - b.n); }
+  if (order !== "log") {
+    const key = SORTS[order][1];
+    list.shown.sort((a, b) => key(a) - key(b) || a.n - b.n);
+  }
   list.at = Math.max(0, list.shown.indexOf(current));
   showPage(Math.floor(list.at / PAGE));
   performance.measure("filter", "filter-begins");
@@ -93,26 +187,55 @@ function refilter() {
 
 function showPage(page) {
   list.page = page;
-  const from = page * PAGE, pages = Math.max(1, Math.ceil(list.shown.length / PAGE));
-  byId("list").replaceChildren(...list.shown.slice(from, from + PAGE).map((turn, n) => el("li", {}, row(turn, from + n))));
+  const from = page * PAGE,
+    pages = Math.max(1, Math.ceil(list.shown.length / PAGE));
+  byId("list").replaceChildren(
+    ...list.shown.slice(from, from + PAGE).map((turn, n) => el("li", {}, row(turn, from + n))),
+  );
   byId("list").scrollTop = 0;
-  byId("pages").replaceChildren(el("button", {type: "button", disabled: page === 0, onclick: () => showPage(page - 1)}, "Earlier"),
-    el("span", {}, `page ${page + 1} of ${pages}`), el("button", {type: "button", disabled: page + 1 >= pages, onclick: () => showPage(page + 1)}, "Later"));
+  byId("pages").replaceChildren(
+    el("button", {type: "button", disabled: page === 0, onclick: () => showPage(page - 1)}, "Earlier"),
+    el("span", {}, `page ${page + 1} of ${pages}`),
+    el("button", {type: "button", disabled: page + 1 >= pages, onclick: () => showPage(page + 1)}, "Later"),
+  );
   byId("found").textContent = `${count(list.shown.length)} of ${plural(list.turns.length, "turn")}${list.note}`;
   markCurrent();
 }
 
 function row(turn, place) {
-  const line = (who, text) => text ? el("span", {class: "line"}, el("span", {class: "who"}, who + " "), el("span", {class: "said", dir: "auto"}, said(text, list.terms))) : null;
-  return el("button", {type: "button", "data-place": place, onclick: () => choose(place, true)},
+  const line = (who, text) =>
+    text
+      ? el(
+          "span",
+          {class: "line"},
+          el("span", {class: "who"}, who + " "),
+          el("span", {class: "said", dir: "auto"}, said(text, list.terms)),
+        )
+      : null;
+  return el(
+    "button",
+    {type: "button", "data-place": place, onclick: () => choose(place, true)},
     el("span", {class: "badges"}, badges(turn), el("span", {class: "said who"}, said(turn.id, list.terms))),
-    list.terms.length ? line("asked:", turn.asked) : null, line("reply:", turn.reply), line("then:", turn.answer), line("hint:", hintOf(turn)));
+    list.terms.length ? line("asked:", turn.asked) : null,
+    line("reply:", turn.reply),
+    line("then:", turn.answer),
+    line("hint:", hintOf(turn)),
+  );
 }
 
 function badges(turn) {
-  const reward = rewardOf(turn), word = decisionWord(turn.id);
+  const reward = rewardOf(turn),
+    word = decisionWord(turn.id);
   return [
-    el("span", {class: "badge" + (reward === 1 ? " more" : reward === -1 ? " less" : "")}, reward === null || reward === undefined ? (turn.skipReason === null ? "no reward" : quoted(turn.skipReason)) : `reward ${REWARD_WORDS[reward]}`),
+    el(
+      "span",
+      {class: "badge" + (reward === 1 ? " more" : reward === -1 ? " less" : "")},
+      reward === null || reward === undefined
+        ? turn.skipReason === null
+          ? "no reward"
+          : quoted(turn.skipReason)
+        : `reward ${REWARD_WORDS[reward]}`,
+    ),
     hintOf(turn) ? el("span", {class: "badge"}, "hint") : null,
     turn.strength === null ? null : el("span", {class: "badge"}, `|A| ${fixed(turn.strength)}`),
     list.whole.has(turn.id) ? el("span", {class: "badge"}, "tokens") : null,
@@ -122,7 +245,8 @@ function badges(turn) {
 }
 
 function markCurrent() {
-  for (const button of byId("list").querySelectorAll("button")) button.setAttribute("aria-current", String(Number(button.dataset.place) === list.at && list.chosen));
+  for (const button of byId("list").querySelectorAll("button"))
+    button.setAttribute("aria-current", String(Number(button.dataset.place) === list.at && list.chosen));
 }
 
 // Show the turn at a place of the filtered list. A click on a phone goes on to the turn below the list.
@@ -146,7 +270,8 @@ function redrawRow(id) {
   for (const button of byId("list").querySelectorAll("button")) {
     const place = Number(button.dataset.place);
     if (list.shown[place].id !== id) continue;
-    const focused = document.activeElement === button, made = row(list.shown[place], place);
+    const focused = document.activeElement === button,
+      made = row(list.shown[place], place);
     button.replaceWith(made);
     if (focused) made.focus();
   }

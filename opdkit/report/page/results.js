@@ -1,16 +1,43 @@
 "use strict";
 // What came of it: training curves, before and after, and with what configuration.
 
-const FIRST_CURVES = ["loss", "teacher_advantage", "reward_advantage", "approx_kl", "entropy", "grad_norm", "learning_rate", "clip_fraction"];
+const FIRST_CURVES = [
+  "loss",
+  "teacher_advantage",
+  "reward_advantage",
+  "approx_kl",
+  "entropy",
+  "grad_norm",
+  "learning_rate",
+  "clip_fraction",
+];
 
 function showTraining(training) {
   if (!training) return fill("training", absent("A finished training", "opdkit train"));
-  const names = Object.keys(training.curves), first = FIRST_CURVES.filter((name) => names.includes(name));
-  fill("training", el("p", {}, `${plural(training.steps, "optimizer step")}, ${fixed(training.epoch.at(-1), 2)} passes over the targets.`,
-    training.stride > 1 ? ` Each point is the mean of ${training.stride} steps.` : "", " Drag over a chart to look closer, double-click to come back."));
-  const curve = (name) => lineChart(name.replaceAll("_", " "), training.curves[name].meaning, "step", training.step, training.curves[name].values);
+  const names = Object.keys(training.curves),
+    first = FIRST_CURVES.filter((name) => names.includes(name));
+  fill(
+    "training",
+    el(
+      "p",
+      {},
+      `${plural(training.steps, "optimizer step")}, ${fixed(training.epoch.at(-1), 2)} passes over the targets.`,
+      training.stride > 1 ? ` Each point is the mean of ${training.stride} steps.` : "",
+      " Drag over a chart to look closer, double-click to come back.",
+    ),
+  );
+  const curve = (name) =>
+    lineChart(
+      name.replaceAll("_", " "),
+      training.curves[name].meaning,
+      "step",
+      training.step,
+      training.curves[name].values,
+    );
   fill("training", el("div", {class: "cards"}, first.map(curve)));
-  const others = lazily("The other curves", () => el("div", {class: "cards"}, names.filter((name) => !first.includes(name)).map(curve)));
+  const others = lazily("The other curves", () =>
+    el("div", {class: "cards"}, names.filter((name) => !first.includes(name)).map(curve)),
+  );
   others.addEventListener("toggle", redrawCharts);
   fill("training", others);
 }
@@ -18,43 +45,136 @@ function showTraining(training) {
 function showEvaluation(found) {
   if (!found) return fill("evaluation", absent("A comparison", "opdkit eval"));
   const widest = new Map();
-  for (const row of found.scores) widest.set(row.metric, Math.max(widest.get(row.metric) || 0, ...[row.low, row.high, row.difference].map((x) => Math.abs(x ?? 0))));
-  fill("evaluation", el("p", {}, "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance."));
-  const rows = (some) => some.map((row) => { const digits = row.metric === "reply_tokens" ? 1 : 3; return [
-    Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric), quoted(row.domain), {number: fixed(row.before, digits)}, {number: fixed(row.after, digits)}, {number: change(row, digits)},
-    {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`}, {kind: "", node: interval(row, widest.get(row.metric))}, {number: count(row.count)}]; });
-  const head = ["metric", "domain", {number: "before"}, {number: "after"}, {number: "change"}, {number: "95% interval"}, "", {number: "n"}];
-  const pooled = found.scores.filter((row) => ["all", "corrected", "uncorrected"].includes(row.domain)), single = found.scores.filter((row) => !pooled.includes(row));
-  fill("evaluation", table(head, rows(pooled)), single.length ? lazily(`By domain (${single.length} rows)`, () => table(head, rows(single))) : "");
-  if (found.replies.length) fill("evaluation", lazily(`Greedy replies side by side: ${found.replies.length} of ${plural(found.prompts, "prompt")}, those first that changed sides`, () =>
-    table(["prompt", "before", "after"], found.replies.map((pair) => [quoted(pair.prompt_id), ...[pair.before, pair.after].map((one) => ({kind: "texts", node: [el("strong", {}, passed(one.passed)), " ", quoted(one.reply), one.reply.length >= found.reply_chars ? "…" : ""]}))]))));
+  for (const row of found.scores)
+    widest.set(
+      row.metric,
+      Math.max(widest.get(row.metric) || 0, ...[row.low, row.high, row.difference].map((x) => Math.abs(x ?? 0))),
+    );
+  fill(
+    "evaluation",
+    el(
+      "p",
+      {},
+      "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance.",
+    ),
+  );
+  const rows = (some) =>
+    some.map((row) => {
+      const digits = row.metric === "reply_tokens" ? 1 : 3;
+      return [
+        Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric),
+        quoted(row.domain),
+        {number: fixed(row.before, digits)},
+        {number: fixed(row.after, digits)},
+        {number: change(row, digits)},
+        {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`},
+        {kind: "", node: interval(row, widest.get(row.metric))},
+        {number: count(row.count)},
+      ];
+    });
+  const head = [
+    "metric",
+    "domain",
+    {number: "before"},
+    {number: "after"},
+    {number: "change"},
+    {number: "95% interval"},
+    "",
+    {number: "n"},
+  ];
+  const pooled = found.scores.filter((row) => ["all", "corrected", "uncorrected"].includes(row.domain)),
+    single = found.scores.filter((row) => !pooled.includes(row));
+  fill(
+    "evaluation",
+    table(head, rows(pooled)),
+    single.length ? lazily(`By domain (${single.length} rows)`, () => table(head, rows(single))) : "",
+  );
+  if (found.replies.length)
+    fill(
+      "evaluation",
+      lazily(
+        `Greedy replies side by side: ${found.replies.length} of ${plural(found.prompts, "prompt")}, those first that changed sides`,
+        () =>
+          table(
+            ["prompt", "before", "after"],
+            found.replies.map((pair) => [
+              quoted(pair.prompt_id),
+              ...[pair.before, pair.after].map((one) => ({
+                kind: "texts",
+                node: [
+                  el("strong", {}, passed(one.passed)),
+                  " ",
+                  quoted(one.reply),
+                  one.reply.length >= found.reply_chars ? "…" : "",
+                ],
+              })),
+            ]),
+          ),
+      ),
+    );
 }
 
-const passed = (value) => value === null ? "? no verdict" : value ? "✓ passed" : "✗ failed";
+const passed = (value) => (value === null ? "? no verdict" : value ? "✓ passed" : "✗ failed");
 const clear = (row) => row.low !== null && (row.low > 0 || row.high < 0);
-const change = (row, digits) => row.difference === null ? MISSING : `${clear(row) ? (row.difference > 0 ? "▲ " : "▼ ") : ""}${signed(row.difference, digits)}`;
+const change = (row, digits) =>
+  row.difference === null
+    ? MISSING
+    : `${clear(row) ? (row.difference > 0 ? "▲ " : "▼ ") : ""}${signed(row.difference, digits)}`;
 
 // The change and its interval on a line; the dashed line is 0.
 function interval(row, widest) {
   const made = el("div", {class: "interval", "aria-hidden": "true"});
   if (row.difference === null || !widest) return made;
-  const at = (x) => `${50 + 48 * x / widest}%`;
-  const zero = el("u"), range = el("i"), point = el("b", {class: row.difference < 0 ? "less" : ""});
+  const at = (x) => `${50 + (48 * x) / widest}%`;
+  const zero = el("u"),
+    range = el("i"),
+    point = el("b", {class: row.difference < 0 ? "less" : ""});
   zero.style.left = at(0);
-  if (row.low !== null) { range.style.left = at(row.low); range.style.width = `${48 * (row.high - row.low) / widest}%`; }
+  if (row.low !== null) {
+    range.style.left = at(row.low);
+    range.style.width = `${(48 * (row.high - row.low)) / widest}%`;
+  }
   point.style.left = at(row.difference);
   made.append(zero, range, point);
   return made;
 }
 
 function showConfiguration(summary) {
-  fill("configuration", el("p", {}, `opdkit ${summary.opdkit}. What is not the default is marked with `, el("strong", {}, "◆"), "."));
-  fill("configuration", el("div", {class: "cards"}, summary.configuration.map((stage) => el("div", {},
-    el("h3", {}, stage.stage, stage.command === stage.stage ? "" : ` (by ${stage.command})`),
-    el("p", {class: "faint small"}, `plan ${stage.fingerprint}, opdkit ${stage.version ?? MISSING}`),
-    stage.models.map(([role, name]) => el("p", {class: "small"}, `${role}: `, quoted(name))),
-    options(stage.options.filter(([, , changed]) => changed)),
-    lazily("All options", () => options(stage.options))))));
+  fill(
+    "configuration",
+    el("p", {}, `opdkit ${summary.opdkit}. What is not the default is marked with `, el("strong", {}, "◆"), "."),
+  );
+  fill(
+    "configuration",
+    el(
+      "div",
+      {class: "cards"},
+      summary.configuration.map((stage) =>
+        el(
+          "div",
+          {},
+          el("h3", {}, stage.stage, stage.command === stage.stage ? "" : ` (by ${stage.command})`),
+          el("p", {class: "faint small"}, `plan ${stage.fingerprint}, opdkit ${stage.version ?? MISSING}`),
+          stage.models.map(([role, name]) => el("p", {class: "small"}, `${role}: `, quoted(name))),
+          options(stage.options.filter(([, , changed]) => changed)),
+          lazily("All options", () => options(stage.options)),
+        ),
+      ),
+    ),
+  );
 }
 
-const options = (rows) => table(["option", "value"], rows.map(([name, value, changed]) => [name, {kind: "texts", node: [changed ? el("strong", {}, "◆ ") : "", quoted(value === null ? "not set" : typeof value === "string" ? value : JSON.stringify(value))]}]));
+const options = (rows) =>
+  table(
+    ["option", "value"],
+    rows.map(([name, value, changed]) => [
+      name,
+      {
+        kind: "texts",
+        node: [
+          changed ? el("strong", {}, "◆ ") : "",
+          quoted(value === null ? "not set" : typeof value === "string" ? value : JSON.stringify(value)),
+        ],
+      },
+    ]),
+  );

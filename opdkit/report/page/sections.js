@@ -1,22 +1,56 @@
 "use strict";
 // The feedback: funnel, votes, hints, advantages, and who decides.
 
-function fill(id, ...inside) { byId(id).append(...inside.flat().filter(Boolean)); }
+function fill(id, ...inside) {
+  byId(id).append(...inside.flat().filter(Boolean));
+}
 
-const absent = (what, command) => el("p", {class: "faint"}, `${what} is not in this run yet: `, el("code", {}, command), " adds it.");
+const absent = (what, command) =>
+  el("p", {class: "faint"}, `${what} is not in this run yet: `, el("code", {}, command), " adds it.");
 
 function showOverview(summary) {
-  fill("overview", summary.notices.map((notice) => quoted(notice, "p", "notice said")));
+  fill(
+    "overview",
+    summary.notices.map((notice) => quoted(notice, "p", "notice said")),
+  );
   fill("overview", el("ul", {class: "stages", "aria-label": "Stages"}, summary.stages.map(stageState)));
   const largest = {};
   for (const level of summary.funnel) largest[level.unit] = Math.max(largest[level.unit] || 1, level.count);
-  fill("overview", table(["level", {number: "count"}, "", "dropped on the way, and why"], summary.funnel.map((level) => [
-    level.part_of ? el("span", {class: "faint"}, "↳ " + level.name) : level.name,
-    {number: count(level.count) + (level.unit ? " " + level.unit : "")},
-    {kind: "bar", node: bar(level.count / (largest[level.unit] || 1), level.part_of ? "none" : "")},
-    {kind: "texts", node: reasons(level.dropped)}]), "A bar compares levels with the same unit."));
-  fill("overview", lazily("What each stage counted beside rows", () => el("div", {class: "cards"}, summary.stages.filter((s) => s.done && s.extra.length).map((stage) =>
-    el("div", {}, el("h4", {}, stage.stage), table(["counted", {number: "count"}], stage.extra.map(([name, n]) => [quoted(name), {number: count(n)}])))))));
+  fill(
+    "overview",
+    table(
+      ["level", {number: "count"}, "", "dropped on the way, and why"],
+      summary.funnel.map((level) => [
+        level.part_of ? el("span", {class: "faint"}, "↳ " + level.name) : level.name,
+        {number: count(level.count) + (level.unit ? " " + level.unit : "")},
+        {kind: "bar", node: bar(level.count / (largest[level.unit] || 1), level.part_of ? "none" : "")},
+        {kind: "texts", node: reasons(level.dropped)},
+      ]),
+      "A bar compares levels with the same unit.",
+    ),
+  );
+  fill(
+    "overview",
+    lazily("What each stage counted beside rows", () =>
+      el(
+        "div",
+        {class: "cards"},
+        summary.stages
+          .filter((s) => s.done && s.extra.length)
+          .map((stage) =>
+            el(
+              "div",
+              {},
+              el("h4", {}, stage.stage),
+              table(
+                ["counted", {number: "count"}],
+                stage.extra.map(([name, n]) => [quoted(name), {number: count(n)}]),
+              ),
+            ),
+          ),
+      ),
+    ),
+  );
 }
 
 function stageState(stage) {
@@ -25,24 +59,61 @@ function stageState(stage) {
   return el("li", {}, el("strong", {}, stage.stage), ` ${parts}, ${count(stage.seconds)} s`);
 }
 
-const reasons = (dropped) => dropped.length ? dropped.map(([reason, n], place) => [place ? ", " : "", quoted(reason), ` ${count(n)}`]) : MISSING;
+const reasons = (dropped) =>
+  dropped.length ? dropped.map(([reason, n], place) => [place ? ", " : "", quoted(reason), ` ${count(n)}`]) : MISSING;
 
-const REWARDS = [["+1", ""], ["0", "none"], ["-1", "less"], ["none", "none"]];
-const rewardRows = (counts) => REWARDS.filter(([value]) => counts[value]).map(([value, kind]) => [value.replace("-", "−"), counts[value], kind]);
+const REWARDS = [
+  ["+1", ""],
+  ["0", "none"],
+  ["-1", "less"],
+  ["none", "none"],
+];
+const rewardRows = (counts) =>
+  REWARDS.filter(([value]) => counts[value]).map(([value, kind]) => [value.replace("-", "−"), counts[value], kind]);
 const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 
 function showFeedback(votes) {
   if (!votes) return fill("feedback", absent("A judgement", "opdkit judge"));
-  fill("feedback", facts(["turns judged", count(votes.judged)], ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
-    ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)], ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
-    ["decided by a person instead", count(data.summary.reviewed)]));
-  fill("feedback", el("div", {class: "cards"},
-    part("Rewards of the turns", barTable(["reward", "turns"], rewardRows(votes.rewards), votes.judged)),
-    part("Reward votes", barTable(["vote", "votes"], rewardRows(votes.scores), sum(votes.scores))),
-    part("Hint votes: does the reaction show what was wanted?", barTable(["vote", "votes"], [["yes", votes.decisions["+1"] || 0, ""], ["no", votes.decisions["-1"] || 0, "less"]], sum(votes.decisions))),
-    part("Agreement with the reward", barTable(["share of the valid votes", "turns"], votes.agreement.map(([value, n]) => [share(value, 1), n]), sum(Object.fromEntries(votes.agreement)))),
-    part("How each reward came about", barTable(["status", "turns"], votes.statuses, votes.judged)),
-    votes.errors.length ? part("Votes without an answer", barTable(["why", "votes"], votes.errors)) : null));
+  fill(
+    "feedback",
+    facts(
+      ["turns judged", count(votes.judged)],
+      ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
+      ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)],
+      ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
+      ["decided by a person instead", count(data.summary.reviewed)],
+    ),
+  );
+  fill(
+    "feedback",
+    el(
+      "div",
+      {class: "cards"},
+      part("Rewards of the turns", barTable(["reward", "turns"], rewardRows(votes.rewards), votes.judged)),
+      part("Reward votes", barTable(["vote", "votes"], rewardRows(votes.scores), sum(votes.scores))),
+      part(
+        "Hint votes: does the reaction show what was wanted?",
+        barTable(
+          ["vote", "votes"],
+          [
+            ["yes", votes.decisions["+1"] || 0, ""],
+            ["no", votes.decisions["-1"] || 0, "less"],
+          ],
+          sum(votes.decisions),
+        ),
+      ),
+      part(
+        "Agreement with the reward",
+        barTable(
+          ["share of the valid votes", "turns"],
+          votes.agreement.map(([value, n]) => [share(value, 1), n]),
+          sum(Object.fromEntries(votes.agreement)),
+        ),
+      ),
+      part("How each reward came about", barTable(["status", "turns"], votes.statuses, votes.judged)),
+      votes.errors.length ? part("Votes without an answer", barTable(["why", "votes"], votes.errors)) : null,
+    ),
+  );
 }
 
 const part = (title, ...inside) => el("div", {}, el("h3", {}, title), inside);
@@ -50,43 +121,172 @@ const part = (title, ...inside) => el("div", {}, el("h3", {}, title), inside);
 function showHints(hints) {
   if (!hints) return fill("hints", absent("A hint", "opdkit judge"));
   const leaks = hints.rejected.find(([reason]) => reason === "leak")?.[1] || 0;
-  fill("hints", facts(["turns with a hint", count(hints.count)], ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
-    ["candidates refused because they leak the reaction", count(leaks)], ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))]));
-  fill("hints", el("div", {class: "cards"},
-    hints.count ? histogram("Length of the hints", "turns, by length of their hint", "characters", hints.width, hints.lengths, 0) : null,
-    part("How each hint came about", barTable(["status", "turns"], hints.statuses, sum(Object.fromEntries(hints.statuses)))),
-    hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null));
-  if (hints.common.length) fill("hints", el("h3", {}, "The commonest hints"), el("p", {class: "faint small"}, "A hint that comes over and over teaches that one thing."),
-    table(["hint", {number: "turns"}, {number: "share"}], hints.common.map(([text, n]) => [{kind: "texts", node: quoted(text)}, {number: count(n)}, {number: share(n, hints.count)}])),
-    hints.undercounted ? el("p", {class: "faint small"}, `There are more different hints than are counted at once: a count may be too low by up to ${count(hints.undercounted)}.`) : "");
+  fill(
+    "hints",
+    facts(
+      ["turns with a hint", count(hints.count)],
+      ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
+      ["candidates refused because they leak the reaction", count(leaks)],
+      ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))],
+    ),
+  );
+  fill(
+    "hints",
+    el(
+      "div",
+      {class: "cards"},
+      hints.count
+        ? histogram(
+            "Length of the hints",
+            "turns, by length of their hint",
+            "characters",
+            hints.width,
+            hints.lengths,
+            0,
+          )
+        : null,
+      part(
+        "How each hint came about",
+        barTable(["status", "turns"], hints.statuses, sum(Object.fromEntries(hints.statuses))),
+      ),
+      hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null,
+    ),
+  );
+  if (hints.common.length)
+    fill(
+      "hints",
+      el("h3", {}, "The commonest hints"),
+      el("p", {class: "faint small"}, "A hint that comes over and over teaches that one thing."),
+      table(
+        ["hint", {number: "turns"}, {number: "share"}],
+        hints.common.map(([text, n]) => [
+          {kind: "texts", node: quoted(text)},
+          {number: count(n)},
+          {number: share(n, hints.count)},
+        ]),
+      ),
+      hints.undercounted
+        ? el(
+            "p",
+            {class: "faint small"},
+            `There are more different hints than are counted at once: a count may be too low by up to ${count(hints.undercounted)}.`,
+          )
+        : "",
+    );
 }
 
 function showAdvantages(advantages) {
   if (!advantages) return fill("advantages", absent("An advantage", "opdkit teacher"));
-  fill("advantages", el("p", {}, "The advantage of a token is what its log-probability gains when the teacher has read the hint (teacher − student, in nats). Above 0 the reply should have said it, below 0 it should not."));
+  fill(
+    "advantages",
+    el(
+      "p",
+      {},
+      "The advantage of a token is what its log-probability gains when the teacher has read the hint (teacher − student, in nats). Above 0 the reply should have said it, below 0 it should not.",
+    ),
+  );
   if (advantages.tokens) {
-    fill("advantages", facts(["tokens with a teacher's advantage", count(advantages.tokens)], ["mean (nats)", signed(advantages.mean, 3)], ["of them within 0.01 of 0", share(advantages.near_zero, 1)],
-      ["of the top tokens in common (overlap)", advantages.overlap === null ? MISSING : share(advantages.overlap, 1)]));
-    fill("advantages", histogram("Teacher's advantages", "tokens, by advantage; the scale is nearly logarithmic, so that rare ones show; the outermost bars hold all that lies beyond", "nats", advantages.bar, advantages.bars, 2, true));
+    fill(
+      "advantages",
+      facts(
+        ["tokens with a teacher's advantage", count(advantages.tokens)],
+        ["mean (nats)", signed(advantages.mean, 3)],
+        ["of them within 0.01 of 0", share(advantages.near_zero, 1)],
+        ["of the top tokens in common (overlap)", advantages.overlap === null ? MISSING : share(advantages.overlap, 1)],
+      ),
+    );
+    fill(
+      "advantages",
+      histogram(
+        "Teacher's advantages",
+        "tokens, by advantage; the scale is nearly logarithmic, so that rare ones show; the outermost bars hold all that lies beyond",
+        "nats",
+        advantages.bar,
+        advantages.bars,
+        2,
+        true,
+      ),
+    );
   } else fill("advantages", el("p", {class: "faint"}, "No target has a hint, so no token has a teacher's advantage."));
-  fill("advantages", el("div", {class: "cards"},
-    advantages.quantiles.length ? part("Quantiles", table(["quantile", {number: "advantage (nats)"}], advantages.quantiles.map(([q, value]) => [`${100 * q}%`, {number: signed(value)}]))) : null,
-    part("Tokens under each reward", barTable(["reward", "tokens"], rewardRows(advantages.reward_tokens), sum(advantages.reward_tokens)))));
+  fill(
+    "advantages",
+    el(
+      "div",
+      {class: "cards"},
+      advantages.quantiles.length
+        ? part(
+            "Quantiles",
+            table(
+              ["quantile", {number: "advantage (nats)"}],
+              advantages.quantiles.map(([q, value]) => [`${100 * q}%`, {number: signed(value)}]),
+            ),
+          )
+        : null,
+      part(
+        "Tokens under each reward",
+        barTable(["reward", "tokens"], rewardRows(advantages.reward_tokens), sum(advantages.reward_tokens)),
+      ),
+    ),
+  );
 }
 
 // -- who decides -------------------------------------------------------------------------------------------------------
 
-const SHARED = [["turns", "turns"], ["judged", "judged"], ["hints", "hints"], ["reward +1", "+1"], ["reward -1", "−1"], ["targets", "targets"], ["tokens", "target tokens"], ["trained", "trained turns"]];
+const SHARED = [
+  ["turns", "turns"],
+  ["judged", "judged"],
+  ["hints", "hints"],
+  ["reward +1", "+1"],
+  ["reward -1", "−1"],
+  ["targets", "targets"],
+  ["tokens", "target tokens"],
+  ["trained", "trained turns"],
+];
 
 function showShares(shares) {
-  const total = shares.total, known = SHARED.filter(([key]) => total[key]), last = (total.tokens ? "tokens" : "turns");
-  fill("shares", el("p", {}, "Feedback can be wrong on purpose. A source or session that has most of what is trained on decides what is learned."));
-  const head = [...known.map(([, name]) => ({number: name})), `share of the ${last === "tokens" ? "target tokens" : "turns"}`, ""];
-  const row = (counts) => [...known.map(([key]) => ({number: count(counts[key] || 0)})), {number: share(counts[last], total[last])}, {kind: "bar", node: bar((counts[last] || 0) / (total[last] || 1))}];
+  const total = shares.total,
+    known = SHARED.filter(([key]) => total[key]),
+    last = total.tokens ? "tokens" : "turns";
+  fill(
+    "shares",
+    el(
+      "p",
+      {},
+      "Feedback can be wrong on purpose. A source or session that has most of what is trained on decides what is learned.",
+    ),
+  );
+  const head = [
+    ...known.map(([, name]) => ({number: name})),
+    `share of the ${last === "tokens" ? "target tokens" : "turns"}`,
+    "",
+  ];
+  const row = (counts) => [
+    ...known.map(([key]) => ({number: count(counts[key] || 0)})),
+    {number: share(counts[last], total[last])},
+    {kind: "bar", node: bar((counts[last] || 0) / (total[last] || 1))},
+  ];
   const rest = shares.other_sources;
-  fill("shares", el("h3", {}, "Sources"), table(["source", {number: "sessions"}, ...head], [
-    ...shares.sources.map((source) => [{kind: "texts", node: quoted(source.source)}, {number: count(source.sessions)}, ...row(source)]),
-    ...(rest ? [[plural(rest.count, "other source"), {number: count(rest.sessions)}, ...row(rest)]] : [])]));
-  fill("shares", el("h3", {}, `Largest of ${plural(shares.session_count, "session")}`), table(["session", ...head],
-    shares.sessions.map((session) => [{kind: "texts", node: quoted(session.session)}, ...row(session)])));
+  fill(
+    "shares",
+    el("h3", {}, "Sources"),
+    table(
+      ["source", {number: "sessions"}, ...head],
+      [
+        ...shares.sources.map((source) => [
+          {kind: "texts", node: quoted(source.source)},
+          {number: count(source.sessions)},
+          ...row(source),
+        ]),
+        ...(rest ? [[plural(rest.count, "other source"), {number: count(rest.sessions)}, ...row(rest)]] : []),
+      ],
+    ),
+  );
+  fill(
+    "shares",
+    el("h3", {}, `Largest of ${plural(shares.session_count, "session")}`),
+    table(
+      ["session", ...head],
+      shares.sessions.map((session) => [{kind: "texts", node: quoted(session.session)}, ...row(session)]),
+    ),
+  );
 }

@@ -5,26 +5,40 @@ let data = null;
 
 const KEYS = {
   "/": ["search", () => byId("search").focus()],
-  j: ["next turn", () => choose(list.chosen ? list.at + 1 : 0)], ArrowDown: [null, () => choose(list.chosen ? list.at + 1 : 0)],
-  k: ["turn before", () => choose(list.at - 1)], ArrowUp: [null, () => choose(list.at - 1)],
+  j: ["next turn", () => choose(list.chosen ? list.at + 1 : 0)],
+  ArrowDown: [null, () => choose(list.chosen ? list.at + 1 : 0)],
+  k: ["turn before", () => choose(list.at - 1)],
+  ArrowUp: [null, () => choose(list.at - 1)],
   v: ["numbers under the tokens", () => document.querySelector(".numbers-button")?.click()],
   t: ["colours: system, light, dark", () => nextTheme()],
   "?": ["this help", () => byId("help").showModal()],
 };
 const REVIEW_KEYS = {
-  a: ["accept what the votes say", () => decide({})], "+": ["reward +1", () => decide({reward: 1})], "=": [null, () => decide({reward: 1})],
-  0: ["reward 0", () => decide({reward: 0})], "-": ["reward −1", () => decide({reward: -1})], e: ["edit the hint", editHint],
-  x: ["strike the hint", () => decide({hint: null})], X: ["strike hint and reward", () => decide({hint: null, reward: null})],
-  u: ["undo", undo], n: ["next undecided turn", nextUndecided],
+  a: ["accept what the votes say", () => decide({})],
+  "+": ["reward +1", () => decide({reward: 1})],
+  "=": [null, () => decide({reward: 1})],
+  0: ["reward 0", () => decide({reward: 0})],
+  "-": ["reward −1", () => decide({reward: -1})],
+  e: ["edit the hint", () => editHint()],
+  x: ["strike the hint", () => decide({hint: null})],
+  X: ["strike hint and reward", () => decide({hint: null, reward: null})],
+  u: ["undo", undo],
+  n: ["next undecided turn", nextUndecided],
 };
 
-function nextTheme() { setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme || "system") + 1) % THEMES.length]); }
+function nextTheme() {
+  setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme || "system") + 1) % THEMES.length]);
+}
 
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || byId("help").open) return;
   const typing = event.target.closest("input, textarea, select");
-  if (typing) { if (event.key === "Escape") typing.blur(); return; }
-  if (event.key.startsWith("Arrow") && !(event.target === document.body || event.target.closest("#list-pane, #whole"))) return;  // they scroll the page
+  if (typing) {
+    if (event.key === "Escape") typing.blur();
+    return;
+  }
+  if (event.key.startsWith("Arrow") && !(event.target === document.body || event.target.closest("#list-pane, #whole")))
+    return; // they scroll the page
   if (event.defaultPrevented) return;
   const known = KEYS[event.key] ?? (reviewing() ? REVIEW_KEYS[event.key] : null);
   if (!known) return;
@@ -34,7 +48,12 @@ function onKey(event) {
 
 function showKeys() {
   const known = {...KEYS, ...(reviewing() ? REVIEW_KEYS : {}), "← →": ["from token to token, inside the reply"]};
-  byId("keys").append(...Object.entries(known).filter(([, [words]]) => words).map(([key, [words]]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, words)]).flat());
+  byId("keys").append(
+    ...Object.entries(known)
+      .filter(([, [words]]) => words)
+      .map(([key, [words]]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, words)])
+      .flat(),
+  );
 }
 
 function arrange() {
@@ -47,13 +66,17 @@ function arrange() {
   document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
   byId("run").append(...said(summary.run));
   const sections = [...document.querySelectorAll("main > section")];
-  byId("sections").append(...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))));
+  byId("sections").append(
+    ...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))),
+  );
 }
 
 async function start() {
   byId("theme").addEventListener("click", nextTheme);
   byId("help-button").addEventListener("click", () => byId("help").showModal());
-  try { data = await unpacked(); } catch (error) {
+  try {
+    data = await unpacked();
+  } catch (error) {
     byId("loading").textContent = `This browser cannot unpack the report (${error.message}): open it in a current one.`;
     return;
   }
@@ -62,7 +85,10 @@ async function start() {
   whole.views = new Map(views.map((view) => [view.turn_id, view]));
   list.whole = new Set(whole.views.keys());
   list.decisions = dictionary(rows.reviews);
-  list.note = (rows.id.length < summary.turns ? `, of ${count(summary.turns)} in the run (${count(rows.id.length)} are in this list)` : "") + `; the search reads the first ${rows.chars} characters of each text`;
+  list.note =
+    (rows.id.length < summary.turns
+      ? `, of ${count(summary.turns)} in the run (${count(rows.id.length)} are in this list)`
+      : "") + `; the search reads the first ${rows.chars} characters of each text`;
   readTurns(rows);
   if (reviewing()) await startReview();
   showKeys();
@@ -81,14 +107,26 @@ async function start() {
   document.addEventListener("keydown", onKey);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
   let resized = null;
-  addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(redrawCharts, 150); });
+  addEventListener("resize", () => {
+    clearTimeout(resized);
+    resized = setTimeout(redrawCharts, 150);
+  });
   const wanted = location.hash.startsWith("#turn=") ? decoded(location.hash.slice(6)) : null;
   const place = wanted === null ? -1 : list.shown.findIndex((turn) => turn.id === wanted);
-  if (place >= 0) { choose(place); byId("turns").scrollIntoView(); }
+  if (place >= 0) {
+    choose(place);
+    byId("turns").scrollIntoView();
+  }
   document.documentElement.dataset.ready = "true";
 }
 
 // The part of an address may be anything.
-function decoded(text) { try { return decodeURIComponent(text); } catch { return null; } }
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return null;
+  }
+}
 
 start();

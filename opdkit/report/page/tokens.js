@@ -1,0 +1,187 @@
+"use strict";
+// The tokens of a reply, each in the colour of its advantage and with a line under it that says the same.
+
+const STEPS = [0.1, 0.5, 1.5]; // nats: from here on a token is marked weakly, clearly, strongly
+
+const strength = (a) => STEPS.filter((step) => Math.abs(a) >= step).length;
+
+function tokenKind(token) {
+  if (!token.trained) return "untrained";
+  if (token.advantage === null || token.advantage === undefined) return "";
+  const level = strength(token.advantage);
+  return level ? `${token.advantage > 0 ? "more" : "less"}-${level}` : "";
+}
+
+function heatMap(target, view) {
+  const hinted = target.tokens.some((token) => token.advantage !== null && token.advantage !== undefined);
+  const title =
+    target.written === null || target.written === undefined
+      ? "The reply, token by token"
+      : `Reply ${target.written + 1} written by the teacher, token by token`;
+  const about = el(
+    "p",
+    {class: "active-token", role: "status"},
+    "Choose a token, or move with ← and → inside the text.",
+  );
+  const box = el(
+    "div",
+    {
+      class: "tokens" + (whole.numbers ? " numbers" : ""),
+      tabindex: "0",
+      role: "group",
+      "aria-label": title + "; arrow keys move from token to token",
+    },
+    target.tokens.map(tokenOf),
+  );
+  let at = -1;
+  const go = (n) => {
+    if (n < 0 || n >= target.tokens.length) return;
+    box.children[at]?.classList.remove("active");
+    at = n;
+    box.children[at].classList.add("active");
+    box.children[at].scrollIntoView({block: "nearest"});
+    about.replaceChildren(...tokenFacts(target.tokens[at], at));
+  };
+  box.addEventListener("click", (event) => {
+    const token = event.target.closest(".token");
+    if (token) go([...box.children].indexOf(token));
+  });
+  box.addEventListener("keydown", (event) => {
+    const step = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: 10, ArrowUp: -10}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    go(Math.min(Math.max(at + step, 0), target.tokens.length - 1));
+  });
+  return el(
+    "section",
+    {"aria-label": title},
+    el("h4", {}, title),
+    el(
+      "p",
+      {class: "faint small"},
+      `${plural(target.tokens.length, "token")} shown${target.cut ? `, ${count(target.cut)} more` : ""}, after a prompt of ${plural(target.prompt_tokens, "token")}`,
+      target.cut_messages ? `, ${plural(target.cut_messages, "message")} cut off its beginning` : "",
+      target.overlap === null || target.overlap === undefined ? "" : `, overlap ${share(target.overlap, 1)}`,
+      `; reward ${REWARD_WORDS[target.reward] ?? "none"}.`,
+    ),
+    target.hint
+      ? el("p", {class: "small"}, "Scored with the hint: ", quoted(target.hint))
+      : el("p", {class: "small"}, "No hint: the teacher says nothing here, only the reward weighs the tokens."),
+    hinted ? legend() : null,
+    hinted ? tokenTools(box, target) : null,
+    box,
+    about,
+    hinted
+      ? lazily("Tokens as a table", () =>
+          table(
+            ["token", {number: "student"}, {number: "teacher"}, {number: "advantage"}],
+            target.tokens.map((token) => [
+              el("span", {class: "said"}, spelled(token.text)),
+              {number: fixed(token.old, 3)},
+              {number: fixed(token.teacher, 3)},
+              {number: signed(token.advantage, 3)},
+            ]),
+          ),
+        )
+      : null,
+  );
+}
+
+function tokenOf(token) {
+  const number =
+    token.trained && token.advantage !== null && token.advantage !== undefined && strength(token.advantage)
+      ? el("sub", {}, signed(token.advantage, 1))
+      : null;
+  return el("span", {class: "token " + tokenKind(token)}, spelled(token.text), number);
+}
+
+// The text of a token with its line breaks and tabs to be seen, and still breaking the line.
+function spelled(text) {
+  return text
+    .split(/(\n|\t)/)
+    .filter(Boolean)
+    .map((piece) =>
+      piece === "\n"
+        ? [el("span", {class: "space"}, "⏎"), "\n"]
+        : piece === "\t"
+          ? [el("span", {class: "space"}, "⇥"), "\t"]
+          : said(piece),
+    )
+    .flat();
+}
+
+function tokenFacts(token, at) {
+  const likely = (x) =>
+    x === null || x === undefined
+      ? MISSING
+      : `${fixed(x, 3)} (${Math.exp(x) < 0.001 ? "under 0.1%" : share(Math.exp(x), 1)})`;
+  return [
+    `Token ${at + 1}, `,
+    el("strong", {class: "said"}, "“", spelled(token.text), "”"),
+    `, id ${token.id}: student ${likely(token.old)}, teacher ${likely(token.teacher)}, advantage ${signed(token.advantage, 3)} nats`,
+    token.trained ? "" : "; not sampled by the policy, so not trained",
+  ];
+}
+
+function legend() {
+  const one = (kind, words) => el("span", {}, el("span", {class: "token " + kind}, "abc"), " " + words);
+  return el(
+    "div",
+    {class: "legend", "aria-label": "Legend"},
+    one("less-3", `below −${STEPS[2]}`),
+    one("less-2", `below −${STEPS[1]}`),
+    one("less-1", `below −${STEPS[0]}`),
+    one("more-1", `above ${STEPS[0]}`),
+    one("more-2", `above ${STEPS[1]}`),
+    one("more-3", `above ${STEPS[2]} nats`),
+    one("untrained", "not trained"),
+  );
+}
+
+function tokenTools(box, target) {
+  const filterTokens = () =>
+    target.tokens.forEach((token, n) =>
+      box.children[n].classList.toggle("low", token.advantage !== null && Math.abs(token.advantage) < whole.low),
+    );
+  const shown = el("output", {}, fixed(whole.low, 1));
+  filterTokens();
+  return el(
+    "div",
+    {class: "tools"},
+    el(
+      "button",
+      {
+        type: "button",
+        class: "numbers-button",
+        "aria-pressed": String(whole.numbers),
+        onclick: (event) => {
+          whole.numbers = !whole.numbers;
+          for (const one of document.querySelectorAll(".tokens")) one.classList.toggle("numbers", whole.numbers);
+          for (const one of document.querySelectorAll(".numbers-button"))
+            one.setAttribute("aria-pressed", String(whole.numbers));
+        },
+      },
+      "Numbers ",
+      el("kbd", {}, "v"),
+    ),
+    el(
+      "label",
+      {},
+      "only from |A| ",
+      el("input", {
+        type: "range",
+        min: "0",
+        max: "4",
+        step: "0.1",
+        value: String(whole.low),
+        oninput: (event) => {
+          whole.low = Number(event.target.value);
+          shown.textContent = fixed(whole.low, 1);
+          filterTokens();
+        },
+      }),
+      " ",
+      shown,
+    ),
+  );
+}
