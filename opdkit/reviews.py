@@ -116,7 +116,8 @@ def _ordinal(path: Path) -> int:
 def read_file(path: Path) -> list[Review]:
     """The decisions in one file. Raises OpdkitError when it is damaged or of another version."""
     try:
-        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # a third of the time of read_table
+            table = file.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise OpdkitError(f"{path} cannot be read ({error}): put it back from a copy, or move it away; "
                           "the decisions in it do not count then") from error  # fmt: skip

@@ -94,9 +94,11 @@ def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
         command = [sys.executable, "-m", *shlex.split(COMMANDS[name].example)]
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            address = server.stdout.readline().strip()
-            assert httpx.get(address, trust_env=False).status_code == 200
-            server.terminate()
+            try:
+                address = server.stdout.readline().strip()
+                assert httpx.get(address, trust_env=False, timeout=120).status_code == 200
+            finally:
+                server.terminate()
         assert server.returncode == 0
 
 

@@ -45,7 +45,9 @@ def server(judged):
 @pytest.fixture
 def client(server):
     headers = {"X-Opdkit-Token": server.token}
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False) as client:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False, timeout=60
+    ) as client:
         yield client
 
 
@@ -252,7 +254,7 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         address = process.stdout.readline().strip()
-        answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False)
+        answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False, timeout=60)
         assert answer.json()["review"]["reviewer"] == "Eve"
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
