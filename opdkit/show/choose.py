@@ -53,13 +53,13 @@ def chosen_turns(config: ShowConfig) -> tuple[list[ListedTurn], int]:
 
     def filtered() -> Iterator[ListedTurn]:
         nonlocal total
-        matches = _pattern(config.grep)
+        matches = None if config.grep is None else _Grep(config.grep)
         for joined in joined_turns(config.run):
             turn = _listed(joined)
             statuses.update(status for status in (turn.reward_status, turn.hint_status) if status is not None)
             if config.status is not None and config.status not in (turn.reward_status, turn.hint_status):
                 continue
-            if matches(joined):
+            if matches is None or matches(joined):
                 total += 1
                 yield turn
 
@@ -116,15 +116,6 @@ class _Grep:
                 f"--grep {self.pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {joined.turn_id}: "
                 "write it without a repetition inside a repetition"
             ) from None
-
-
-def _pattern(text: str | None) -> "_Grep | _Everything":
-    return _Everything() if text is None else _Grep(text)
-
-
-class _Everything:
-    def __call__(self, joined: JoinedTurn) -> bool:
-        return True
 
 
 def _said(joined: JoinedTurn) -> tuple[str, str]:
