@@ -16,7 +16,7 @@ class Packed:
 
     def __init__(self, room: int) -> None:
         self._most = room // 4 * 3 - 64  # what closes the document comes on top
-        self._zip = zlib.compressobj(9, zlib.DEFLATED, _GZIP)
+        self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
         self._out = bytearray()
         self.views = 0
 

@@ -84,17 +84,22 @@ def funnel(run: Path, found: dict[str, Summary], seen: Counter[str], tokens: int
         levels.append(_level("extract", "turns that may be trained on", "turns", seen["trainable"], Counter(skipped)))
     if "judge" in found:
         counters = found["judge"].counters
-        gone = Counter({"beyond --limit": seen["turns"] - counters.rows_in} if _limited(run, "judge") else {})
+        gone = _not_reached(run, found["judge"], seen["turns"] - counters.rows_in)
         levels.append(_level("judge", "judged", "turns", counters.rows_out, gone))
         levels.append(_level("judge", "with a reward", "turns", seen["reward"], part_of="judged"))
         levels.append(_level("judge", "with a hint", "turns", seen["hint"], part_of="judged"))
     if "teacher" in found:
         counters = found["teacher"].counters
-        levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped))
+        own = counters.extra["written by the teacher"]
+        gone = _not_reached(run, found["teacher"], found["judge"].counters.rows_out - (counters.rows_in - own))
+        levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + gone))
+        if own:
+            levels.append(_level("teacher", "written by the teacher itself", "replies", own, part_of="targets"))
         levels.append(_level("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in found:
         counters = found["train"].counters
-        levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped))
+        gone = _not_reached(run, found["train"], found["teacher"].counters.rows_out - counters.rows_in)
+        levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + gone))
         levels += _trained_tokens(run)
     return levels
 
@@ -106,8 +111,10 @@ def _level(
     return {"stage": stage, "name": name, "unit": unit, "count": count, "dropped": reasons, "part_of": part_of}
 
 
-def _limited(run: Path, stage: str) -> bool:
-    return bool(manifest(run, stage)["plan"]["config"].get("limit"))
+def _not_reached(run: Path, found: Summary, count: int) -> Counter[str]:
+    """Rows of the stage before that this one has not seen, by the reason."""
+    limited = manifest(run, found.stage)["plan"]["config"].get("limit")
+    return Counter({"beyond --limit" if limited else "in parts that are not done": max(0, count)})
 
 
 def _trained_tokens(run: Path) -> list[JSON]:

@@ -32,6 +32,7 @@ def page(results: Path = RESULTS) -> str:
         sections.append(_timed(results, name))
         if name == "scoring":
             sections += [_COST, _turns(results), _memory(results), _exact(results)]
+    sections.append(_report(results))
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -122,6 +123,19 @@ def _facts(comparisons: list[Comparison]) -> str:
 
 def _number(value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _report(results: Path) -> str:
+    head = ("## The report\n\n`opdkit report`, and its page in headless Chromium: from an input to the new list on the "
+            "screen, the slowest median of each kind of input. The texts are random words.")  # fmt: skip
+    found = _result(results, "report")
+    if found is None:
+        return f"{head}\n\n{_missing('report')}"
+    rows = ["| turns | file, MB | write, s | open, ms | search, ms | filter, ms | sort, ms |", "|" + "---|" * 7]
+    for r in found["rows"]:
+        times = " | ".join(f"{r[name]:.0f}" for name in ("open_ms", "search_ms", "filter_ms", "sort_ms"))
+        rows.append(f"| {r['turns']:,} | {r['mb']:.2f} | {r['write_seconds']:.1f} | {times} |")
+    return f"{head}\n\n" + "\n".join(rows)
 
 
 def _turns(results: Path) -> str:

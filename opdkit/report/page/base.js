@@ -85,7 +85,7 @@ function table(head, rows, caption = null) {
   const cell = (tag, value, scope) =>
     value && value.number !== undefined
       ? el(tag, {class: "number", scope}, value.number)
-      : value && value.node
+      : value && value.node !== undefined
         ? el(tag, {class: value.kind, scope}, value.node)
         : el(tag, {scope}, value);
   return el(
@@ -124,11 +124,13 @@ function table(head, rows, caption = null) {
   );
 }
 
+const BAR = {kind: "bar", node: ""}; // the head of a column of bars, which have their number beside them
+
 // [name, number, kind of bar] rows with a bar each. `whole` is what 100% is.
 function barTable(head, rows, whole = null) {
   const largest = Math.max(1, ...rows.map((row) => row[1]));
   return table(
-    [...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), ""],
+    [...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), BAR],
     rows.map(([name, number, kind]) => [
       typeof name === "string" ? quoted(name) : name,
       {number: count(number)},

@@ -69,7 +69,9 @@ function drawPanel(turn, view) {
     );
   const edit = byId("edit") ?? el("div", {id: "edit"}), // what is being typed stays
     typing = edit.contains(document.activeElement) ? document.activeElement : null;
-  const who = review?.reviewer ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}` : "";
+  const who = review?.reviewer
+    ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
+    : "";
   byId("panel").replaceChildren(
     el(
       "h4",

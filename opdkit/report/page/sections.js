@@ -19,10 +19,10 @@ function showOverview(summary) {
   fill(
     "overview",
     table(
-      ["level", {number: "count"}, "", "dropped on the way, and why"],
+      ["level", {number: "count"}, BAR, "dropped on the way, and why"],
       summary.funnel.map((level) => [
         level.part_of ? el("span", {class: "faint"}, "↳ " + level.name) : level.name,
-        {number: count(level.count) + (level.unit ? " " + level.unit : "")},
+        {number: count(level.count) + (level.name.includes(level.unit) ? "" : " " + level.unit)},
         {kind: "bar", node: bar(level.count / (largest[level.unit] || 1), level.part_of ? "none" : "")},
         {kind: "texts", node: reasons(level.dropped)},
       ]),
@@ -245,8 +245,22 @@ const SHARED = [
 
 function showShares(shares) {
   const total = shares.total,
-    known = SHARED.filter(([key]) => total[key]),
     last = total.tokens ? "tokens" : "turns";
+  const shareTable = (what, named, columns) =>
+    table(
+      [what, {number: "share"}, BAR, ...columns.map(([, name]) => ({number: name}))],
+      named.map(([name, counts]) => [
+        {kind: "texts", node: name},
+        {number: share(counts[last], total[last])},
+        {kind: "bar", node: bar((counts[last] || 0) / (total[last] || 1))},
+        ...columns.map(([key]) => ({number: count(counts[key] || 0)})),
+      ]),
+      `The share is that of all ${last === "tokens" ? "target tokens" : "turns"}.`,
+    );
+  const known = SHARED.filter(([key]) => total[key]),
+    rest = shares.other_sources;
+  const sources = shares.sources.map((one) => [quoted(one.source), one]);
+  if (rest) sources.push([plural(rest.count, "other source"), rest]);
   fill(
     "shares",
     el(
@@ -254,39 +268,13 @@ function showShares(shares) {
       {},
       "Feedback can be wrong on purpose. A source or session that has most of what is trained on decides what is learned.",
     ),
-  );
-  const head = [
-    ...known.map(([, name]) => ({number: name})),
-    `share of the ${last === "tokens" ? "target tokens" : "turns"}`,
-    "",
-  ];
-  const row = (counts) => [
-    ...known.map(([key]) => ({number: count(counts[key] || 0)})),
-    {number: share(counts[last], total[last])},
-    {kind: "bar", node: bar((counts[last] || 0) / (total[last] || 1))},
-  ];
-  const rest = shares.other_sources;
-  fill(
-    "shares",
     el("h3", {}, "Sources"),
-    table(
-      ["source", {number: "sessions"}, ...head],
-      [
-        ...shares.sources.map((source) => [
-          {kind: "texts", node: quoted(source.source)},
-          {number: count(source.sessions)},
-          ...row(source),
-        ]),
-        ...(rest ? [[plural(rest.count, "other source"), {number: count(rest.sessions)}, ...row(rest)]] : []),
-      ],
-    ),
-  );
-  fill(
-    "shares",
+    shareTable("source", sources, [["sessions", "sessions"], ...known]),
     el("h3", {}, `Largest of ${plural(shares.session_count, "session")}`),
-    table(
-      ["session", ...head],
-      shares.sessions.map((session) => [{kind: "texts", node: quoted(session.session)}, ...row(session)]),
+    shareTable(
+      "session",
+      shares.sessions.map((one) => [quoted(one.session), one]),
+      known,
     ),
   );
 }
