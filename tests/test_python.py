@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_import_is_light() -> None:
-    """Neither the package nor the class brings the heavy libraries."""
+    """pitfall 30: neither the package nor the class brings the heavy libraries."""
     code = (
         "import sys, opdkit; assert 'opdkit.python' not in sys.modules; run = opdkit.Run('x'); repr(run)\n"
         "print([m for m in ('torch', 'transformers', 'pyarrow', 'datasets', 'numpy', 'pandas') if m in sys.modules])"
