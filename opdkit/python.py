@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def _method(command: str, target: str | None = None) -> Callable[..., Any]:
     """A method of Run that does what a command does; `target` where another function returns more than it prints."""
     known = COMMANDS[command]
-    fields = [field for field in fields_of(known.config) if field.name not in ("run", "json")]
+    left_out = ("run",) if target is None else ("run", "json")  # what is returned is not printed
+    fields = [field for field in fields_of(known.config) if field.name not in left_out]
 
     def call(self: "Run", *places: Any, **options: Any) -> Any:
         return _carry_out(command, target, _configured(command, fields, self.path, places, options))
@@ -118,6 +119,7 @@ class Run:
     export = _method("export")
     calibrate = _method("calibrate", "opdkit.calibrate:measure")
     report = _method("report")
+    show = _method("show")
     status = _method("status")
     check = _method("check")
 

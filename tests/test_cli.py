@@ -55,6 +55,8 @@ def test_every_command_has_help_and_an_example() -> None:
         (["extract", "nowhere"], 2, "LOGS"),
         (["status", "nowhere"], 1, "holds no run"),
         (["check", "nowhere"], 1, "holds no run"),
+        (["report", "nowhere"], 1, "holds no run"),
+        (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
         (["nothing"], 2, "nothing"),
@@ -78,8 +80,8 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
     """One after the other they are a whole run; `demo` has a test of its own."""
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
-    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "status", "check", "export", "calibrate",
-                 "run", "slurm"):  # fmt: skip
+    for name in ("extract", "judge", "teacher", "train", "eval", "rollout", "report", "show", "status", "check",
+                 "export", "calibrate", "run", "slurm"):  # fmt: skip
         command = shlex.split(COMMANDS[name].example)
         done = opdkit(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{COMMANDS[name].example}\n{done.stderr}"

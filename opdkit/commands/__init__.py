@@ -14,6 +14,7 @@ from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
 from opdkit.commands.report import ReportConfig
 from opdkit.commands.review import ReviewConfig
+from opdkit.commands.show import ShowConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
 from opdkit.stages import configure as configure_stage
@@ -80,6 +81,12 @@ COMMANDS: dict[str, Command] = {
         "slurm",
         "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
         "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
+    ),
+    "show": Command(
+        ShowConfig,
+        "opdkit.show:run",
+        "Show turns: a list, or one whole, with its votes, hints and every token in the colour of its advantage.",
+        "opdkit show runs/try --worst 1 --whole",
     ),
     "review": Command(
         ReviewConfig,

@@ -42,7 +42,7 @@ def evaluation(run: Path) -> JSON | None:
     """The scores, and the greedy replies side by side, those first that changed sides; None without `opdkit eval`."""
     if not part_path(run, "replies", 0).exists():
         return None
-    from opdkit.evaluate.scores import METRICS as WORDS  # noqa: N811 - imported here: it brings torch
+    from opdkit.evaluate.scores import METRICS as WORDS  # imported here: it brings torch
 
     pairs: dict[str, JSON] = {}
     for row in read_part(run, "replies", 0):

@@ -1,4 +1,4 @@
-"""What the turns of a run add up to: votes, hints, advantages, shares. Each tally sees every turn once, in any order."""
+"""What the turns of a run add up to: votes, hints, advantages, shares. A tally sees every turn once."""
 
 import heapq
 from collections import Counter
@@ -141,7 +141,7 @@ class Hints:
 class Advantages:
     """The teacher's advantages, token by token, and what the rewards weigh."""
 
-    EDGE, FINE, BAR = 20.0, 0.01, 0.25  # nats
+    EDGE, FINE, BAR = 20.0, 0.001, 0.25  # nats
     NEAR_ZERO = 0.01
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class Advantages:
         self._fine += np.bincount(bins, minlength=len(self._fine))
 
     def result(self) -> JSON:
-        """Bars 0.25 nats wide; quantiles to 0.01 nats. The outermost bars hold what lies beyond them."""
+        """Bars 0.25 nats wide; quantiles to 0.001 nats. The outermost bars hold what lies beyond them."""
         edge = 5.0
         bars = self._fine.reshape(-1, round(self.BAR / self.FINE)).sum(1)
         starts = np.arange(len(bars)) * self.BAR - self.EDGE
@@ -191,7 +191,7 @@ class Advantages:
             return []
         below = np.cumsum(self._fine)
         places = [(q, int(np.searchsorted(below, q * self._tokens))) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        return [[q, round(place * self.FINE - self.EDGE, 2)] for q, place in places]
+        return [[q, round((place + 0.5) * self.FINE - self.EDGE, 4)] for q, place in places]
 
 
 class Shares:

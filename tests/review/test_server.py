@@ -80,7 +80,6 @@ def test_the_page_is_the_report_with_this_server_s_token(client, server, judged)
     answer = client.get("/")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
     assert answer.text == page(judged, review={"token": server.token})
-    assert server.token in answer.text
 
 
 # -- pitfall 31, and who else might ask -------------------------------------------------------------------------------
@@ -118,10 +117,9 @@ def test_its_own_origin_and_the_token_in_the_address_will_do(server):
 
 
 def test_two_hosts_are_no_host(server):
-    request = (
-        f"GET /api/reviews?token={server.token} HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\nHost: evil\r\n\r\n"
-    )
-    assert exchanged(server, request.encode()).startswith(b"HTTP/1.0 403")
+    head = f"GET /api/reviews?token={server.token} HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    assert exchanged(server, (head + "\r\n").encode()).startswith(b"HTTP/1.0 200")
+    assert exchanged(server, (head + "Host: evil\r\n\r\n").encode()).startswith(b"HTTP/1.0 403")
 
 
 @pytest.mark.parametrize(
@@ -204,9 +202,7 @@ def exchanged(server, request: bytes) -> bytes:
         return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
-@pytest.mark.parametrize(
-    "path", ["/api/turns/nobody:1", "/api/turns/", "/api/turns/..%2f..%2fetc", "/favicon.ico", "//x"]
-)
+@pytest.mark.parametrize("path", ["/api/turns/nobody:1", "/api/turns/", "/api/turns/..%2f..%2fetc", "/favicon.ico"])
 def test_what_is_not_there_is_not_found(client, path):
     assert client.get(path).status_code == 404
 

@@ -82,7 +82,7 @@ def test_what_is_escaped_comes_back(text):
 
 def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
     reviews.append(run, [Review("a:1", True, -1, True, EVIL, "=note"), Review("a:3", True, None, True, None),
-                         Review("b:1", note="-looked at\r\nit"), Review("b:3", hint_decided=True, hint="None")])  # fmt: skip
+                         Review("b:1", note="-looked at\r\nit"), Review("b:3", False, None, True, "None")])  # fmt: skip
     before = decided(run)
     done = read(run, written(run), tmp_path)
     assert (done.changed, done.struck, done.same, done.untouched) == (0, 0, 4, 0)
@@ -123,7 +123,7 @@ def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, 
 
 
 @pytest.mark.parametrize(("cells", "words"), [
-    ({"reward": "2"}, "reward is '2'"), ({"reward": "good"}, "reward is 'good'"), ({"reward": "nan"}, "reward is 'nan'"),
+    ({"reward": "2"}, "reward is '2'"), ({"reward": "good"}, "is 'good'"), ({"reward": "nan"}, "reward is 'nan'"),
     ({"action": "strke"}, "did you mean 'strike'"), ({"action": "accept", "reward": "1"}, "accept leaves everything"),
     ({"turn_id": "nobody:1"}, "no judged turn nobody:1"), ({"turn_id": "a:3"}, "in line 2 already"),
     ({"hint": "x" * 5000}, "hint must be text"),

@@ -14,6 +14,9 @@ function el(tag, given = {}, ...inside) {
   return made;
 }
 
+// A dictionary whose keys may be anything, "constructor" too.
+const dictionary = (entries) => Object.assign(Object.create(null), entries);
+
 const byId = (id) => document.getElementById(id);
 
 // -- texts of strangers ------------------------------------------------------------------------------------------------
@@ -59,8 +62,12 @@ const shellWord = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.re
 
 const MISSING = "–";
 const count = (n) => n === null || n === undefined ? MISSING : n.toLocaleString("en-US");
-const fixed = (x, digits = 2) => x === null || x === undefined ? MISSING : x.toFixed(digits).replace("-", "−");
-const signed = (x, digits = 2) => x === null || x === undefined ? MISSING : (x > 0 ? "+" : "") + fixed(x, digits);
+function fixed(x, digits = 2) {
+  if (x === null || x === undefined) return MISSING;
+  const text = x.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");  // no minus before nothing
+}
+const signed = (x, digits = 2) => (x !== null && x !== undefined && Number(x.toFixed(digits)) > 0 ? "+" : "") + fixed(x, digits);
 const share = (part, whole) => whole ? (100 * (part || 0) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0) + "%" : MISSING;
 const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : many);
 

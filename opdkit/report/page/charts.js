@@ -30,7 +30,7 @@ function redrawCharts() {
 function axes(xLabel, yLabel) {
   const line = {stroke: colour("line"), width: 1};
   const common = {stroke: colour("text"), grid: line, ticks: line, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18};
-  return [{...common, label: xLabel, size: 40}, {...common, label: yLabel, size: 56, values: (plot, marks) => marks.map(short)}];
+  return [{...common, label: xLabel, size: 40}, {...common, label: yLabel, size: 56, values: (plot, marks) => marks.map((mark) => mark < 0 && plot.scales.y.distr === 4 ? "" : short(mark))}];
 }
 
 const short = (x) => x === null ? "" : Math.abs(x) >= 10000 ? (x / 1000).toLocaleString("en-US") + "k" : Math.abs(x) > 0 && Math.abs(x) < 0.001 ? x.toExponential(0) : x.toLocaleString("en-US", {maximumFractionDigits: 4});
@@ -43,15 +43,15 @@ function lineChart(title, meaning, xLabel, xs, ys) {
   }), {head: [{number: xLabel}, {number: title}], body: () => xs.map((x, n) => [{number: count(x)}, {number: ys[n] === null ? MISSING : String(+ys[n].toPrecision(5))}])});
 }
 
-// Bars of one width, [start, count] each; those that start below zero are drawn as less.
-function histogram(title, meaning, xLabel, width, bars, digits) {
+// Bars of one width, [start, count] each; those that start below zero are drawn as less. `steep`: heights by asinh.
+function histogram(title, meaning, xLabel, width, bars, digits, steep = false) {
   const xs = bars.map(([start]) => start), less = bars.map(([start, n]) => start < 0 ? n : null), more = bars.map(([start, n]) => start < 0 ? null : n);
   const name = (start) => `${fixed(start, digits)} to ${fixed(start + width, digits)}`;
   const series = (label, ink) => ({label, stroke: colour(ink), fill: colour(ink), width: 0, points: {show: false}, paths: uPlot.paths.bars({size: [0.85], align: 1})});
   const two = xs[0] < 0;
   return chart(title, meaning, () => ({
     data: two ? [xs, less, more] : [xs, more],
-    plot: {scales: {x: {time: false, range: () => [xs[0], xs.at(-1) + width]}}, axes: axes(xLabel, ""),
+    plot: {scales: {x: {time: false, range: () => [xs[0], xs.at(-1) + width]}, y: {distr: steep ? 4 : 1, asinh: 1, range: (plot, low, high) => [0, Math.max(1, high * (steep ? 1.5 : 1.1))]}}, axes: axes(xLabel, ""),
       series: [{label: xLabel, value: (plot, x) => x === null ? MISSING : name(x)}, ...(two ? [series("below 0", "less")] : []), series(two ? "above 0" : "count", "more")]},
   }), {head: [xLabel, {number: "count"}], body: () => bars.map(([start, n]) => [name(start), {number: count(n)}])});
 }

@@ -3,7 +3,7 @@
 
 const PAGE = 50;
 const NONE = "none";
-const list = {turns: [], shown: [], at: 0, page: 0, terms: [], decisions: {}, whole: new Set()};
+const list = {turns: [], shown: [], at: 0, page: 0, terms: [], decisions: dictionary({}), whole: new Set()};
 
 function readTurns(rows) {
   const word = (name, n) => rows[name].rows[n] === null ? null : rows[name].words[rows[name].rows[n]];
@@ -64,7 +64,7 @@ function makeFilters(reviewing) {
     form.append(el("label", {}, label, select));
   }
   form.append(el("label", {}, "Order", el("select", {id: "sort", onchange: refilter}, Object.entries(SORTS).map(([name, [words]]) => el("option", {value: name}, words)))),
-    el("button", {type: "button", id: "reset", onclick: () => { form.reset(); refilter(); }}, "Show all"));
+    el("button", {type: "button", id: "show-all", onclick: () => { form.reset(); refilter(); }}, "Show all"));
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 

@@ -17,12 +17,12 @@ function showTraining(training) {
 
 function showEvaluation(found) {
   if (!found) return fill("evaluation", absent("A comparison", "opdkit eval"));
-  const widest = {};
-  for (const row of found.scores) widest[row.metric] = Math.max(widest[row.metric] || 0, Math.abs(row.low ?? row.difference ?? 0), Math.abs(row.high ?? row.difference ?? 0));
+  const widest = new Map();
+  for (const row of found.scores) widest.set(row.metric, Math.max(widest.get(row.metric) || 0, ...[row.low, row.high, row.difference].map((x) => Math.abs(x ?? 0))));
   fill("evaluation", el("p", {}, "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance."));
   const rows = (some) => some.map((row) => { const digits = row.metric === "reply_tokens" ? 1 : 3; return [
-    found.words[row.metric] || row.metric, quoted(row.domain), {number: fixed(row.before, digits)}, {number: fixed(row.after, digits)}, {number: change(row, digits)},
-    {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`}, {kind: "", node: interval(row, widest[row.metric])}, {number: count(row.count)}]; });
+    Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric), quoted(row.domain), {number: fixed(row.before, digits)}, {number: fixed(row.after, digits)}, {number: change(row, digits)},
+    {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`}, {kind: "", node: interval(row, widest.get(row.metric))}, {number: count(row.count)}]; });
   const head = ["metric", "domain", {number: "before"}, {number: "after"}, {number: "change"}, {number: "95% interval"}, "", {number: "n"}];
   const pooled = found.scores.filter((row) => ["all", "corrected", "uncorrected"].includes(row.domain)), single = found.scores.filter((row) => !pooled.includes(row));
   fill("evaluation", table(head, rows(pooled)), single.length ? lazily(`By domain (${single.length} rows)`, () => table(head, rows(single))) : "");

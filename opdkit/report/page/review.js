@@ -142,7 +142,7 @@ async function send() {
 // What the server does not take is not kept as if it had: the decisions are those that it has.
 async function refused(id, decision, words) {
   if (unsent.get(id) === decision) unsent.delete(id);
-  try { list.decisions = {...await ask("GET", "/api/reviews"), ...Object.fromEntries([...unsent].filter(([, one]) => one))}; } catch { /* the next answer will tell */ }
+  try { list.decisions = dictionary({...await ask("GET", "/api/reviews"), ...Object.fromEntries([...unsent].filter(([, one]) => one))}); } catch { /* the next answer will tell */ }
   redecided(id);
   problem(`Not saved: ${words}`);
   byId("unsent").replaceChildren("A decision on ", quoted(id), " was not saved: ", quoted(words));
@@ -158,5 +158,5 @@ function showUnsent(words) {
 addEventListener("beforeunload", (event) => { if (unsent.size) event.preventDefault(); });
 
 async function startReview() {
-  try { list.decisions = await ask("GET", "/api/reviews"); } catch (error) { showUnsent(error.message); }
+  try { list.decisions = dictionary(await ask("GET", "/api/reviews")); } catch (error) { showUnsent(error.message); }
 }

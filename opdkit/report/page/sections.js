@@ -67,10 +67,10 @@ function showAdvantages(advantages) {
   if (advantages.tokens) {
     fill("advantages", facts(["tokens with a teacher's advantage", count(advantages.tokens)], ["mean (nats)", signed(advantages.mean, 3)], ["of them within 0.01 of 0", share(advantages.near_zero, 1)],
       ["of the top tokens in common (overlap)", advantages.overlap === null ? MISSING : share(advantages.overlap, 1)]));
-    fill("advantages", histogram("Teacher's advantages", "tokens, by advantage; the outermost bars hold all that lies beyond", "nats", advantages.bar, advantages.bars, 2));
+    fill("advantages", histogram("Teacher's advantages", "tokens, by advantage; the scale is nearly logarithmic, so that rare ones show; the outermost bars hold all that lies beyond", "nats", advantages.bar, advantages.bars, 2, true));
   } else fill("advantages", el("p", {class: "faint"}, "No target has a hint, so no token has a teacher's advantage."));
   fill("advantages", el("div", {class: "cards"},
-    advantages.quantiles.length ? part("Quantiles", table(["quantile", {number: "advantage (nats)"}], advantages.quantiles.map(([q, value]) => [share(q, 1), {number: signed(value)}]))) : null,
+    advantages.quantiles.length ? part("Quantiles", table(["quantile", {number: "advantage (nats)"}], advantages.quantiles.map(([q, value]) => [`${100 * q}%`, {number: signed(value)}]))) : null,
     part("Tokens under each reward", barTable(["reward", "tokens"], rewardRows(advantages.reward_tokens), sum(advantages.reward_tokens)))));
 }
 

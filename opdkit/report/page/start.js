@@ -61,7 +61,7 @@ async function start() {
   arrange();
   whole.views = new Map(views.map((view) => [view.turn_id, view]));
   list.whole = new Set(whole.views.keys());
-  list.decisions = rows.reviews;
+  list.decisions = dictionary(rows.reviews);
   list.note = (rows.id.length < summary.turns ? `, of ${count(summary.turns)} in the run (${count(rows.id.length)} are in this list)` : "") + `; the search reads the first ${rows.chars} characters of each text`;
   readTurns(rows);
   if (reviewing()) await startReview();

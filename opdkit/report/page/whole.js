@@ -123,7 +123,7 @@ function spelled(text) {
 }
 
 function tokenFacts(token, at) {
-  const likely = (x) => x === null || x === undefined ? MISSING : `${fixed(x, 3)} (${(100 * Math.exp(x)).toPrecision(2)}%)`;
+  const likely = (x) => x === null || x === undefined ? MISSING : `${fixed(x, 3)} (${Math.exp(x) < 0.001 ? "under 0.1%" : share(Math.exp(x), 1)})`;
   return [`Token ${at + 1}, `, el("strong", {class: "said"}, "“", spelled(token.text), "”"), `, id ${token.id}: student ${likely(token.old)}, teacher ${likely(token.teacher)}, advantage ${signed(token.advantage, 3)} nats`, token.trained ? "" : "; not sampled by the policy, so not trained"];
 }
 

@@ -1,0 +1,64 @@
+"""A headless Chromium, and pages that remember everything a page of ours must not do."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """The system's Chromium, driven by Playwright; the test is skipped where either is not there."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root has no sandbox
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A page, and what it did: errors, dialogs, requests for anything but `allowed`."""
+
+    def __init__(self, browser: Any, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(10_000)
+        self.allowed: tuple[str, ...] = ()
+        self.wrong: list[str] = []
+        self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
+        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        self.page.on("dialog", self._dialog)
+        self.page.on("request", lambda request: self._request(request.url))
+        self.page.on("popup", lambda other: self.wrong.append(f"popup {other.url}"))
+
+    def open(self, target: Path | str) -> "Watched":
+        """Open a file, or an address, and wait until the page is put together."""
+        url = target.absolute().as_uri() if isinstance(target, Path) else target
+        self.allowed = (url,) if isinstance(target, Path) else (url.split("?")[0],)
+        self.page.goto(url)
+        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+        return self
+
+    def text(self, selector: str) -> str:
+        found: str = self.page.locator(selector).first.inner_text()
+        return found
+
+    def close(self) -> None:
+        self.context.close()
+
+    def _dialog(self, dialog: Any) -> None:
+        self.wrong.append(f"dialog {dialog.message}")
+        dialog.dismiss()
+
+    def _request(self, url: str) -> None:
+        if not url.startswith(("data:", *self.allowed)):
+            self.wrong.append(f"request {url}")
