@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 def _method(command: str, target: str | None = None) -> Callable[..., Any]:
     """A method of Run that does what a command does; `target` where another function returns more than it prints."""
     known = COMMANDS[command]
-    fields = [field for field in fields_of(known.config) if field.name not in ("run", "json")]
+    left_out = ("run",) if target is None else ("run", "json")  # what is returned is not printed
+    fields = [field for field in fields_of(known.config) if field.name not in left_out]
 
     def call(self: "Run", *places: Any, **options: Any) -> Any:
         return _carry_out(command, target, _configured(command, fields, self.path, places, options))
 
-    call.__name__ = call.__qualname__ = {"eval": "evaluate"}.get(command, command)
+    call.__name__ = call.__qualname__ = {"eval": "evaluate", "run": "pipeline"}.get(command, command)
     call.__doc__ = _documentation(command, fields)
     parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD), *map(_parameter, fields)]
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -49,7 +50,8 @@ def _configured(
     positional = [field.name for field in fields if field.meta.positional]
     if len(places) > len(positional):
         raise ConfigError(f"{command} takes {len(positional)} positional arguments; name the options: {_names(fields)}")
-    file = options.pop("config", None) if command in CONFIGURED else None
+    own = "config" in known  # run and slurm hand the file on to their stages
+    file = options.pop("config", None) if command in CONFIGURED and not own else None
     given = dict(zip(positional, places, strict=False)) | options
     for name in given:
         if name not in known:
@@ -112,9 +114,12 @@ class Run:
     train = _method("train")
     evaluate = _method("eval")
     rollout = _method("rollout")
+    pipeline = _method("run")
+    slurm = _method("slurm")
     export = _method("export")
     calibrate = _method("calibrate", "opdkit.calibrate:measure")
     report = _method("report")
+    show = _method("show")
     status = _method("status")
     check = _method("check")
 

@@ -15,7 +15,7 @@ from labelled_runs import labelled_run
 import opdkit
 from opdkit.config import fields_of
 from opdkit.python import Run
-from opdkit.stages import STAGES, JudgeConfig
+from opdkit.stages import CONFIGURED, JudgeConfig
 from opdkit.store import read_all
 
 ROOT = Path(__file__).parent.parent
@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_import_is_light() -> None:
-    """Neither the package nor the class brings the heavy libraries."""
+    """pitfall 30: neither the package nor the class brings the heavy libraries."""
     code = (
         "import sys, opdkit; assert 'opdkit.python' not in sys.modules; run = opdkit.Run('x'); repr(run)\n"
         "print([m for m in ('torch', 'transformers', 'pyarrow', 'datasets', 'numpy', 'pandas') if m in sys.modules])"
@@ -47,12 +47,12 @@ def test_modules_of_the_package_stay_what_they_are() -> None:
         opdkit.Runn  # noqa: B018
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", CONFIGURED)
 def test_every_stage_has_a_method_with_its_options(stage: str) -> None:
-    method = getattr(Run, {"eval": "evaluate"}.get(stage, stage))
+    method = getattr(Run, {"eval": "evaluate", "run": "pipeline"}.get(stage, stage))
     parameters = dict(inspect.signature(method).parameters)
     parameters.pop("self")
-    fields = {field.name: field for field in fields_of(STAGES[stage][0]) if field.name != "run"}
+    fields = {field.name: field for field in fields_of(CONFIGURED[stage][0]) if field.name != "run"}
     assert parameters.keys() == fields.keys()
     for name, parameter in parameters.items():
         required = fields[name].meta.required
@@ -96,7 +96,9 @@ def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.Monkey
     made.extract(["a", tmp_path / "b"])
     made.judge(judge="local", model=tmp_path, temperature=1, template_arg={"enable_thinking": False, "x": "y"}, seed=5,
                config=tmp_path / "opdkit.toml")  # fmt: skip
-    one, several, judge = seen
+    made.pipeline("logs", model=tmp_path, set=["judge.votes=7"], config=tmp_path / "opdkit.toml")
+    one, several, judge, every = seen
+    assert (every.logs, every.set, every.config) == (("logs",), ("judge.votes=7",), tmp_path / "opdkit.toml")
     assert (one.logs, one.part_mb, type(one.part_mb)) == ((str(tmp_path / "logs"),), 2.0, float)
     assert several.logs == ("a", str(tmp_path / "b"))
     assert judge == JudgeConfig(

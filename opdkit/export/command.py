@@ -48,7 +48,8 @@ def _export(config: ExportConfig, to: str) -> Summary:
     with writing(path, schema, overwrite=config.overwrite) as out:
         for part in progress(range(parts), "export", parts, "parts"):
             for turns in judged_turns(config.run, part, config.limit, reviews, counters):
-                out.write(list(target.rows(turns, counters)))
+                for row in target.rows(turns, counters):
+                    out.write(row)
         if not counters.rows_out:
             raise OpdkitError(f"{config.run} has no turn for {to}: {_reasons(counters)}")
     counters.seconds = time.monotonic() - start

@@ -25,17 +25,17 @@ _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, en
 
 
 class Writer(Protocol):
-    """Takes rows, as many at a time as are at hand."""
+    """Takes one row after the other; few are in memory at a time."""
 
-    def write(self, rows: list[JSON]) -> None: ...
+    def write(self, row: JSON) -> None: ...
 
 
 class _Jsonl:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", newline="\n")
 
-    def write(self, rows: list[JSON]) -> None:
-        self._file.writelines(dumped(row) + "\n" for row in rows)
+    def write(self, row: JSON) -> None:
+        self._file.write(dumped(row) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -46,8 +46,8 @@ class _Parquet:
         self._schema, self._file = schema, pq.ParquetWriter(path, schema, compression="zstd")
         self._waiting: list[JSON] = []
 
-    def write(self, rows: list[JSON]) -> None:
-        self._waiting += rows
+    def write(self, row: JSON) -> None:
+        self._waiting.append(row)
         if len(self._waiting) >= _GROUP_ROWS:
             self._flush()
 

@@ -108,6 +108,7 @@ def test_kappa_equals_scikit_learn(weights: str, tmp_path: Path) -> None:
 
 
 def test_worked_by_hand(tmp_path: Path) -> None:
+    """pitfall 14: failed votes are no neutral ones, and without a quorum there is no answer, right or wrong."""
     votes = {"a:1": [1, 1, -1], "a:3": [1, None, None], "b:1": [-1, -1, -1], "c:1": [1, 0, -1], "d:1": [1, 1, 1]}
     found = calibrated(tmp_path, votes, {"a:1": 1, "a:3": 1, "b:1": "bad", "c:1": "good", "x:9": 1})
     assert (found.rows, found.labels, found.answered) == (5, 4, 3)

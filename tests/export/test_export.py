@@ -11,6 +11,7 @@ import datasets
 import pandas as pd
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
+from labelled_runs import labelled_run
 
 from opdkit.calibrate import measure
 from opdkit.commands.calibrate import CalibrateConfig
@@ -213,6 +214,22 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
 def test_options_that_do_not_go_together(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         ExportConfig(run=tmp_path, **options)
+
+
+@pytest.mark.parametrize(("target", "suffix"), [("trl-kto", ".jsonl"), ("openai", ".jsonl"), ("verl", ".parquet")])
+def test_the_number_of_parts_changes_nothing(target: str, suffix: str, run: Path, tmp_path: Path) -> None:
+    parted = labelled_run(tmp_path / "run", part_mb=0.05)
+    for limit in (None, 130):  # sessions: beyond the first parts
+        one, many = (
+            export(ExportConfig(run=r, to=target, out=tmp_path / f"{name}{suffix}", limit=limit, overwrite=True))
+            for r, name in ((run, "one"), (parted, "many"))
+        )
+        assert many.parts > one.parts == 1
+        assert many.counters.dropped == one.counters.dropped
+        if suffix == ".jsonl":
+            assert many.where.read_bytes() == one.where.read_bytes()
+        else:
+            assert list(load(many.where)) == list(load(one.where))
 
 
 def test_limit_counts_sessions(run: Path, tmp_path: Path) -> None:
