@@ -18,12 +18,12 @@ from opdkit import stopping
 from opdkit.config import StageConfig, parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS
 from opdkit.logs.conversation import JSON, Conversation, Rejected, Unreadable
 from opdkit.logs.inputs import expand
 from opdkit.logs.parse import dump
 from opdkit.logs.shared_survey import SharedSurvey
-from opdkit.logs.survey import Survey, Surveyed, survey
+from opdkit.logs.survey import Survey, survey
+from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.turns import SIDE, turns
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig, home
@@ -165,7 +165,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None) 
         set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
         return
     sessions = 0
-    for item in READERS[unit.found.format or ""].read(unit.lines):
+    for item in unit.found.reader.read(unit.lines):
         if isinstance(item, Conversation):
             try:
                 row = session_row(item, unit, sessions + 1, redactor)

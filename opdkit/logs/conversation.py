@@ -47,6 +47,7 @@ class Conversation:
     tools: str | None = None
     metadata: JSON = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)  # message index -> what the log says about that turn
+    machine: set[int] = field(default_factory=set)  # indices of user messages that a program wrote, not a person
 
 
 @dataclass(slots=True)
@@ -73,6 +74,11 @@ def rejected(line: Line, why: Unreadable) -> Rejected:
     return Rejected(line.source, line.number, why.reason, why.detail, line.data)
 
 
+def no_id(record: JSON) -> str | None:
+    """The session id of a record of a format whose units are no ids."""
+    return None
+
+
 @dataclass(frozen=True)
 class Reader:
     """One log format.
@@ -86,3 +92,7 @@ class Reader:
     grouping: str
     recognises: Callable[[JSON], bool]
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected]]
+    id_of: Callable[[JSON], str | None] = no_id  # grouping by id: the logged id of a record, None where it has none
+    # Grouping by id: a line without an id belongs to the session of the line before it, and is no unit of its own.
+    carries: bool = False
+    closer_than: str = ""  # a format that also recognises these records, and describes them less closely

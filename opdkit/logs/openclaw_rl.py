@@ -50,6 +50,11 @@ def logged_id(record: JSON) -> str:
     return value if isinstance(value, str) and value else "unknown" if value in (None, "") else str(value)
 
 
+def id_of(record: JSON) -> str | None:
+    """The session id of a record of a conversation; None for the judge's votes."""
+    return None if is_votes(record) else logged_id(record)
+
+
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 
@@ -314,4 +319,4 @@ def _note(record: JSON, node: _Node, retries: set[int], told: set[int]) -> Note:
     return Note(finish if isinstance(finish, str) else None, skip, "side" if side else "main", ids, logprobs)
 
 
-READER = Reader("openclaw_rl", "id", recognises, read)
+READER = Reader("openclaw_rl", "id", recognises, read, id_of=id_of)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from io import BufferedReader
 from typing import NamedTuple, overload
 
-from opdkit.logs import READERS
 from opdkit.logs.conversation import Line, Unreadable
 from opdkit.logs.inputs import compression, lines, open_plain
-from opdkit.logs.survey import END, Mark, Survey, Surveyed, check_unchanged
+from opdkit.logs.survey import Survey
+from opdkit.logs.surveyed import END, Mark, Surveyed, check_unchanged
 
 _SKIPPED = 1 << 20  # bytes at once
 
@@ -97,7 +97,7 @@ class Units:
     # -- a unit an index entry -----------------------------------------------------------------------------------------
 
     def _indexed(self, found: Surveyed, first: int, stop: int) -> Iterator[Unit]:
-        grouping = READERS[found.format or ""].grouping
+        grouping = found.reader.grouping
         for number in range(first, stop):
             (name,) = self._index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
             if grouping == "session":

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opdkit.config import StageConfig, argument, option
 
-FORMATS = ("auto", "openai", "sharegpt", "openclaw_rl", "pi")
+FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent")
 
 
 @dataclass(frozen=True, kw_only=True)

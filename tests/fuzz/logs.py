@@ -40,7 +40,8 @@ from opdkit.errors import OpdkitError
 from opdkit.logs import READERS, openclaw_rl, parse, sharegpt
 from opdkit.logs.conversation import Line
 from opdkit.logs.inputs import Input, expand
-from opdkit.logs.survey import Surveyed, survey
+from opdkit.logs.survey import survey
+from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig
 from opdkit.store import PartWriter, read_all
@@ -205,9 +206,9 @@ def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
     first = {session["line"] for session in sessions}
     if READERS[name].grouping == "line":
         return first
-    # A line of pi is an event: it goes into the session that begins before it, or is set aside with the whole session.
-    heads = first | set(aside)
-    return {line.number for unit in _units(name, log) if unit[0].number in heads
+    # A line of an agent's session is an event: it goes into that session, or is set aside with the whole of it.
+    known = first | set(aside)
+    return {line.number for unit in _units(name, log) if any(line.number in known for line in unit)
             for line in unit if line.number not in aside}  # fmt: skip
 
 

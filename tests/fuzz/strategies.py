@@ -53,7 +53,31 @@ PI_ROLE = st.sampled_from(["user", "assistant", "toolResult", "bashExecution", "
 EVENT = st.builds(dict.__or__, whole(type=mostly(KIND)), some(
     id=mostly(IDENT), parentId=mostly(IDENT | st.none()), timestamp=TEXT, modelId=mostly(TEXT), summary=mostly(TEXT),
     content=CONTENT, message=mostly(whole(role=mostly(PI_ROLE), content=CONTENT))))  # fmt: skip
-RECORDS = {"openai": OPENAI, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT}
+SOURCE = mostly(some(type=st.just("base64"), media_type=mostly(st.just("image/png")), data=TEXT))
+CLAUDE_BLOCK = some(type=st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image", "document"]),
+                    text=mostly(TEXT), thinking=mostly(TEXT), id=mostly(IDENT), tool_use_id=mostly(IDENT),
+                    name=mostly(TEXT), input=ANYTHING, content=mostly(TEXT), source=SOURCE,
+                    is_error=ANYTHING)  # fmt: skip
+CLAUDE_CONTENT = mostly(TEXT | st.lists(CLAUDE_BLOCK, max_size=3))
+CLAUDE_MESSAGE = whole(role=mostly(st.sampled_from(["user", "assistant"])), content=CLAUDE_CONTENT)
+CLAUDE_KIND = mostly(st.sampled_from(["user", "assistant", "system", "summary"]))
+CLAUDE_EVENT = st.builds(dict.__or__, whole(type=CLAUDE_KIND), some(
+    uuid=mostly(IDENT), parentUuid=mostly(IDENT | st.none()), logicalParentUuid=mostly(IDENT), sessionId=mostly(IDENT),
+    isSidechain=mostly(st.booleans()), isMeta=mostly(st.booleans()), isCompactSummary=mostly(st.booleans()),
+    summary=mostly(TEXT), subtype=mostly(st.just("compact_boundary")), timestamp=TEXT, message=mostly(some(
+        id=mostly(IDENT), role=mostly(st.sampled_from(["user", "assistant"])), content=CLAUDE_CONTENT,
+        model=mostly(TEXT), stop_reason=mostly(st.just("max_tokens"))))))  # fmt: skip
+ANTHROPIC = st.builds(dict.__or__, whole(messages=mostly(st.lists(mostly(CLAUDE_MESSAGE), max_size=4))), some(
+    system=mostly(TEXT | st.lists(CLAUDE_BLOCK, max_size=2)), model=mostly(TEXT), tools=ANYTHING, response=mostly(some(
+        type=st.just("message"), content=CLAUDE_CONTENT, stop_reason=mostly(TEXT), usage=ANYTHING))))  # fmt: skip
+HISTORY_ITEM = st.builds(dict.__or__, whole(role=ROLE, content=CONTENT, agent=TEXT), some(
+    is_demo=mostly(st.booleans()), thought=mostly(TEXT), action=mostly(TEXT), tool_call_ids=mostly(
+        st.lists(mostly(TEXT), max_size=2)), tool_calls=mostly(st.lists(CALL, max_size=2))))  # fmt: skip
+STEP = some(response=mostly(TEXT), observation=mostly(TEXT), action=mostly(TEXT), query=MESSAGES)
+SWEAGENT = st.builds(dict.__or__, some(history=mostly(st.lists(mostly(HISTORY_ITEM), max_size=5))), some(
+    trajectory=mostly(st.lists(mostly(STEP), max_size=3)), info=ANYTHING, replay_config=mostly(TEXT)))  # fmt: skip
+RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT,
+           "claude_code": CLAUDE_EVENT, "sweagent": SWEAGENT}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",
               b'{"messages":' + b"[" * 2_000, b'{"a":1,"a":2}', b'{"type":"session"}')  # fmt: skip
