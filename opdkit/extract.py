@@ -18,7 +18,8 @@ from opdkit import stopping
 from opdkit.config import StageConfig, parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
-from opdkit.logs.conversation import JSON, Conversation, Rejected, Unreadable
+from opdkit.logs.conversation import JSON, Conversation, LeftOut, Rejected, Unreadable
+from opdkit.logs.filters import Filter, parse_filters, refused
 from opdkit.logs.inputs import expand
 from opdkit.logs.parse import dump
 from opdkit.logs.shared_survey import SharedSurvey
@@ -111,11 +112,12 @@ def part_writer(job: tuple[Stage, Survey]) -> Iterator[Callable[[int], None]]:
 
         def write(part: int) -> None:
             redactor = redactor_of(stage.config)
+            filters = filters_of(stage.config)
             with stage.writing(part) as out:
                 if part == 0:
                     write_set_aside(found.inputs, out, redactor)
                 for unit in units.read(part):
-                    write_unit(unit, out, redactor)
+                    write_unit(unit, out, redactor, filters)
                 if redactor is not None:
                     out.counters.extra.update({f"{_REDACTED}{name}": n for name, n in redactor.counts.items() if n})
 
@@ -130,6 +132,12 @@ def redactor_of(config: StageConfig) -> "Redactor | None":
     from opdkit.logs.redact import SHAPES, Redactor, own_patterns  # imported here: few ask for it
 
     return Redactor(SHAPES if config.redact else (), own_patterns(config.redact_pattern))
+
+
+def filters_of(config: StageConfig) -> list[Filter]:
+    """The conditions of `--filter`."""
+    assert isinstance(config, ExtractConfig)
+    return parse_filters(config.filter)
 
 
 def ready() -> Prepare:
@@ -157,34 +165,54 @@ def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter, redactor: "Reda
             set_aside(Rejected(found.input.source, 0, found.problem.reason, found.problem.detail), out, redactor)
 
 
-def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None) -> None:
-    """The rows of one unit, redacted where there is a redactor."""
+def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None, filters: Sequence[Filter] = ()) -> None:
+    """The rows of one unit that the filters let pass, redacted where there is a redactor."""
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
         set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
         return
-    sessions = 0
+    seen = left_out = 0
     for item in unit.found.reader.read(unit.lines):
-        if isinstance(item, Conversation):
-            try:
-                row = session_row(item, unit, sessions + 1, redactor)
-                rows = turns(row["session_id"], item)  # of the text as it was logged: placeholders are all alike
-                if redactor is not None:
-                    rows = redact(row, rows, redactor)
-            except Unreadable as why:
-                item = Rejected(item.source, item.line, why.reason, why.detail)
-        if isinstance(item, Rejected):
-            set_aside(item, out, redactor)
+        reason = why_left_out(item, unit, filters)
+        if reason is not None:
+            counters.drop(reason)
+            left_out += 1
+            seen += isinstance(item, Conversation)  # a filter decides which sessions there are, not how they are called
             continue
-        sessions += 1
-        out.rows("sessions", [row])
-        out.rows("turns", rows)
-        counters.extra[_TURNS] += len(rows)
-        for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
-            counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
-    if not sessions:
+        failed = write_session(item, unit, seen + 1, out, redactor) if isinstance(item, Conversation) else item
+        seen += failed is None
+        if isinstance(failed, Rejected):
+            set_aside(failed, out, redactor)
+    if not seen and not left_out:
         counters.extra[_LOST] += 1
+
+
+def why_left_out(item: Conversation | Rejected | LeftOut, unit: Unit, filters: Sequence[Filter]) -> str | None:
+    """The reason under which something that could be read is counted, and nothing else."""
+    if isinstance(item, LeftOut):
+        return item.reason
+    return refused(filters, item, unit.found.format or "") if isinstance(item, Conversation) and filters else None
+
+
+def write_session(
+    told: Conversation, unit: Unit, ordinal: int, out: PartWriter, redactor: "Redactor | None"
+) -> Rejected | None:
+    """The rows of one conversation; or why there are none."""
+    try:
+        row = session_row(told, unit, ordinal, redactor)
+        rows = turns(row["session_id"], told)  # of the text as it was logged: placeholders are all alike
+        if redactor is not None:
+            rows = redact(row, rows, redactor)
+    except Unreadable as why:
+        return Rejected(told.source, told.line, why.reason, why.detail)
+    out.rows("sessions", [row])
+    out.rows("turns", rows)
+    counters = out.counters
+    counters.extra[_TURNS] += len(rows)
+    for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
+        counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
+    return None
 
 
 def redact(row: JSON, rows: Sequence[tuple[Any, ...]], redactor: "Redactor") -> list[tuple[Any, ...]]:

@@ -44,8 +44,9 @@ def _line_ends(block: bytes) -> int:
 
 def scan_sessions(found: Surveyed, numbered: Iterator[tuple[int, Line]], index: sqlite3.Connection) -> None:
     unit = found.units.start
-    end = found.path.stat().st_size
-    for (offset, number, name), (stop, _, _) in itertools.pairwise(itertools.chain(_headers(numbered), [(end, 0, "")])):
+    # The end last: what is written down while it is read has none before.
+    ends = ((path.stat().st_size, 0, "") for path in (found.path,))
+    for (offset, number, name), (stop, _, _) in itertools.pairwise(itertools.chain(_headers(numbered), ends)):
         _, seen = index.execute(_COUNT_ID, (found.number, name, unit)).fetchone()
         index.execute("INSERT INTO unit VALUES (?, ?)", (unit, name if seen == 1 else f"{name}#{seen}"))
         index.execute("INSERT INTO line VALUES (?, ?, ?, ?, ?)", (unit, found.number, offset, number, stop - offset))

@@ -8,6 +8,7 @@ may lie anywhere, are found again by an index in a temporary SQLite file. So mem
 
 import contextlib
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,14 @@ from pathlib import Path
 import xxhash
 
 from opdkit.errors import ConfigError
-from opdkit.logs.conversation import Unreadable
+from opdkit.logs.conversation import Line, Reader, Unreadable
 from opdkit.logs.detect import UNKNOWN, detect
 from opdkit.logs.inputs import Input, compression, is_damage, lines, open_plain
 from opdkit.logs.openclaw_rl import VOTES
+from opdkit.logs.parquet import Rows, is_parquet, row_chunks
 from opdkit.logs.scan import BLOCK, scan_ids, scan_lines, scan_sessions
 from opdkit.logs.shared_survey import SharedSurvey
+from opdkit.logs.spool import spooled
 from opdkit.logs.surveyed import END, Mark, Surveyed, check_unchanged, stat_of
 
 AUTO = "auto"
@@ -53,7 +56,7 @@ class Survey:
 
 def survey(
     inputs: Sequence[Input],
-    format: str,  # noqa: A002
+    format: str | Reader,  # noqa: A002
     part_bytes: int,
     line_limit: int,
     limit: int | None,
@@ -62,9 +65,11 @@ def survey(
 ) -> Survey:
     """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
 
+    `format` is a reader's name, "auto", or a reader that is none of READERS.
     With `shared`, inputs with one conversation a line that another shard has read are not read again.
     """
-    done = [Surveyed(entry, number, stat_of(entry.path)) for number, entry in enumerate(inputs)]
+    done = [Surveyed(entry, number, stat_of(entry.path), parquet=is_parquet(entry.path))
+            for number, entry in enumerate(inputs)]  # fmt: skip
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index:
         index.executescript(_SCHEMA)
@@ -86,16 +91,18 @@ def survey(
 
 
 def _once(
-    found: Surveyed, options: tuple[str, int, int], scratch: Path, digester: ThreadPoolExecutor,
+    found: Surveyed, options: tuple[str | Reader, int, int], scratch: Path, digester: ThreadPoolExecutor,
     shared: SharedSurvey | None,
 ) -> None:  # fmt: skip
     """The format and, where a line is a unit, the digest and the chunks, unless another shard has found them out."""
-    what = found.input.path.resolve(), found.input.given, *found.stat, *options
+    format, part_bytes, line_limit = options  # noqa: A001
+    found.own = format if isinstance(format, Reader) else None
+    name = f"{format.name} by {format.grouping}" if isinstance(format, Reader) else format
+    what = found.input.path.resolve(), found.input.given, *found.stat, name, part_bytes, line_limit
     known = shared.get(*what) if shared else None
     if known is not None:
         found.recall(known)
         return
-    format, part_bytes, line_limit = options  # noqa: A001
     _find_format(found, format, line_limit)
     if found.format is None or found.by_line:
         with _digesting(found, digester):
@@ -155,8 +162,8 @@ def _limit_mark(inputs: Sequence[Surveyed], limit: int | None, line_limit: int) 
     left = limit
     for found in inputs:
         if found.chunks:
-            with open_plain(found.path) as handle:
-                for offset, line in lines(handle, found.input.source, line_limit, stop=found.size):
+            with numbered(found, line_limit, found.size) as units:
+                for offset, line in units:
                     if left == 0:
                         return Mark(found.number, offset, line.number)
                     left -= 1
@@ -173,12 +180,26 @@ def _limit_mark(inputs: Sequence[Surveyed], limit: int | None, line_limit: int) 
 # -- one input -----------------------------------------------------------------------------------------------------
 
 
-def _find_format(found: Surveyed, format: str, line_limit: int) -> None:  # noqa: A002
+@contextlib.contextmanager
+def numbered(found: Surveyed, line_limit: int, stop: float = math.inf) -> Iterator[Iterator[tuple[int, Line]]]:
+    """(place, line) of every line or row of an input, from its beginning."""
+    with contextlib.ExitStack() as stack:
+        if found.by_row:
+            yield stack.enter_context(contextlib.closing(Rows(found.path, found.input.source, line_limit))).read(stop)
+        else:
+            handle = stack.enter_context(open_plain(found.path))
+            yield lines(handle, found.input.source, line_limit, stop=stop)
+
+
+def _find_format(found: Surveyed, format: str | Reader, line_limit: int) -> None:  # noqa: A002
     if found.stat[0] == 0:
         return
     source = found.input.source
     try:
-        found.format = format if format != AUTO else _detected(found.input, line_limit)
+        if isinstance(format, Reader):
+            found.format = format.name
+        else:
+            found.format = format if format != AUTO else _detected(found, line_limit)
     except Unreadable as why:
         if found.input.given and why.reason != VOTES:
             remedy = "; --format names the format" if why.reason == UNKNOWN else ""
@@ -187,6 +208,11 @@ def _find_format(found: Surveyed, format: str, line_limit: int) -> None:  # noqa
 
 
 def _cut_lines(found: Surveyed, part_bytes: int, line_limit: int, scratch: Path) -> None:
+    if found.parquet:
+        with _noting_damage(found):
+            found.size, chunks = row_chunks(found.path, part_bytes)
+            found.chunks = [(Mark(found.number, row, row + 1), size) for row, size in chunks]
+        return
     with _noting_damage(found), open_plain(found.path) as handle:
         scan_lines(found, handle, part_bytes)
     if found.problem is not None:  # read on from somewhere else, it might break off somewhere else
@@ -197,14 +223,16 @@ def _cut_lines(found: Surveyed, part_bytes: int, line_limit: int, scratch: Path)
 
 
 def _index_units(found: Surveyed, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
-    if compression(found.input.path):
+    """Index where the lines of every unit lie: in the input, or in what was written down of it."""
+    spool = found.parquet or found.reader.unfold is not None
+    if compression(found.input.path) and not spool:
         _unpack(found, scratch)
-    with _noting_damage(found), open_plain(found.path) as handle:
-        numbered = lines(handle, found.input.source, line_limit)
-        if found.reader.grouping == "session":
-            scan_sessions(found, numbered, index)
-        else:
-            scan_ids(found, numbered, index)
+    scan = scan_sessions if found.reader.grouping == "session" else scan_ids
+    with _noting_damage(found), numbered(found, line_limit) as read:
+        if spool:
+            found.plain, found.spooled = scratch / f"plain-{found.number}.jsonl", True
+            read = spooled(read, found.plain, found.reader.unfold)
+        scan(found, read, index)
 
 
 def _unpack(found: Surveyed, scratch: Path) -> None:
@@ -214,10 +242,10 @@ def _unpack(found: Surveyed, scratch: Path) -> None:
             plain.write(block)
 
 
-def _detected(entry: Input, limit: int) -> str:
+def _detected(found: Surveyed, limit: int) -> str:
     try:
-        with open_plain(entry.path) as handle:
-            return detect(entry.source, (line for _, line in lines(handle, entry.source, limit)))
+        with numbered(found, limit) as read:
+            return detect(found.input.source, (line for _, line in read))
     except Exception as error:
         if is_damage(error):
             raise Unreadable(DAMAGED, str(error)) from None

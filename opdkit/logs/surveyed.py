@@ -14,7 +14,7 @@ class Mark(NamedTuple):
     """A place between two units. Marks are in the order of the log."""
 
     input: int
-    at: int  # bytes into the unpacked input; where units are sessions or ids, the number of the unit
+    at: int  # bytes into the unpacked input, rows of Parquet; where units are sessions or ids, the number of the unit
     line: int = 1  # formats with one conversation a line: the line there, from 1
 
 
@@ -31,8 +31,11 @@ class Surveyed:
     format: str | None = None  # None: empty, or set aside, and then without units
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why its last unit is no line
+    own: Reader | None = None  # the reader, where it is none of READERS
+    parquet: bool = False
     plain: Path | None = None  # where it lies unpacked, if it had to be
-    size: int = 0  # bytes of the unpacked input that hold whole lines
+    spooled: bool = False  # whether that was written by opdkit.logs.spool
+    size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
     chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation a line: where to cut, bytes to next
     units: range = range(0)  # sessions and ids: the units that come up first in this input
 
@@ -64,7 +67,12 @@ class Surveyed:
 
     @property
     def reader(self) -> Reader:
-        return READERS[self.format or ""]
+        return self.own or READERS[self.format or ""]
+
+    @property
+    def by_row(self) -> bool:
+        """Whether it is read as Parquet, and places in it are rows."""
+        return self.parquet and self.plain is None
 
     @property
     def by_line(self) -> bool:
