@@ -37,7 +37,7 @@ import orjson
 from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, openclaw_rl, parse, sharegpt
+from opdkit.logs import READERS, chains, parse, sharegpt, spoken, sweagent
 from opdkit.logs.conversation import Line
 from opdkit.logs.inputs import Input, expand
 from opdkit.logs.survey import survey
@@ -152,7 +152,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (parse, sharegpt, openclaw_rl):
+        for module in (parse, sharegpt, chains, spoken, sweagent):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:

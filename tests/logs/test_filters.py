@@ -66,7 +66,14 @@ def test_a_wrong_filter_is_refused_at_once(tmp_path, expression, words):
 def test_times_of_every_unit():
     at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     seconds = int(at.timestamp())
-    for value in (seconds, seconds * 10**3, seconds * 10**6, seconds * 10**9, str(seconds), "2026-01-01T01:00:00+01:00"):
+    for value in (
+        seconds,
+        seconds * 10**3,
+        seconds * 10**6,
+        seconds * 10**9,
+        str(seconds),
+        "2026-01-01T01:00:00+01:00",
+    ):
         assert parse_time(value) == at
     assert [parse_time(v) for v in (None, True, -1, 1e400, float("nan"), [], "x")] == [None] * 7
 
