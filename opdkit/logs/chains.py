@@ -38,6 +38,22 @@ class Call:
     session: str | None = None
 
 
+def unit_of(call: Call) -> str:
+    """The id under which a call is looked for with those that it continues: its session's, where the log says.
+
+    Else a digest of how the prompt begins, up to its first user message: a call that continues another begins as that
+    does, whatever trace it is in.
+    """
+    if call.session:
+        return call.session
+    chain = hashlib.blake2b(digest_size=_DIGEST)
+    for told in call.prompt:
+        chain.update(_canonical(told))
+        if told["role"] == "user":
+            break
+    return f"~{chain.hexdigest()}"
+
+
 ReadCall = Callable[[JSON], Call | LeftOut]
 
 

@@ -4,18 +4,8 @@ from dataclasses import dataclass
 
 from opdkit.config import StageConfig, argument, option
 
-FORMATS = (
-    "auto",
-    "openai",
-    "anthropic",
-    "sharegpt",
-    "openclaw_rl",
-    "pi",
-    "claude_code",
-    "sweagent",
-    "wildchat",
-    "lmsys",
-)
+FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
+           "lmsys", "langfuse", "otel")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,14 +37,14 @@ import orjson
 from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, chains, parse, sharegpt, spoken, sweagent
-from opdkit.logs.conversation import Line
+from opdkit.logs import READERS, chains, langfuse, parse, sharegpt, spans, spoken, spool, sweagent
+from opdkit.logs.conversation import LEFT_OUT, Line
 from opdkit.logs.inputs import Input, expand
 from opdkit.logs.survey import survey
 from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig
-from opdkit.store import PartWriter, read_all
+from opdkit.store import PartWriter, read_all, read_counters
 
 from .mutations import mutated
 from .pool import made_lines, real_lines
@@ -53,6 +53,7 @@ from .strategies import JUNK_LINES
 SLOWEST = 50.0  # ms of CPU time a line
 MOST_MEMORY, FLOOR, VALUE = 10.0, 64 << 10, 250  # times its size; bytes; bytes a value
 BATCH = 1_000  # lines of a file
+LINKED = ("openclaw_rl", "langfuse", "otel")  # sessions are put together of records, which the metadata name
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000
 
@@ -152,7 +153,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (parse, sharegpt, chains, spoken, sweagent):
+        for module in (parse, sharegpt, chains, spoken, sweagent, langfuse, spans, spool):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:
@@ -192,16 +193,20 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
         told = _told(name, run, log, aside)
         for row in read_all(run, "rejected"):
             found.rejected[row["reason"] or "NO REASON"] += 1
-    found.read += len(told)
-    for number, line in enumerate(batch, 1):
-        if (number in told) + aside[number] != 1:
-            found.lost.append(line)
+        left_out = sum(n for path in (run / "extract" / "sessions").iterdir()
+                       for why, n in read_counters(path).dropped.items() if why.startswith(LEFT_OUT))  # fmt: skip
+    if READERS[name].unfold is not None:  # a line may hold many records, and some of them be told
+        told, aside = told - aside.keys(), Counter(set(aside))
+    missing = [line for number, line in enumerate(batch, 1) if (number in told) + aside[number] != 1]
+    found.read += len(told) + min(left_out, len(missing))
+    if len(missing) > left_out:
+        found.lost += missing
 
 
 def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
     """The lines that went into sessions."""
     sessions = list(read_all(run, "sessions"))
-    if name == "openclaw_rl":
+    if name in LINKED:
         return {record["line"] for s in sessions for record in json.loads(s["metadata"])["records"]}
     first = {session["line"] for session in sessions}
     if READERS[name].grouping == "line":

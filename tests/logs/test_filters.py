@@ -19,7 +19,8 @@ def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | 
 
 
 @pytest.mark.parametrize(("expression", "metadata"), [
-    ("model=gpt-4*", {}), ("model!=claude*", {}), ("model = gpt-4o", {}), ("format=openai", {}), ("source=*/a.jsonl", {}),
+    ("model=gpt-4*", {}), ("model!=claude*", {}), ("model = gpt-4o", {}), ("format=openai", {}),
+    ("source=*/a.jsonl", {}),
     ("model=claude*|gpt*", {}), ("language=en|de", {"language": "de"}), ("language=en", {"lang": "en"}),
     ("time>=2026-01-01", {"timestamp": "2026-01-01T00:00:00Z"}), ("time<=2026-01-01", {"created": 1767311999}),
     ("time=2026-01-02", {"timestamp": 1767312000000}), ("time<2026-01-01T12:00:00Z", {"time": "2026-01-01T11:59:59Z"}),
