@@ -18,7 +18,7 @@ from opdkit import stopping
 from opdkit.config import StageConfig, parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
-from opdkit.logs.conversation import JSON, Conversation, LeftOut, Rejected, Unreadable
+from opdkit.logs.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
 from opdkit.logs.filters import Filter, parse_filters, refused
 from opdkit.logs.inputs import expand
 from opdkit.logs.parse import dump
@@ -57,7 +57,7 @@ def run(config: ExtractConfig) -> Summary:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
         found = survey(
             expand(config.logs, scratch),
-            config.format,
+            chosen_format(config),
             max(1, round(config.part_mb * _MB)),
             config.max_line_mb * _MB,
             config.limit,
@@ -79,6 +79,16 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def chosen_format(config: ExtractConfig) -> str | Reader:
+    """The format as `--format` names it, or the reader that `--map` makes."""
+    if config.map is None:
+        return config.format
+    from opdkit.logs.mapped import reader_of  # imported here: few ask for it
+    from opdkit.logs.mapping import load
+
+    return reader_of(load(config.map))
 
 
 def shared_survey(config: ExtractConfig) -> SharedSurvey | None:

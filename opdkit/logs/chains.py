@@ -188,14 +188,14 @@ def read_chains(unit: Sequence[Line], read_call: ReadCall) -> Iterator[Conversat
     nodes: list[_Node] = []
     for position, line in enumerate(unit):
         try:
-            call = read_call(parse(line))
-            if isinstance(call, LeftOut):
-                yield call
-                continue
-            dump({"records": [call.logged]})  # a call is set aside by itself, and never the session that it is told in
-            nodes.append(_node(position, call))
+            found = _read_node(position, line, read_call)
         except Unreadable as why:
             yield rejected(line, why)
+            continue
+        if isinstance(found, LeftOut):
+            yield found
+        else:
+            nodes.append(found)
     nodes, repeats = _without_repeats(nodes)
     for node in repeats:
         yield rejected(unit[node.position], Unreadable(REPEATED))
@@ -212,6 +212,15 @@ def read_chains(unit: Sequence[Line], read_call: ReadCall) -> Iterator[Conversat
         trusted = not _foreign(leaf, following.get(leaf.position))
         yield _tell(unit, read_call, path, retries, told, trusted)
         told.update(n.position for n in path)
+
+
+def _read_node(position: int, line: Line, read_call: ReadCall) -> _Node | LeftOut:
+    """What is held of a call; its record is let go."""
+    call = read_call(parse(line))
+    if isinstance(call, LeftOut):
+        return call
+    dump({"records": [call.logged]})  # a call is set aside by itself, and never the session that it is told in
+    return _node(position, call)
 
 
 def _tell(
