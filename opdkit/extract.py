@@ -52,6 +52,8 @@ def run(config: ExtractConfig) -> Summary:
     Raises ConfigError for inputs that are missing or of no known format, and OpdkitError, after the parts are written,
     when most of the log could not be read or nothing in it can be trained on.
     """
+    if config.dry_run:
+        return dry_run(config)
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, ready)) if config.workers > 1 else None
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
@@ -79,6 +81,14 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def dry_run(config: ExtractConfig) -> Summary:
+    """Say what the first lines of each input would become, and write nothing."""
+    from opdkit.preview import preview  # imported here: few ask for it
+
+    redactor, filters = redactor_of(config), filters_of(config)
+    return preview(config, chosen_format(config), lambda unit, out: write_unit(unit, out, redactor, filters))
 
 
 def chosen_format(config: ExtractConfig) -> str | Reader:

@@ -28,6 +28,8 @@ class ExtractConfig(StageConfig):
                           "and phone numbers, wherever the log has them")  # fmt: skip
     redact_pattern: tuple[str, ...] = option((), "write [NAME] in place of what a regular expression matches, as "
                                              "NAME=REGEX; may be given repeatedly, without --redact, too")  # fmt: skip
+    dry_run: bool = option(False, "say what the first thousand lines of each input would become, and write nothing",
+                           plan=False)  # fmt: skip
     workers: int = option(1, "processes that share the parts of this shard", unit="processes", low=1, plan=False)
 
     def __post_init__(self) -> None:

@@ -127,7 +127,7 @@ def test_rows_that_the_mapping_does_not_fit_are_set_aside(tmp_path, row, reason)
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("", "by one of `messages`"), ('mesages = "x"', "did you mean 'messages'"), 
+    ("", "by one of `messages`"), ('mesages = "x"', "did you mean 'messages'"),
     ('messages = "x"\nprompt = "y"', "one of"),
     ('prompt = "y"', "belong together"), ('messages = "a..b"', "a path is written like"), ("messages = 3", "a path"),
     ('messages = "x"\n[roles]\nbot = "assistent"', "did you mean 'assistant'"), ("messages = ", "is no TOML"),
