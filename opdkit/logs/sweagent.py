@@ -22,6 +22,7 @@ from opdkit.logs.parse import one_by_one
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))
+_NO_MODELS = ("replay", "human", "human_thought", "instant_empty_submit")  # SWE-agent's stand-ins for one
 _LEFT_OUT = frozenset(("history", "trajectory", "replay_config", "tools", "model"))
 
 
@@ -107,7 +108,7 @@ def _model(record: JSON) -> str | None:
         for key in ("agent", "model", "name"):
             config = config.get(key) if isinstance(config, dict) else None
         found = config
-    return found if isinstance(found, str) and found else None
+    return found if isinstance(found, str) and found and found not in _NO_MODELS else None
 
 
 READER = Reader("sweagent", "line", recognises, read, closer_than="openai")
