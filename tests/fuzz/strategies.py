@@ -113,9 +113,21 @@ SPAN = st.builds(dict.__or__, whole(name=TEXT, spanId=IDENT, attributes=mostly(A
             some(content=CONTENT, message=ANYTHING, tool_calls=ANYTHING)))), max_size=3))))  # fmt: skip
 SPAN_LISTS = mostly(st.lists(mostly(whole(spans=mostly(st.lists(mostly(SPAN), max_size=2)))), max_size=2))
 OTEL = SPAN | whole(resourceSpans=mostly(st.lists(mostly(whole(scopeSpans=SPAN_LISTS)), max_size=2)))
+WHO = mostly(st.sampled_from(["user", "bot", "note", "human", "system"]))
+MAPPED_MESSAGE = mostly(whole(who=WHO, said=mostly(st.lists(CONTENT, min_size=1, max_size=2))))
+MAPPED_MESSAGES = mostly(st.lists(MAPPED_MESSAGE, max_size=4))
+MAPPED = st.builds(dict.__or__, whole(chat=mostly(whole(turns=MAPPED_MESSAGES))), some(
+    meta=mostly(some(model=mostly(TEXT), at=ANYTHING)), tools=ANYTHING, other=ANYTHING))  # fmt: skip
+MAPPED_PAIR = st.builds(dict.__or__, whole(p=mostly(TEXT | MAPPED_MESSAGES), r=mostly(TEXT | MAPPED_MESSAGE)), some(
+    n=mostly(some(text=mostly(TEXT | MAPPED_MESSAGES))), s=mostly(TEXT), other=ANYTHING))  # fmt: skip
+MAPPED_SAID = whole(id=mostly(IDENT), n=mostly(st.integers(0, 9)), role=ROLE, text=CONTENT)
+MAPPED_LINE = st.builds(dict.__or__, MAPPED_SAID, some(
+    tool_calls=mostly(st.lists(some(f=mostly(TEXT)), max_size=2)), other=ANYTHING))  # fmt: skip
+MAPPED_LINK = st.builds(dict.__or__, whole(id=mostly(IDENT), p=MESSAGES, r=OUTPUT), some(other=ANYTHING))
 RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT,
            "claude_code": CLAUDE_EVENT, "sweagent": SWEAGENT, "wildchat": WILDCHAT, "lmsys": LMSYS,
-           "langfuse": LANGFUSE, "otel": OTEL}  # fmt: skip
+           "langfuse": LANGFUSE, "otel": OTEL, "mapped": MAPPED,
+           "mapped pairs": MAPPED_PAIR, "mapped sessions": MAPPED_LINE, "mapped links": MAPPED_LINK}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",
               b'{"messages":' + b"[" * 2_000, b'{"a":1,"a":2}', b'{"type":"session"}')  # fmt: skip
