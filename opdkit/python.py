@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from opdkit.reviews import Reviews
+
 
 def _method(command: str, target: str | None = None) -> Callable[..., Any]:
     """A method of Run that does what a command does; `target` where another function returns more than it prints."""
@@ -126,6 +128,12 @@ class Run:
     def table(self, name: str) -> "RunTable":
         """One table of the run: sessions, turns, verdicts, targets, ... Raises ConfigError where there is no such."""
         return RunTable(self.path, name)
+
+    def decisions(self) -> "Reviews":
+        """What people decided in `opdkit review`, by turn_id. It wins over the verdicts, whose table stays."""
+        from opdkit.reviews import in_force
+
+        return in_force(self.path)
 
     def __repr__(self) -> str:
         """What is done, from the footers of the parts; cheap, whatever the size of the run."""

@@ -15,6 +15,7 @@ from labelled_runs import labelled_run
 import opdkit
 from opdkit.config import fields_of
 from opdkit.python import Run
+from opdkit.reviews import Review, append
 from opdkit.stages import CONFIGURED, JudgeConfig
 from opdkit.store import read_all
 
@@ -141,6 +142,14 @@ def test_what_it_shows(run: Run, tmp_path: Path) -> None:
         run.table("verdicts").arrow(["rewards"])
     with pytest.raises(opdkit.OpdkitError, match="opdkit teacher"):
         run.table("targets").arrow()
+
+
+def test_decisions_of_people(tmp_path: Path) -> None:
+    made = Run(labelled_run(tmp_path / "run"))
+    assert made.decisions() == {}
+    append(made.path, [Review("openai:1:1", reward_decided=True, reward=1)])
+    assert made.decisions()["openai:1:1"].reward == 1
+    assert next(made.table("verdicts").rows())["reward"] == -1
 
 
 def test_commands_beside_the_stages(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,3 +87,24 @@ def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[lis
     levels = [Level(float(said[g].mean()), int(g.sum()), float(hit[g].mean())) for g in groups]
     error = sum(level.turns * abs(level.right - level.agreement) for level in levels) / len(said)
     return levels, error
+
+
+@dataclass(frozen=True)
+class HintScore:
+    """Hints against what people say was wanted. Precision: of the hints, the share on turns where something was.
+
+    Recall: of the turns where something was wanted, the share that has a hint. What the hints say is not compared.
+    """
+
+    turns: int
+    wanted: int
+    hinted: int
+    precision: float | None
+    recall: float | None
+
+
+def hint_score(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
+    """Precision and recall of having a hint at all, null where they divide by zero."""
+    both = sum(w and h for w, h in zip(wanted, hinted, strict=True))
+    precision, recall = (both / n if n else None for n in (sum(hinted), sum(wanted)))
+    return HintScore(len(wanted), sum(wanted), sum(hinted), precision, recall)

@@ -12,7 +12,7 @@ from opdkit.config import JSON
 from opdkit.nearest import nearest_turns
 from opdkit.store import part_count, read_arrow
 
-_COLUMNS = ["turn_id", "reward_votes", "reward", "reward_status", "reward_agreement"]
+_COLUMNS = ["turn_id", "reward_votes", "reward", "reward_status", "reward_agreement", "hint"]
 _GUESSED = 3  # unknown ids for which a similar one is looked for
 
 
@@ -25,6 +25,7 @@ class Judged:
     reward: int | None
     status: str
     agreement: float | None
+    hinted: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Case:
     label: int
     session_id: str
     turns: list[Judged]
+    wanted: bool | None = None  # as in Label
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def match(run: Path, labels: Sequence[Label]) -> Cases:
         if found is None:
             missing.append(label)
         else:
-            cases.append(Case(label.value, found[0].turn_id.rpartition(":")[0], found))
+            cases.append(Case(label.value, found[0].turn_id.rpartition(":")[0], found, label.wanted))
     dropped, guesses = _explained(run, missing)
     return Cases(cases, dropped, guesses)
 
@@ -72,7 +74,8 @@ def _verdicts(run: Path) -> Iterator[Judged]:
         scores = pa.ListArray.from_arrays(votes.offsets, votes.values.field("score"))
         rows = table.drop_columns("reward_votes").to_pylist()
         for row, given in zip(rows, scores.to_pylist(), strict=True):
-            yield Judged(row["turn_id"], tuple(given), row["reward"], row["reward_status"], row["reward_agreement"])
+            yield Judged(row["turn_id"], tuple(given), row["reward"], row["reward_status"], row["reward_agreement"],
+                         row["hint"] is not None)  # fmt: skip
 
 
 def _explained(run: Path, missing: Sequence[Label]) -> tuple[Counter[str], list[str]]:

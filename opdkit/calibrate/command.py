@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from opdkit.calibrate import agreement, voting
-from opdkit.calibrate.agreement import ClassScore, Level
+from opdkit.calibrate.agreement import ClassScore, HintScore, Level
 from opdkit.calibrate.cases import Case, match
 from opdkit.calibrate.intervals import Array, interval, resampled, share_interval
 from opdkit.calibrate.labels import labels_of_reviews, read_labels
@@ -57,6 +57,7 @@ class Calibration:
     curve: list[Point]
     curve_labels: int  # those whose turns have all the votes
     votes_worth_paying: int | None
+    hints: HintScore | None  # null where no label says whether something was wanted
 
     def as_json(self) -> JSON:
         """Everything, as JSON values."""
@@ -118,6 +119,7 @@ def measure(config: CalibrateConfig) -> Calibration:
             [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None],
             config.tolerance,
         ),
+        hints=_hints(cases),
     )
 
 
@@ -191,6 +193,14 @@ def _agreements(cases: list[Case]) -> tuple[list[float], list[bool]]:
 
 def _interval(values_B: Array, share: float | None, sessions: int) -> Interval:
     return None if share is None else share_interval(values_B, share, sessions)
+
+
+def _hints(cases: list[Case]) -> HintScore | None:
+    """Over the labels of turns, and of sessions with one judged turn, that say whether something was wanted."""
+    said = [case for case in cases if case.wanted is not None and len(case.turns) == 1]
+    if not said:
+        return None
+    return agreement.hint_score([bool(case.wanted) for case in said], [case.turns[0].hinted for case in said])
 
 
 def _known(value: Array) -> float | None:

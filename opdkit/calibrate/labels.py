@@ -25,12 +25,17 @@ _SHOWN = 3  # rows that an error quotes
 
 @dataclass(frozen=True)
 class Label:
-    """What people say of one turn or session: -1, 0 or 1. `line` is where, from 1; of a review, its number."""
+    """What people say of one turn or session: -1, 0 or 1. `line` is where, from 1; of a review, its number.
+
+    `wanted`: whether the reaction shows what the reply should have done, so that there is a hint to give; null where
+    nobody says.
+    """
 
     kind: str  # one of KEYS
     id: str
     value: int
     line: int
+    wanted: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def _rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from _json_rows(text)
         return
     header = text.partition("\n")[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count))
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), restval="")
     names = [name.strip() for name in reader.fieldnames or []]
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
         raise OpdkitError(
@@ -136,7 +141,14 @@ def _label(row: Any, line: int) -> Label:
     kind = next((key for key in KEYS if row.get(key)), None)
     if kind is None or not isinstance(row[kind], str):
         raise _UnusableError("no turn_id or session_id")
-    return Label(kind, row[kind].strip(), _value(row), line)
+    return Label(kind, row[kind].strip(), _value(row), line, _wanted(row))
+
+
+def _wanted(row: JSON) -> bool | None:
+    """The column `wanted`: what was, or null, none, no or false for nothing; an empty cell says neither."""
+    if "wanted" not in row or row["wanted"] == "":
+        return None
+    return str(row["wanted"]).strip().lower() not in ("none", "null", "false", "no")
 
 
 def _value(row: JSON) -> int:

@@ -21,6 +21,10 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     if measured.levels:
         stdout.print(_levels(measured))
         _say(f"expected calibration error {measured.calibration_error:.3f}")
+    if measured.hints:
+        found = measured.hints
+        _say(f"hints: {found.hinted:,} on {found.turns:,} turns; something was wanted on {found.wanted:,}: precision "
+             f"{_number(found.precision)}, recall {_number(found.recall)}")  # fmt: skip
     if measured.curve:
         stdout.print(_curve(measured))
         _say(_advice(measured, config.tolerance))

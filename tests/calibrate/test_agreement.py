@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from opdkit.calibrate.agreement import CLASSES, Level, accuracy, by_class, calibration, confusion, kappa
+from opdkit.calibrate.agreement import (
+    CLASSES,
+    HintScore,
+    Level,
+    accuracy,
+    by_class,
+    calibration,
+    confusion,
+    hint_score,
+    kappa,
+)
 
 PAIRS = st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES)), min_size=1, max_size=40)
 WEIGHTS = ("none", "linear", "quadratic")
@@ -70,3 +80,8 @@ def test_many_levels_of_agreement_are_put_together_in_tenths() -> None:
     levels, _ = calibration(said, [True] * len(said))
     assert [level.turns for level in levels] == [2, 2, 2, 2, 3]
     assert sum(level.turns for level in levels) == len(said)
+
+
+def test_hints_where_something_was_wanted() -> None:
+    assert hint_score([True, True, True, False], [True, False, True, True]) == HintScore(4, 3, 3, 2 / 3, 2 / 3)
+    assert hint_score([False], [False]) == HintScore(1, 0, 0, None, None)

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
+from labelled_runs import labelled_run
+from sample_world import DATA
 from sklearn.metrics import cohen_kappa_score
 
 from opdkit.calibrate import Calibration, measure, run
+from opdkit.calibrate.agreement import HintScore
 from opdkit.calibrate.voting import of_independent
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.errors import OpdkitError
@@ -166,6 +169,14 @@ def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
     assert found.accuracy == 1.0
     assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4), "Wilson's, 10 of 10"
     assert (found.kappa, found.kappa_interval) == (None, None), "nothing to disagree about"
+
+
+def test_the_labels_of_sample_data(tmp_path: Path) -> None:
+    """A perfect judge, whose hints are where something was wanted."""
+    found = measure(CalibrateConfig(run=labelled_run(tmp_path / "run"), labels=DATA / "labels.jsonl"))
+    assert (found.rows, found.labels, found.set_aside) == (582, 575, {"not judged": 7})
+    assert (found.accuracy, found.kappa) == (1.0, 1.0)
+    assert found.hints == HintScore(575, 262, 262, 1.0, 1.0)
 
 
 def test_the_same_labels_give_the_same_intervals(tmp_path: Path) -> None:

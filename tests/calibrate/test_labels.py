@@ -40,6 +40,21 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
     assert (found.rows, found.examples) == (3, [])
 
 
+@pytest.mark.parametrize(
+    ("written", "wanted"),
+    [({}, None), ({"wanted": None}, False), ({"wanted": "celsius"}, True), ({"wanted": "none"}, False),
+     ({"wanted": False}, False), ({"wanted": True}, True), ({"wanted": ""}, None)],
+)  # fmt: skip
+def test_whether_something_was_wanted(written: dict, wanted: bool | None, tmp_path: Path) -> None:
+    path = write(tmp_path / "labels.jsonl", json.dumps({"turn_id": "a:1", "reward": 0} | written))
+    assert read_labels(path).labels[0].wanted is wanted
+
+
+def test_a_short_row_of_csv_says_nothing_of_what_was_wanted(tmp_path: Path) -> None:
+    path = write(tmp_path / "labels.csv", "turn_id,reward,wanted", "a:1,1", "a:3,-1,celsius", "a:5,1,no")
+    assert [label.wanted for label in read_labels(path).labels] == [None, True, False]
+
+
 def test_sessions_and_turns_in_one_file(tmp_path: Path) -> None:
     path = write(
         tmp_path / "x", '{"session_id": "a", "label": "good"}', "", '{"turn_id": "a:1", "session_id": "a", "label": 0}'
