@@ -1,3 +1,30 @@
-"""opdkit: turn the conversation logs of an assistant into a better assistant, offline."""
+"""opdkit: turn the conversation logs of an assistant into a better assistant, offline.
+
+    import opdkit
+    run = opdkit.Run("runs/try")        # its methods are the stages, see docs/python.md
+
+`import opdkit` is light: what a name stands for is imported when it is used.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__all__ = ["ConfigError", "OpdkitError", "Run", "__version__"]
+
+_HOMES = {"Run": "opdkit.python", "ConfigError": "opdkit.errors", "OpdkitError": "opdkit.errors"}
+
+if TYPE_CHECKING:
+    from opdkit.errors import ConfigError, OpdkitError
+    from opdkit.python import Run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'opdkit' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,7 +6,6 @@ with the generation prompt; a reply is what it renders after that, encoded on it
 
 import datetime
 import inspect
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -19,13 +18,10 @@ from transformers import PreTrainedTokenizerBase
 from opdkit.console import warn
 from opdkit.control_tokens import Encoder, UnsafeTextError, any_of
 from opdkit.errors import ConfigError, OpdkitError
-
-Message = dict[str, Any]
+from opdkit.openai_form import CUT_OFF, HINT_HEADER, Message, openai_message, tool_definitions
 
 # What templates that ask for today's date are told, so that tomorrow renders the same: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
-HINT_HEADER = "[user's hint / instruction]"
-CUT_OFF = ("length", "max_tokens", "model_length")
 
 _NOT_A_PREFIX = "reply does not continue the prompt"
 _EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
@@ -150,16 +146,10 @@ class Chat:
         return text
 
     def _for_template(self, message: Message) -> Message:
-        """The message as templates expect it (OpenAI's form), without keys that say nothing."""
-        sampled = message["role"] == "assistant"
-        fields: Message = {"content": message["content"] or ""}
-        if message.get("reasoning"):
-            # The one name is the usual one, the other gpt-oss's.
-            fields |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])
-        fields |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
-        if message.get("tool_calls"):
-            fields["tool_calls"] = [_openai_call(call, self._arguments_as_text) for call in message["tool_calls"]]
-        return {"role": message["role"], **self._encoder.as_data(fields, sampled=sampled)}
+        """The message as templates expect it, its text as data."""
+        fields = openai_message(message, arguments_as_text=self._arguments_as_text)
+        role = fields.pop("role")
+        return {"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")}
 
     def _ids(self, rendered: str) -> list[int]:
         try:
@@ -282,29 +272,6 @@ def _last_logged(message: Message) -> str:
         if text := (message.get(key) or "").strip():
             return text
     return ""
-
-
-def _openai_call(call: Message, as_text: bool) -> Message:
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    try:
-        arguments = None if as_text else json.loads(call["arguments"])
-    except (ValueError, RecursionError):
-        arguments = None
-    if isinstance(arguments, dict):
-        function["arguments"] = arguments
-    return {"id": call["id"], "type": "function", "function": function}
-
-
-def tool_definitions(tools: str | None) -> list[Message] | None:
-    """The logged tools JSON as templates expect it (OpenAI's wrapped form); None where it is unusable."""
-    try:
-        parsed = json.loads(tools) if tools else None
-    except (ValueError, RecursionError):
-        return None
-    definitions = [parsed] if isinstance(parsed, dict) else parsed
-    if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
-        return None
-    return [{"type": "function", "function": d} if "name" in d else d for d in definitions] or None
 
 
 # -- the hint -------------------------------------------------------------------------------------------------------

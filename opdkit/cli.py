@@ -1,6 +1,7 @@
 """The command line: parse, build the configuration, call the command. Options derive from the configurations."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional, cast
@@ -42,10 +43,10 @@ def guarded(action: Callable[[], bool], debug: bool) -> bool:
     try:
         return action()
     except stopping.Stopped:
-        stderr.print("stopped as asked; finished parts are kept, the same command goes on from there", soft_wrap=True)
+        say("stopped as asked; finished parts are kept, the same command goes on from there")
         raise typer.Exit(stopping.TRY_AGAIN) from None
     except KeyboardInterrupt:
-        stderr.print("interrupted; finished parts are kept, the same command goes on from there", soft_wrap=True)
+        say("interrupted; finished parts are kept, the same command goes on from there")
         raise typer.Exit(130) from None
     except OpdkitError as error:
         if debug:
@@ -58,7 +59,16 @@ def guarded(action: Callable[[], bool], debug: bool) -> bool:
     except Exception as error:
         if debug:
             raise
-        _fail(in_words(error) or f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)", 1)
+        bug = f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
+        _fail(in_words(error) or _no_memory(error) or bug, 1)
+
+
+def _no_memory(error: Exception) -> str | None:
+    """What to do about memory that ran out where no batch could be halved; None when the error is of another kind."""
+    memory = sys.modules.get("opdkit.memory")  # not imported for this: where torch is not loaded, it is not torch's
+    if memory is None or not memory.is_out_of_memory(error):
+        return None
+    return "memory ran out: lower --batch-tokens, or choose --dtype bfloat16, a smaller model or --device cpu"
 
 
 def carry_out(name: str, config: CommandConfig) -> bool:

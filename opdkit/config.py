@@ -266,6 +266,12 @@ def _ambient_shard() -> tuple[int, int]:
     return task * size + rank, tasks * size
 
 
+def array_shard() -> str:
+    """The shard of the Slurm array's task as I/N, whatever a launcher has started within it."""
+    task, tasks = _array_task()
+    return f"{task}/{tasks}"
+
+
 def _array_task() -> tuple[int, int]:
     env = os.environ
     if not ("SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env):

@@ -89,10 +89,11 @@ def _closing(directory: Path, prompts: int) -> None:
         "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"
         f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
         f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"
-        "Next, on your own logs:\n"
-        "  opdkit extract runs/mine my-logs.jsonl\n"
-        "  opdkit judge runs/mine            # offline patterns; --judge local | endpoint for a model\n"
-        "  opdkit teacher runs/mine --model PATH\n"
-        "  opdkit train runs/mine --model PATH",
+        "Look at what taught it, token by token:\n"
+        f"  opdkit show {directory} --worst 1\n"
+        f"  opdkit report {directory}         # one HTML page, opens offline\n\n"
+        "Next, on your own logs (--judge rules needs no server; a model judges better):\n"
+        "  opdkit doctor my-logs.jsonl --model PATH\n"
+        "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",
         soft_wrap=True, markup=False,
     )  # fmt: skip

@@ -18,12 +18,13 @@ from opdkit import stopping
 from opdkit.config import StageConfig, parse_shard
 from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS
-from opdkit.logs.conversation import JSON, Conversation, Rejected, Unreadable
+from opdkit.logs.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
+from opdkit.logs.filters import Filter, parse_filters, refused
 from opdkit.logs.inputs import expand
 from opdkit.logs.parse import dump
 from opdkit.logs.shared_survey import SharedSurvey
-from opdkit.logs.survey import Survey, Surveyed, survey
+from opdkit.logs.survey import Survey, survey
+from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.turns import SIDE, turns
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig, home
@@ -51,12 +52,14 @@ def run(config: ExtractConfig) -> Summary:
     Raises ConfigError for inputs that are missing or of no known format, and OpdkitError, after the parts are written,
     when most of the log could not be read or nothing in it can be trained on.
     """
+    if config.dry_run:
+        return dry_run(config)
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, ready)) if config.workers > 1 else None
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
         found = survey(
             expand(config.logs, scratch),
-            config.format,
+            chosen_format(config),
             max(1, round(config.part_mb * _MB)),
             config.max_line_mb * _MB,
             config.limit,
@@ -78,6 +81,24 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def dry_run(config: ExtractConfig) -> Summary:
+    """Say what the first lines of each input would become, and write nothing."""
+    from opdkit.preview import preview  # imported here: few ask for it
+
+    redactor, filters = redactor_of(config), filters_of(config)
+    return preview(config, chosen_format(config), lambda unit, out: write_unit(unit, out, redactor, filters))
+
+
+def chosen_format(config: ExtractConfig) -> str | Reader:
+    """The format as `--format` names it, or the reader that `--map` makes."""
+    if config.map is None:
+        return config.format
+    from opdkit.logs.mapped import reader_of  # imported here: few ask for it
+    from opdkit.logs.mapping import load
+
+    return reader_of(load(config.map))
 
 
 def shared_survey(config: ExtractConfig) -> SharedSurvey | None:
@@ -111,11 +132,12 @@ def part_writer(job: tuple[Stage, Survey]) -> Iterator[Callable[[int], None]]:
 
         def write(part: int) -> None:
             redactor = redactor_of(stage.config)
+            filters = filters_of(stage.config)
             with stage.writing(part) as out:
                 if part == 0:
                     write_set_aside(found.inputs, out, redactor)
                 for unit in units.read(part):
-                    write_unit(unit, out, redactor)
+                    write_unit(unit, out, redactor, filters)
                 if redactor is not None:
                     out.counters.extra.update({f"{_REDACTED}{name}": n for name, n in redactor.counts.items() if n})
 
@@ -130,6 +152,12 @@ def redactor_of(config: StageConfig) -> "Redactor | None":
     from opdkit.logs.redact import SHAPES, Redactor, own_patterns  # imported here: few ask for it
 
     return Redactor(SHAPES if config.redact else (), own_patterns(config.redact_pattern))
+
+
+def filters_of(config: StageConfig) -> list[Filter]:
+    """The conditions of `--filter`."""
+    assert isinstance(config, ExtractConfig)
+    return parse_filters(config.filter)
 
 
 def ready() -> Prepare:
@@ -157,34 +185,54 @@ def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter, redactor: "Reda
             set_aside(Rejected(found.input.source, 0, found.problem.reason, found.problem.detail), out, redactor)
 
 
-def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None) -> None:
-    """The rows of one unit, redacted where there is a redactor."""
+def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None, filters: Sequence[Filter] = ()) -> None:
+    """The rows of one unit that the filters let pass, redacted where there is a redactor."""
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
         set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
         return
-    sessions = 0
-    for item in READERS[unit.found.format or ""].read(unit.lines):
-        if isinstance(item, Conversation):
-            try:
-                row = session_row(item, unit, sessions + 1, redactor)
-                rows = turns(row["session_id"], item)  # of the text as it was logged: placeholders are all alike
-                if redactor is not None:
-                    rows = redact(row, rows, redactor)
-            except Unreadable as why:
-                item = Rejected(item.source, item.line, why.reason, why.detail)
-        if isinstance(item, Rejected):
-            set_aside(item, out, redactor)
+    seen = left_out = 0
+    for item in unit.found.reader.read(unit.lines):
+        reason = why_left_out(item, unit, filters)
+        if reason is not None:
+            counters.drop(reason)
+            left_out += 1
+            seen += isinstance(item, Conversation)  # a filter decides which sessions there are, not how they are called
             continue
-        sessions += 1
-        out.rows("sessions", [row])
-        out.rows("turns", rows)
-        counters.extra[_TURNS] += len(rows)
-        for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
-            counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
-    if not sessions:
+        failed = write_session(item, unit, seen + 1, out, redactor) if isinstance(item, Conversation) else item
+        seen += failed is None
+        if isinstance(failed, Rejected):
+            set_aside(failed, out, redactor)
+    if not seen and not left_out:
         counters.extra[_LOST] += 1
+
+
+def why_left_out(item: Conversation | Rejected | LeftOut, unit: Unit, filters: Sequence[Filter]) -> str | None:
+    """The reason under which something that could be read is counted, and nothing else."""
+    if isinstance(item, LeftOut):
+        return item.reason
+    return refused(filters, item, unit.found.format or "") if isinstance(item, Conversation) and filters else None
+
+
+def write_session(
+    told: Conversation, unit: Unit, ordinal: int, out: PartWriter, redactor: "Redactor | None"
+) -> Rejected | None:
+    """The rows of one conversation; or why there are none."""
+    try:
+        row = session_row(told, unit, ordinal, redactor)
+        rows = turns(row["session_id"], told)  # of the text as it was logged: placeholders are all alike
+        if redactor is not None:
+            rows = redact(row, rows, redactor)
+    except Unreadable as why:
+        return Rejected(told.source, told.line, why.reason, why.detail)
+    out.rows("sessions", [row])
+    out.rows("turns", rows)
+    counters = out.counters
+    counters.extra[_TURNS] += len(rows)
+    for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
+        counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
+    return None
 
 
 def redact(row: JSON, rows: Sequence[tuple[Any, ...]], redactor: "Redactor") -> list[tuple[Any, ...]]:

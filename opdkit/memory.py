@@ -36,6 +36,15 @@ class NoRoom:
     """In place of a result: there was not enough memory for it."""
 
 
+_lockstep = False
+
+
+def in_lockstep() -> None:
+    """From now on memory that runs out is an error: this process must do what others do, and they may have had room."""
+    global _lockstep
+    _lockstep = True
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on a GPU or on the CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -50,6 +59,9 @@ def tried(work: Callable[[], T]) -> T | NoRoom:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        if _lockstep:
+            raise TooLargeError("a batch", "with --tensor-parallel it cannot be made smaller on the way; lower "
+                                "--batch-tokens") from error  # fmt: skip
     # Here and not above: as long as the error is handled, its traceback keeps every tensor of the failed work.
     gc.collect()
     if torch.cuda.is_available():

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
 from opdkit.config import refuse_missing_folder
@@ -40,12 +42,22 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
+def load_model(
+    name: str,
+    *,
+    device: str,
+    dtype: str,
+    device_map: str | dict[str, str | int] | None = None,
+    tensor_parallel: bool = False,
+) -> PreTrainedModel:
     """A causal language model in evaluation mode, from safetensors, running none of the folder's own code.
 
     `device` "auto" is the launcher's GPU (LOCAL_RANK) where there is one, else the CPU; `dtype` "auto" is bfloat16 on
-    a GPU and float32 on a CPU. Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError
-    for a device that is not there.
+    a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: all GPUs ("auto"), and
+    what does not fit there stays in memory or on disk; or layer by layer, as a dict. With `tensor_parallel` each
+    process of the default group holds a share of every layer.
+
+    Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError for a device that is not there.
     """
     refuse_no_model(name)
     _refuse_unknown_type(name)
@@ -54,15 +66,27 @@ def load_model(name: str, *, device: str, dtype: str) -> PreTrainedModel:
         transformers.utils.logging.disable_progress_bar()  # it would fill the log of a batch job
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=resolve_dtype(dtype, place), use_safetensors=True, trust_remote_code=False
+            name,
+            dtype=resolve_dtype(dtype, place),
+            use_safetensors=True,
+            trust_remote_code=False,
+            **({"device_map": device_map} if device_map else {}),
+            **({"distributed_config": DistributedConfig(tp_plan="auto")} if tensor_parallel else {}),
         )
-        return model.to(place).eval()
+        return (model if device_map or tensor_parallel else model.to(place)).eval()
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
         raise OpdkitError(
             f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download it again"
         ) from error
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its token ids: its device, or of one that is spread over several the one that begins."""
+    hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk are on no device
+    device: torch.device = model.device if hook is None else torch.device(hook.execution_device)
+    return device
 
 
 def _refuse_no_tokenizer(name: str) -> None:

@@ -116,7 +116,8 @@ def _ordinal(path: Path) -> int:
 def read_file(path: Path) -> list[Review]:
     """The decisions in one file. Raises OpdkitError when it is damaged or of another version."""
     try:
-        table = pq.read_table(path, partitioning=None, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # a third of the time of read_table
+            table = file.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise OpdkitError(f"{path} cannot be read ({error}): put it back from a copy, or move it away; "
                           "the decisions in it do not count then") from error  # fmt: skip
@@ -195,15 +196,22 @@ def plan_inputs(decided: JSON) -> JSON:
     return {"reviews": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]}
 
 
+def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
+    """The parts of the targets that were computed from other decisions than those in force, which are `reviews`."""
+    if not (home(run, "teacher") / "manifest.json").exists():
+        return []
+    now = part_inputs(run, reviews)
+    paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
+    return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
+
+
 def refuse_outdated_targets(run: Path) -> None:
     """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
-    now = part_inputs(run, in_force(run))
-    paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
-    outdated = [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
-    if outdated:
+    if outdated := outdated_targets(run, in_force(run)):
         raise OpdkitError(
-            f"{len(outdated)} of {len(paths)} parts of {run}/teacher/targets are older than the decisions of "
-            f"`opdkit review` on their turns: run `opdkit teacher {run} ...` again as before; it does only these"
+            f"{len(outdated)} of {part_count(run, 'teacher')} parts of {run}/teacher/targets are older than the "
+            f"decisions of `opdkit review` on their turns: run `opdkit teacher {run} ...` again as before; it does "
+            "only these"
         )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from opdkit.memory import NoRoom, TooLargeError, budget_of, in_batches
+from opdkit.models import input_device
 from opdkit.output_layer import forward_replaced, is_apart
 
 # Float32 logits in memory at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
@@ -274,7 +275,7 @@ class Reading:
 
     def __init__(self, model: nn.Module, sequences: Items[Sequence], *, repeated: bool = False) -> None:
         self.model, self._inner = model, _unwrapped(model)
-        self.head, self.device = self._inner.get_output_embeddings(), self._inner.device
+        self.head, self.device = self._inner.get_output_embeddings(), input_device(self._inner)
         self._ids_BL, self._mask_BL, self._rows_N, self._positions_N = _padded(sequences, self.device)
         self._repeated = repeated
         self._kept: list[Any] = []
@@ -285,7 +286,8 @@ class Reading:
 
         def keep_response(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             # Before the output layer, so that what a model does after it (soft-capping, scaling) still happens.
-            return (args[0][rows, positions].unsqueeze(0), *args[1:])
+            at = rows.to(args[0].device), positions.to(args[0].device)  # of a model on several devices, the last one
+            return (args[0][at].unsqueeze(0), *args[1:])
 
         handle = self.head.register_forward_pre_hook(keep_response)
         try:

@@ -11,6 +11,7 @@ from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.failures import failures
+from opdkit.reviews import Reviews, in_force, outdated_targets
 from opdkit.stages import STAGES, home
 from opdkit.store import Summary, part_count, part_path, summary_of
 from opdkit.store.marks import parts_under_way
@@ -31,6 +32,8 @@ def run(config: StatusConfig) -> None:
     for stage in started:
         table.add_row(*_row(directory, stage, failed[stage]))
     stdout.print(table)
+    if decided := in_force(directory):
+        stdout.print(_reviewed(directory, decided), markup=False, soft_wrap=True)
     for error in errors:
         stdout.print(_last_error(error), markup=False, soft_wrap=True)
 
@@ -46,6 +49,13 @@ def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
     rows = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, rate
     return (stage, f"{found.parts_done}/{found.parts}", str(running), shards, *rows, time_left(found, running))
+
+
+def _reviewed(directory: Path, decided: Reviews) -> str:
+    """What people have decided, and whether the targets show it yet."""
+    text = f"turns decided by people: {len(decided):,}"
+    old = outdated_targets(directory, decided)
+    return text + (f"; parts of targets older than that: {len(old):,}, run `opdkit teacher` again" if old else "")
 
 
 def time_left(found: Summary, running: int) -> str:

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.memory import is_out_of_memory
+from opdkit.models import input_device
 from opdkit.output_layer import OutputLayer, is_apart
 from opdkit.scoring import Mixture, Question, Reading, Rows, Sequence, ask
 from opdkit.tree import Pass, Plan, plan
@@ -224,13 +225,13 @@ def _hidden_states(
             cache = DynamicCache(config=model.config)
         elif piece.start == 0:
             cache.crop(each.kept - cache.get_seq_length())
-        ids_1n = torch.tensor([each.ids[piece.start : piece.stop]], device=model.device)
+        ids_1n = torch.tensor([each.ids[piece.start : piece.stop]], device=input_device(model))
         # In a row, positions and mask are what the model makes of a cache: the way that generates text.
-        own = {} if each.is_chain else {"position_ids": torch.tensor([each.positions], device=model.device),
+        own = {} if each.is_chain else {"position_ids": torch.tensor([each.positions], device=input_device(model)),
                                         "attention_mask": _mask(each, model)}  # fmt: skip
         output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **own)
         here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(piece))] - first
-        found.append(output.last_hidden_state[0, here.to(model.device)])
+        found.append(output.last_hidden_state[0, here.to(output.last_hidden_state.device)])
         first += len(piece)
     return OutputLayer(model, output), torch.cat(found)
 
@@ -243,12 +244,13 @@ def _pieces(each: Pass, most: int) -> list[range]:
 
 def _mask(each: Pass, model: PreTrainedModel) -> Tensor:
     """[1, 1, n, kept + n]: which tokens each one sees. True and False for sdpa; 0 and a very negative one for eager."""
-    sees_n, ends_n = (torch.tensor(x, device=model.device) for x in (each.sees, each.ends))
-    order_n = torch.arange(len(each), device=model.device)
-    before_nk = torch.arange(each.kept, device=model.device) < sees_n[:, None]
+    device = input_device(model)
+    sees_n, ends_n = (torch.tensor(x, device=device) for x in (each.sees, each.ends))
+    order_n = torch.arange(len(each), device=device)
+    before_nk = torch.arange(each.kept, device=device) < sees_n[:, None]
     within_nn = (order_n <= order_n[:, None]) & (order_n[:, None] < ends_n)
     seen = torch.cat([before_nk, within_nn], -1)[None, None]
     if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
         return seen
     hidden = torch.finfo(model.dtype).min
-    return torch.zeros(seen.shape, dtype=model.dtype, device=model.device).masked_fill(~seen, hidden)
+    return torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill(~seen, hidden)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands import COMMANDS
@@ -55,6 +57,10 @@ def test_every_command_has_help_and_an_example() -> None:
         (["extract", "nowhere"], 2, "LOGS"),
         (["status", "nowhere"], 1, "holds no run"),
         (["check", "nowhere"], 1, "holds no run"),
+        (["show", "nowhere"], 1, "holds no run"),
+        (["show", "nowhere", "--worst", "1", "--best", "1"], 2, "--worst and --best choose different turns"),
+        (["review", "nowhere"], 1, "opdkit judge"),
+        (["review", "nowhere", "--port", "70000"], 2, "--port is 70000"),
         (["report", "nowhere"], 1, "holds no run"),
         (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
@@ -78,25 +84,23 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_examples_of_the_help_run(tmp_path: Path) -> None:
-    """One after the other they are a whole run; `demo` has a test of its own."""
+    """One after the other they are a whole run; `demo` and `review` have tests of their own."""
     (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
-    for name in (
-        "extract",
-        "judge",
-        "teacher",
-        "train",
-        "eval",
-        "rollout",
-        "report",
-        "status",
-        "check",
-        "run",
-        "slurm",
-    ):
+    served = {"review"}  # until it is stopped
+    for name in [name for name in COMMANDS if name not in {"demo", *served}]:
         command = shlex.split(COMMANDS[name].example)
         done = opdkit(*command[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{COMMANDS[name].example}\n{done.stderr}"
-    assert "train" in done.stderr
+    for name in served:
+        command = [sys.executable, "-m", *shlex.split(COMMANDS[name].example)]
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                address = server.stdout.readline().strip()
+                assert httpx.get(address, trust_env=False, timeout=120).status_code == 200
+            finally:
+                server.terminate()
+        assert server.returncode == 0
 
 
 def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) -> None:
@@ -109,3 +113,17 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
     assert "unknown format" in done.stderr
     assert "\x1b" not in done.stderr
     assert "\x07" not in done.stderr
+
+
+def test_memory_that_runs_out_is_no_bug_of_opdkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opdkit import doctor
+    from opdkit.memory import torch
+
+    def run(config: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(doctor, "run", run)
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 1
+    assert "--batch-tokens" in shown.stderr
+    assert "bug" not in shown.stderr

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from runs import talk, write_extract
 
-from opdkit import failures, status
+from opdkit import failures, reviews, status
 from opdkit.commands import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.reviews import Review
 from opdkit.stages import JudgeConfig
 from opdkit.store import Counters, Stage, Summary
 from opdkit.store.marks import BEAT, STALE, marked, parts_under_way, read_claim
@@ -147,3 +148,11 @@ def test_time_left(done: int, running: int, words: str) -> None:
 
 def test_durations() -> None:
     assert [status.duration(s) for s in (0.4, 59, 90, 3600, 7260)] == ["0 s", "59 s", "2 min", "1 h 0 min", "2 h 1 min"]
+
+
+def test_what_people_decided_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status.run(StatusConfig(run=run))
+    assert "decided" not in capsys.readouterr().out
+    reviews.append(run, [Review("s0:1", True, 1), Review("s1:1", True, 1), Review("s1:1", action="strike")])
+    status.run(StatusConfig(run=run))
+    assert capsys.readouterr().out.splitlines()[-1] == "turns decided by people: 1"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
-from opdkit.tables import REJECTED, SESSIONS, TABLES, TARGETS, TURNS, to_arrow
+from opdkit.tables import APPENDED, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, to_arrow
 
 MESSAGE = {"role": "user", "content": "hi", "reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
 SESSION = {"session_id": "a:1", "source": "a", "line": 1, "format": "openai", "model": None, "messages": [MESSAGE],
@@ -26,7 +26,7 @@ def test_every_column_says_what_it_means():
             if pa.types.is_struct(inner):
                 yield from fields(inner)
 
-    for table in TABLES.values():
+    for table in (*TABLES.values(), *APPENDED.values()):
         assert table.version >= 1
         for field in fields(table.schema):
             assert field.metadata[b"meaning"], f"{table.name}.{field.name}"

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from opdkit.check.finding import Report
 from opdkit.config import JSON
+from opdkit.logs.conversation import FILTERED, LEFT_OUT
 from opdkit.stages import home
 from opdkit.store import Counters, part_path
 from opdkit.store.digests import file_digest, recorded
@@ -131,7 +132,8 @@ def _expected(name: str, command: str, part: Part, parts: Mapping[str, Part]) ->
         yield "rows in", c.rows_in, c.rows_out + sum(c.dropped.values())
     if name == "sessions" and command == "extract":
         if "rejected" in parts:
-            yield "rejected", sum(c.dropped.values()), parts["rejected"].rows
+            aside = (n for why, n in c.dropped.items() if not why.startswith((FILTERED, LEFT_OUT)))
+            yield "rejected", sum(aside), parts["rejected"].rows
         if "turns" in parts and "turns" in c.extra:
             yield "turns", c.extra["turns"], parts["turns"].rows
     if name == "metrics":

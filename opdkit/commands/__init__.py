@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opdkit.commands.calibrate import CalibrateConfig
+from opdkit.commands.export import ExportConfig
 from opdkit.commands.looking import CheckConfig, DemoConfig, StatusConfig
 from opdkit.commands.report import ReportConfig
 from opdkit.commands.review import ReviewConfig
+from opdkit.commands.setup import DoctorConfig, InitConfig
+from opdkit.commands.show import ShowConfig
 from opdkit.config import CommandConfig, build
 from opdkit.stages import CONFIGURED
 from opdkit.stages import configure as configure_stage
@@ -37,6 +41,19 @@ def _stage(name: str, text: str, example: str) -> dict[str, Command]:
 
 # The examples, together and in this order, are a whole run on sample_data. A test runs them.
 COMMANDS: dict[str, Command] = {
+    "init": Command(
+        InitConfig,
+        "opdkit.init:run",
+        "Write a TOML file with every option of every stage, its meaning and its default.",
+        "opdkit init runs/opdkit.toml --model sample_data/model --judge local",
+    ),
+    "doctor": Command(
+        DoctorConfig,
+        "opdkit.doctor:run",
+        "Look at what is there (versions, devices, memory, model, server, logs) and say what to do. Exit code 1: "
+        "something will not work.",
+        "opdkit doctor sample_data/logs --model sample_data/model",
+    ),
     **_stage("extract", "Read conversation logs into sessions and turns.", "opdkit extract runs/try sample_data/logs"),
     **_stage(
         "judge",
@@ -79,6 +96,12 @@ COMMANDS: dict[str, Command] = {
         "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
         "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
     ),
+    "show": Command(
+        ShowConfig,
+        "opdkit.show:run",
+        "Show turns: a list, or one whole, with its votes, hints and every token in the colour of its advantage.",
+        "opdkit show runs/try --worst 1 --whole",
+    ),
     "review": Command(
         ReviewConfig,
         "opdkit.review:run",
@@ -96,6 +119,18 @@ COMMANDS: dict[str, Command] = {
         "opdkit.check:run",
         "Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage.",
         "opdkit check runs/try",
+    ),
+    "export": Command(
+        ExportConfig,
+        "opdkit.export:run",
+        "Write the judged turns as other trainers read them: TRL's, verl, OpenAI's fine-tuning.",
+        "opdkit export runs/try runs/try/kto.parquet --to trl-kto",
+    ),
+    "calibrate": Command(
+        CalibrateConfig,
+        "opdkit.calibrate:run",
+        "Measure the judge against labels that people gave, and how many votes are worth paying for.",
+        "opdkit calibrate runs/try sample_data/labels.jsonl",
     ),
     "demo": Command(
         DemoConfig,

@@ -1,6 +1,21 @@
 """Log formats: one module each, a dict of readers, detection, and the opening of inputs."""
 
-from opdkit.logs import openai, openclaw_rl, pi, sharegpt
+from opdkit.logs import (
+    anthropic,
+    claude_code,
+    langfuse,
+    lmsys,
+    openai,
+    openclaw_rl,
+    otel,
+    pi,
+    sharegpt,
+    sweagent,
+    wildchat,
+)
 from opdkit.logs.conversation import Reader
 
-READERS: dict[str, Reader] = {m.READER.name: m.READER for m in (openai, sharegpt, openclaw_rl, pi)}
+READERS: dict[str, Reader] = {
+    m.READER.name: m.READER
+    for m in (openai, anthropic, sharegpt, openclaw_rl, pi, claude_code, sweagent, wildchat, lmsys, langfuse, otel)
+}

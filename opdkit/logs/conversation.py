@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 JSON = dict[str, Any]
 RAW_LIMIT = 2_000  # characters of a rejected line that are kept
+# How the reasons begin under which something is counted that could be read, and so is no row of the rejected table.
+FILTERED, LEFT_OUT = "filtered: ", "left out: "
 
 
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
@@ -47,6 +49,7 @@ class Conversation:
     tools: str | None = None
     metadata: JSON = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)  # message index -> what the log says about that turn
+    machine: set[int] = field(default_factory=set)  # indices of user messages that a program wrote, not a person
 
 
 @dataclass(slots=True)
@@ -68,9 +71,21 @@ class Rejected:
         return {"source": self.source, "line": self.line, "reason": self.reason, "detail": detail, "raw": text}
 
 
+@dataclass(slots=True)
+class LeftOut:
+    """A record that was read and is no part of a conversation: counted under its reason, not kept."""
+
+    reason: str  # begins with LEFT_OUT
+
+
 def rejected(line: Line, why: Unreadable) -> Rejected:
     """`line` as a row of the rejected table."""
     return Rejected(line.source, line.number, why.reason, why.detail, line.data)
+
+
+def no_id(record: JSON) -> str | None:
+    """The session id of a record of a format whose units are no ids."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -85,4 +100,10 @@ class Reader:
     name: str
     grouping: str
     recognises: Callable[[JSON], bool]
-    read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected]]
+    read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
+    id_of: Callable[[JSON], str | None] = no_id  # grouping by id: the logged id of a record, None where it has none
+    # Grouping by id: a line without an id belongs to the session of the line before it, and is no unit of its own.
+    carries: bool = False
+    # Grouping by id: the records of a line that holds many, which may be of many sessions.
+    unfold: Callable[[JSON], list[JSON]] | None = None
+    closer_than: str = ""  # a format that also recognises these records, and describes them less closely

@@ -24,6 +24,7 @@ def detect(source: str, lines: Iterable[Line]) -> str:
     if records and all(is_votes(record) for record in records):
         raise Unreadable(VOTES, "the record file of the judge; name the record file of the conversations instead")
     found = {name for record in records for name, reader in READERS.items() if reader.recognises(record)}
+    found -= {READERS[name].closer_than for name in found}
     if len(found) > 1:
         raise ConfigError(f"{source} could be {' or '.join(sorted(found))}: say which with --format")
     if found:

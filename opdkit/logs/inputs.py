@@ -17,7 +17,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.logs.conversation import Line, Unreadable
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _BUFFER = 1 << 20
 _SHOWN = 8_192  # bytes of an over-long line that are kept to show it
@@ -58,21 +58,26 @@ def _open(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path, boo
     elif log.startswith("hf:"):
         yield log, _spool_dataset(log, scratch / f"dataset-{number}.jsonl"), True
     elif (path := Path(log)).is_dir():
-        files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
+        files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _of_a_run(p))
         if not files:
             raise ConfigError(f"the folder {log} holds no {', '.join(SUFFIXES)} files")
         yield from ((str(p), p, False) for p in files)
     elif path.exists():
         yield log, path, True
     else:
-        raise ConfigError(f"{log} is not there; name JSONL files, folders of them, - or hf:NAME")
+        raise ConfigError(f"{log} is not there; name JSONL or Parquet files, folders of them, - or hf:NAME")
+
+
+def _of_a_run(path: Path) -> bool:
+    """True for the tables that opdkit itself has written."""
+    return path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists()
 
 
 def _stem(source: str) -> str:
     if source == "-":
         return "stdin"
     name = Path(source.removeprefix("hf:")).name
-    for suffix in (".gz", ".zst", ".jsonl", ".json"):
+    for suffix in (".gz", ".zst", ".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
     return re.sub(r"[:\s]", "_", _utf8(name)) or "log"
 

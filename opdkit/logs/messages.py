@@ -20,6 +20,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _PLACEHOLDERS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "input_file": "file",
                  "video_url": "video", "audio_url": "audio"}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
 MOST_MESSAGES = 100_000  # in a session; each takes hundreds of bytes, however few the log spends on it
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 
@@ -44,15 +45,15 @@ def refuse_too_many(items: Sequence[Any]) -> None:
         raise Unreadable("too many messages", f"{len(items):,}; at most {MOST_MESSAGES:,} are read")
 
 
-def read_messages(items: Sequence[Any]) -> tuple[list[JSON], dict[int, Note]]:
-    """Logged messages -> (messages, notes on the assistant ones by their index in it).
+def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dict[int, Note]]:
+    """Logged messages, the first of them number `first` -> (messages, notes on the assistant ones by index in these).
 
     One item becomes several messages where a user message carries tool results. Raises Unreadable.
     """
     refuse_too_many(items)
     messages: list[JSON] = []
     notes: dict[int, Note] = {}
-    for position, item in enumerate(items):
+    for position, item in enumerate(items, first):
         try:
             role = ROLES[item["role"]]
         except (KeyError, TypeError):
@@ -161,7 +162,10 @@ def _part(part: Any) -> str:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return str(part["refusal"])
     if isinstance(kind, str) and _WORD.fullmatch(kind):
-        return f"[{_PLACEHOLDERS.get(kind, kind)}]"
+        what = _PLACEHOLDERS.get(kind, kind)
+        source = part.get("source")  # Anthropic: says what is in the base64, which is left out
+        media = source.get("media_type") if isinstance(source, dict) else None
+        return f"[{what}: {media}]" if isinstance(media, str) and _MEDIA.fullmatch(media) else f"[{what}]"
     raise Unreadable("content of unknown shape", f"a content part has type {str(kind)[:100]!r}")
 
 

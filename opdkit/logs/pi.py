@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from opdkit.logs.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable, rejected
+from opdkit.logs.gaps import mark_gaps
 from opdkit.logs.messages import flatten, message, read_call
 from opdkit.logs.parse import COMMENT, parse
 
 _HEADER_ONLY = frozenset(("type", "modelId"))
 _STOPPED = {"aborted": "aborted", "error": "error"}
-GAP = "unreadable line beside it"
 
 
 def recognises(record: JSON) -> bool:
@@ -113,21 +113,10 @@ def _conversation(first: Line, events: Sequence[_Event], gaps: set[int]) -> Conv
         told.messages.append(body)
     if len(events) in gaps:
         gaps_at.add(len(told.messages))
-    _mark_gaps(told, gaps_at)
+    mark_gaps(told, gaps_at)
     found = {"compacted_before": compacted, "tool_errors": tool_errors}
     told.metadata = (header.logged if header else {}) | {k: v for k, v in found.items() if v}
     return told
-
-
-def _mark_gaps(told: Conversation, at_gap: set[int]) -> None:
-    """The reply before a line that could not be read lacks part of its next state, the one after it of its prompt."""
-    for gap in at_gap:
-        before = (i for i in range(gap - 1, -1, -1) if told.messages[i]["role"] == "assistant")
-        after = (i for i in range(gap, len(told.messages)) if told.messages[i]["role"] == "assistant")
-        for index in (next(before, None), next(after, None)):
-            if index is not None:
-                note = told.notes.setdefault(index, Note())
-                note.skip_reason = note.skip_reason or GAP
 
 
 def _text(item: JSON, key: str) -> str | None:

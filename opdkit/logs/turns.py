@@ -28,20 +28,24 @@ def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
     messages, notes = conversation.messages, conversation.notes
     rows: list[tuple[Any, ...]] = []
     last_user = request = reaction = None
+    typed = True  # whether a person wrote the reaction
     reply: int | None = None  # the turn whose next state is being read; `request` is the last user message before it
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "assistant":
             if reply is not None:
-                rows.append(_row(session_id, messages, reply, index, request, reaction, notes.get(reply, _NOTHING)))
+                rows.append(
+                    _row(session_id, messages, reply, index, request, reaction, typed, notes.get(reply, _NOTHING))
+                )
             reply, request, reaction = index, last_user, None
         elif role != "system":  # which is no reaction
             if reaction is None:
-                reaction = message
+                reaction, typed = message, index not in conversation.machine
             if role == "user":
                 last_user = message
     if reply is not None:
-        rows.append(_row(session_id, messages, reply, len(messages), request, reaction, notes.get(reply, _NOTHING)))
+        note = notes.get(reply, _NOTHING)
+        rows.append(_row(session_id, messages, reply, len(messages), request, reaction, typed, note))
     return rows
 
 
@@ -52,11 +56,12 @@ def _row(
     end: int,
     request: JSON | None,
     reaction: JSON | None,
+    typed: bool,
     note: Note,
 ) -> tuple[Any, ...]:
     """The turn `messages[index]`, whose next state ends before `messages[end]` and begins, as a reaction, with
-    `reaction`."""
-    skip = note.skip_reason or _skip_reason(messages, index, request, reaction, note)
+    `reaction`, which a person has `typed`."""
+    skip = note.skip_reason or _skip_reason(messages, index, request, reaction, typed, note)
     return (
         turn_id(session_id, index),
         session_id,
@@ -73,7 +78,7 @@ def _row(
 
 
 def _skip_reason(
-    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, note: Note
+    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, typed: bool, note: Note
 ) -> str | None:
     """Why the reply at `index` is not trainable; None if it is."""
     reply = messages[index]
@@ -91,7 +96,7 @@ def _skip_reason(
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the very reply
-    if reaction["role"] == "user" and request["content"] and reaction["content"]:
+    if typed and reaction["role"] == "user" and request["content"] and reaction["content"]:
         same = request["content"].strip() == reaction["content"].strip()
         return RETRY if same else None  # a client that sends the request again reads as a user who repeats it
     return None

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from io import BufferedReader
 from typing import NamedTuple, overload
 
-from opdkit.logs import READERS
 from opdkit.logs.conversation import Line, Unreadable
 from opdkit.logs.inputs import compression, lines, open_plain
-from opdkit.logs.survey import END, Mark, Survey, Surveyed, check_unchanged
+from opdkit.logs.parquet import Rows
+from opdkit.logs.spool import unspooled
+from opdkit.logs.survey import Survey
+from opdkit.logs.surveyed import END, Mark, Surveyed, check_unchanged
 
 _SKIPPED = 1 << 20  # bytes at once
 
@@ -41,11 +43,14 @@ class Units:
         self._survey = survey
         self._index = sqlite3.connect(survey.index)
         self._open: _Open | None = None  # parts mostly follow each other, so the last input stays open
+        self._rows: tuple[Surveyed, Rows] | None = None  # and the last one of Parquet
 
     def close(self) -> None:
         self._index.close()
         if self._open is not None:
             self._open.handle.close()
+        if self._rows is not None:
+            self._rows[1].close()
 
     def read(self, part: int) -> Iterator[Unit]:
         """The units of part `part`, in order."""
@@ -57,7 +62,9 @@ class Units:
             stop = end.at if found.number == end.input else END + 1
             if found.format is None or start.at >= stop:
                 continue
-            if found.by_line:
+            if found.by_line and found.by_row:
+                yield from self._by_row(found, start.at, min(stop, found.size))
+            elif found.by_line:
                 yield from self._by_line(found, start, min(stop, found.size))
             else:
                 yield from self._indexed(found, max(start.at, found.units.start), min(stop, found.units.stop))
@@ -73,13 +80,23 @@ class Units:
             yield Unit(found, None, (line,))
         opened.at = stop
 
+    def _by_row(self, found: Surveyed, start: int, stop: int) -> Iterator[Unit]:
+        if self._rows is None or self._rows[0] is not found or self._rows[1].at != start:
+            if self._rows is not None:
+                self._rows[1].close()
+            self._rows = found, Rows(found.path, found.input.source, self._survey.line_limit, start)
+        for _, line in self._rows[1].read(stop):
+            yield Unit(found, None, (line,))
+
     def _opened(self, found: Surveyed, offset: int) -> _Open:
         """The input, open at a byte offset into what it holds unpacked."""
         opened = self._open
         if opened is None or opened.found is not found or (opened.packed and not 0 <= opened.at <= offset):
             if opened is not None:
                 opened.handle.close()
-            opened = self._open = _Open(found, open_plain(found.path), compression(found.path) is not None)
+            opened = self._open = _Open(
+                found, open_plain(found.path), found.plain is None and compression(found.path) is not None
+            )
         if not opened.packed:
             opened.handle.seek(offset)
         while opened.packed and opened.at < offset:  # a packed stream only goes forward
@@ -92,12 +109,13 @@ class Units:
     def _lines(self, opened: _Open, offset: int, number: int, stop: int) -> Iterator[tuple[int, Line]]:
         opened.at = -1  # until all lines are read
         source, limit = opened.found.input.source, self._survey.line_limit
-        return lines(opened.handle, source, limit, number=number, offset=offset, stop=stop)
+        read = lines(opened.handle, source, limit, number=number, offset=offset, stop=stop)
+        return ((at, unspooled(line)) for at, line in read) if opened.found.spooled else read
 
     # -- a unit an index entry -----------------------------------------------------------------------------------------
 
     def _indexed(self, found: Surveyed, first: int, stop: int) -> Iterator[Unit]:
-        grouping = READERS[found.format or ""].grouping
+        grouping = found.reader.grouping
         for number in range(first, stop):
             (name,) = self._index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
             if grouping == "session":

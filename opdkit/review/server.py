@@ -62,7 +62,7 @@ def run(config: ReviewConfig) -> None:
         server.server_close()  # waits for the answers under way: no decision is cut short
         for name, handler in before.items():
             signal.signal(name, handler)
-    say(f"stopped; {len(reviews.in_force(config.run)):,} decisions in force in {reviews.folder(config.run)}")
+    say(f"stopped; decisions in force: {len(reviews.in_force(config.run)):,}, in {reviews.folder(config.run)}")
 
 
 def _setting(stop: threading.Event) -> Callable[[int, FrameType | None], None]:

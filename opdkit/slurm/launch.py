@@ -11,6 +11,7 @@ from pathlib import Path
 from opdkit.config import StageConfig, refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.pipeline import configurations
+from opdkit.reviews import in_force, outdated_targets
 from opdkit.slurm.scripts import Place, array_script, submit_script, train_script
 from opdkit.stages import ORDER, SlurmConfig, home
 from opdkit.store import differences, manifest, part_count, part_path
@@ -89,6 +90,7 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     parts = 1 if stage == "train" else part_count(run, begun[-1])
     primary = next(table for table in TABLES.values() if table.stage == stage)
     undone = [k for k in range(parts) if not part_path(run, primary.name, k).exists()]
+    undone += outdated_targets(run, in_force(run)) if stage == "teacher" else []
     return sorted({k % shards for k in undone})
 
 

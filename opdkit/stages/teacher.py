@@ -1,5 +1,6 @@
 """Options of `opdkit teacher`."""
 
+import os
 from dataclasses import dataclass
 
 from opdkit.config import option
@@ -24,6 +25,16 @@ class TeacherConfig(ModelOptions):
                                        "the average of all")  # fmt: skip
     unhinted: bool = option(False, "also the teacher's log-probs without the hint, which tell the effect of the hint "
                             "from that of other weights")  # fmt: skip
+    device_map: str | None = option(None, "spread models that are too large for one GPU, layer by layer, over all GPUs "
+                                    "of this process; what does not fit there waits in memory or on disk. One "
+                                    "process a node then", choices=("auto", "balanced", "sequential"),
+                                    plan=False)  # fmt: skip
+    tensor_parallel: bool = option(
+        False,
+        "under torchrun: every process holds a share of each layer of models that are "
+        "too large for one GPU, and all score the same parts together",
+        plan=False,
+    )
     support: int = option(20, "tokens stored at each position, with the log-probs of both models; 0 is none",
                           unit="tokens", low=0, high=1000)  # fmt: skip
     support_of: str = option("student", "whose most likely tokens are stored", choices=("student", "teacher"))
@@ -45,5 +56,13 @@ class TeacherConfig(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_roster(self.teacher, self.teacher_weight, self.teacher_route)
+        spread = [flag for flag in ("device_map", "tensor_parallel") if getattr(self, flag)]
+        if spread and self.written:
+            flag = "--" + spread[0].replace("_", "-")
+            raise ConfigError(f"--written needs the teacher on one device: without {flag}, or without --written")
+        if len(spread) > 1:
+            raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
+        if self.device_map and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+            raise ConfigError("--device-map takes all GPUs of the machine for one process; start one process a node")
         if self.written and len(self.teacher) > 1 and self.teacher_route is None:
             raise ConfigError("--written needs one teacher to each session; an average of several writes nothing")

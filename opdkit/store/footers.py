@@ -85,6 +85,9 @@ class Summary:
         details = self.details()
         return f"{self.stage}: {details}\n{self.line()}" if details else self.line()
 
+    def __str__(self) -> str:
+        return self.text()
+
 
 def read_inputs(path: Path) -> dict[str, Any]:
     """What a part says it was computed from beside the plan; {} where that is nothing."""

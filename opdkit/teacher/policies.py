@@ -81,7 +81,13 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     """
     args = parse_pairs(config.template_arg, "--template-arg")
     tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    model = load_model(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        device_map=config.device_map,
+        tensor_parallel=config.tensor_parallel,
+    )
     student = Policy(model, Chat(tokenizer, args, model.generation_config.eos_token_id))
     loaded = {_weights(config.model): model}
     paths = parse_teachers(config.teacher)
@@ -113,7 +119,13 @@ def _load_teacher(
     same_tokenizer(student.chat.tokenizer, tokenizer)
     weights = _weights(path)
     if weights not in loaded:
-        loaded[weights] = load_model(path, device=config.device, dtype=config.dtype)
+        loaded[weights] = load_model(
+            path,
+            device=config.device,
+            dtype=config.dtype,
+            device_map=config.device_map,
+            tensor_parallel=config.tensor_parallel,
+        )
     return Policy(loaded[weights], Chat(tokenizer, template_args) if tokenizer.chat_template else student.chat)
 
 

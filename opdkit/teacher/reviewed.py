@@ -52,15 +52,17 @@ def reviewed_targets(
     if state is None or any(_needs_votes(config, state, verdict, decided) for verdict in verdicts):
         counters = Counters()
         state = _State(to_arrow(TARGETS, score(sessions, counters)), counters, {})
-    for name, (session, turn, verdict) in judged.items():
-        old, new = state.decided.get(name, {}), decided.get(name, {})
-        if old != new:
-            _change(config, state, (session, turn, verdict), _decided(verdict, old), _decided(verdict, new), score)
+    changed = [name for name in judged if state.decided.get(name, {}) != decided.get(name, {})]
+    if not changed:
+        return state.table, state.counters
+    for name in changed:
+        verdict = judged[name][2]
+        before, after = (_decided(verdict, some.get(name, {})) for some in (state.decided, decided))
+        _change(config, state, judged[name], before, after, score)
     counters = state.counters
     counters.extra[BY_PEOPLE] = len(judged.keys() & decided.keys())
     counters.extra["with a hint"] = state.table.num_rows - state.table["hint"].null_count
-    counters.extra = +counters.extra
-    counters.dropped = +counters.dropped
+    counters.extra, counters.dropped = +counters.extra, +counters.dropped  # without what is no longer counted
     counters.rows_out = state.table.num_rows
     return _in_order(state.table, list(judged)), counters
 

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, isfinite
 
 from opdkit.chat import ChatError
-from opdkit.config import parse_pairs
+from opdkit.config import JSON, parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
@@ -25,6 +25,7 @@ from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dro
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
+from opdkit.teacher.lockstep import join
 from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
 from opdkit.teacher.reviewed import JudgedSession, reviewed_targets
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
@@ -42,28 +43,35 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
-    config = replace(config, template_arg=sampled_template_args(config))
-    parts, inputs = part_count(config.run, "judge"), identities(config)
-    decided = part_inputs(config.run, in_force(config.run))  # once: what is decided from now on is for the next time
-    stage = Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"],
-                       part_inputs=decided)  # fmt: skip
-    if todo := stage.todo():
+    crew, config = join(replace(config, template_arg=sampled_template_args(config)))
+    # Once: what is decided from now on is for the next time.
+    decided = part_inputs(config.run, crew.agreed(in_force(config.run)))
+    stage = crew.in_turn(lambda first: _open(config if first else replace(config, overwrite=False), decided))
+    if todo := crew.agreed(stage.todo()):
         scorer = cache(lambda: load_scorer(config))  # another reward needs no model
 
         def score(sessions: list[JudgedSession], counters: Counters) -> list[Row]:
             return part_rows(config, scorer(), sessions, counters)
 
         for part in progress(todo, "teacher", len(todo), "parts"):
+            crew.stop_if_asked()
             with stage.writing(part) as out:
                 sessions = list(judged_sessions(config.run, part, config.limit, {}))
                 by_people = decided(part).get("reviews", {})
                 targets, counters = reviewed_targets(config, part, sessions, by_people, score)
                 out.table("targets", targets)
                 out.counters.merge(counters)
+    crew.leave()
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
     return summary
+
+
+def _open(config: TeacherConfig, decided: Callable[[int], JSON]) -> Stage:
+    parts, inputs = part_count(config.run, "judge"), identities(config)
+    return Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"],
+                      part_inputs=decided)  # fmt: skip
 
 
 def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.chat import CUT_OFF
 from opdkit.console import printable, say, stdout, warn
 from opdkit.errors import OpdkitError
 from opdkit.objective import Objective, group_normalised, overlong, terms_of, trained_positions
+from opdkit.openai_form import CUT_OFF
 from opdkit.stages import TrainConfig
 from opdkit.store import part_count, read_arrow
 from opdkit.train.batches import Step, tokens_of

@@ -32,6 +32,8 @@ def page(results: Path = RESULTS) -> str:
         sections.append(_timed(results, name))
         if name == "scoring":
             sections += [_COST, _turns(results), _memory(results), _exact(results)]
+        if name == "judge":
+            sections.append(_chaos(results))
     sections.append(_report(results))
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
@@ -197,6 +199,28 @@ def _exact(results: Path) -> str:
         f"{head}\n\nTau-bench, a hint at every turn that answers a user, in float32: the log-probs of whole sessions "
         "against those of every prompt alone. Beside our ChatML, the templates of real models, as TRL ships them.\n\n"
         + "\n".join(lines)
+    )
+
+
+def _chaos(results: Path) -> str:
+    head = "### A server that fails"
+    found = _result(results, "chaos")
+    if found is None:
+        return f"{head}\n\n{_missing('chaos')}"
+    rows = found["rows"]
+    ratios = sorted(row["ratio"] for row in rows)
+    failed = [1 - row["sent"]["answer"] / sum(row["sent"].values()) for row in rows]
+    lines = ["| calm, s | failing, s | of it asked to wait, s | (failing - asked) / calm | wrong or missing votes |",
+             "|---" * 5 + "|"]  # fmt: skip
+    lines += [f"| {row['calm_seconds']:.1f} | {row['chaos_seconds']:.1f} | {row['told_seconds']:.1f} | "
+              f"{row['ratio']:.2f} | {row['wrong_or_missing_votes']} |" for row in rows]  # fmt: skip
+    return (
+        f"{head}\n\n{rows[0]['requests']:,} votes of a server that fails at {min(failed):.0%} to {max(failed):.0%} of "
+        "its answers (429 with and without a time to wait, 500, resets, hangs of a minute, HTML, half an answer, no "
+        "content, another model's answer), and of the same server without failures.\n\n"
+        + "\n".join(lines)
+        + f"\n\nBeside the waiting that the server asked for, {median(ratios):.2f} times the calm time "
+        f"({ratios[0]:.2f} to {ratios[-1]:.2f})."
     )
 
 

@@ -16,6 +16,7 @@ costs is what the 10 times are for. The scratch of orjson, which asks for 12 tim
 
 import argparse
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -37,14 +38,16 @@ import orjson
 from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, openclaw_rl, parse, sharegpt
-from opdkit.logs.conversation import Line
+from opdkit.logs import READERS, chains, langfuse, parse, sharegpt, spans, spoken, spool, sweagent
+from opdkit.logs.conversation import LEFT_OUT, Line, Reader
 from opdkit.logs.inputs import Input, expand
-from opdkit.logs.survey import Surveyed, survey
+from opdkit.logs.survey import survey
+from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.units import Unit, Units
 from opdkit.stages import ExtractConfig
-from opdkit.store import PartWriter, read_all
+from opdkit.store import PartWriter, read_all, read_counters
 
+from .mappings import MAPPINGS, options, reader
 from .mutations import mutated
 from .pool import made_lines, real_lines
 from .strategies import JUNK_LINES
@@ -52,6 +55,12 @@ from .strategies import JUNK_LINES
 SLOWEST = 50.0  # ms of CPU time a line
 MOST_MEMORY, FLOOR, VALUE = 10.0, 64 << 10, 250  # times its size; bytes; bytes a value
 BATCH = 1_000  # lines of a file
+LINKED = (
+    "openclaw_rl",
+    "langfuse",
+    "otel",
+    "mapped links",
+)  # sessions are put together of records, which the metadata name
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000
 
@@ -81,7 +90,7 @@ class Found:
 def fuzz(name: str, count: int, seed: int) -> Found:
     """Read `count` lines of a format."""
     draw = random.Random(f"{seed} {name}")
-    pool = real_lines()[name] + made_lines(name, max(20, min(400, count // 10)), seed) + list(JUNK_LINES)
+    pool = real_lines().get(name, []) + made_lines(name, max(20, min(400, count // 10)), seed) + list(JUNK_LINES)
     found = Found()
     read_alone(name, pool[0], Found())  # what is imported on first use is no line's fault
     while found.lines < count:
@@ -151,7 +160,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (parse, sharegpt, openclaw_rl):
+        for module in (parse, sharegpt, chains, spoken, sweagent, langfuse, spans, spool):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:
@@ -165,9 +174,16 @@ def _memory(name: str, line: bytes) -> int:
 def _rows(name: str, line: bytes) -> int:
     """Read one line to the end, as a part of one unit; the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
-    whole = Surveyed(Input("log", "log", Path(), True), 0, (len(line),), name)
+    whole = Surveyed(Input("log", "log", Path(), True), 0, (len(line),), name, own=_reader(name))
     extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
     return sum(writer.arrow(table).nbytes for table in extract.TABLES)
+
+
+@functools.cache
+def _reader(name: str) -> Reader | None:
+    """The reader of a mapping; None where READERS has it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return reader(name, folder) if name in MAPPINGS else None
 
 
 # -- among others ----------------------------------------------------------------------------------------------------
@@ -181,7 +197,7 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
         log.write_bytes(data)
         try:
             with contextlib.redirect_stderr(io.StringIO()):
-                extract.run(ExtractConfig(run=run, logs=(str(log),), format=name, part_mb=0.5))
+                extract.run(ExtractConfig(run=run, logs=(str(log),), part_mb=0.5, **options(name, folder)))
         except OpdkitError:
             pass  # most of it was bad: said after the parts are written
         except Exception as error:
@@ -191,30 +207,34 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
         told = _told(name, run, log, aside)
         for row in read_all(run, "rejected"):
             found.rejected[row["reason"] or "NO REASON"] += 1
-    found.read += len(told)
-    for number, line in enumerate(batch, 1):
-        if (number in told) + aside[number] != 1:
-            found.lost.append(line)
+        left_out = sum(n for path in (run / "extract" / "sessions").iterdir()
+                       for why, n in read_counters(path).dropped.items() if why.startswith(LEFT_OUT))  # fmt: skip
+    if (_reader(name) or READERS[name]).unfold is not None:  # a line may hold many records, and some of them be told
+        told, aside = told - aside.keys(), Counter(set(aside))
+    missing = [line for number, line in enumerate(batch, 1) if (number in told) + aside[number] != 1]
+    found.read += len(told) + min(left_out, len(missing))
+    if len(missing) > left_out:
+        found.lost += missing
 
 
 def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
     """The lines that went into sessions."""
     sessions = list(read_all(run, "sessions"))
-    if name == "openclaw_rl":
+    if name in LINKED:
         return {record["line"] for s in sessions for record in json.loads(s["metadata"])["records"]}
     first = {session["line"] for session in sessions}
-    if READERS[name].grouping == "line":
+    if (_reader(name) or READERS[name]).grouping == "line":
         return first
-    # A line of pi is an event: it goes into the session that begins before it, or is set aside with the whole session.
-    heads = first | set(aside)
-    return {line.number for unit in _units(name, log) if unit[0].number in heads
+    # A line of an agent's session is an event: it goes into that session, or is set aside with the whole of it.
+    known = first | set(aside)
+    return {line.number for unit in _units(name, log) if any(line.number in known for line in unit)
             for line in unit if line.number not in aside}  # fmt: skip
 
 
 def _units(name: str, log: Path) -> Iterator[Sequence[Line]]:
     """The lines of every unit."""
     with tempfile.TemporaryDirectory() as folder:
-        found = survey(expand([str(log)], Path(folder)), name, 10**9, _LINE_LIMIT, None, Path(folder))
+        found = survey(expand([str(log)], Path(folder)), _reader(name) or name, 10**9, _LINE_LIMIT, None, Path(folder))
         with contextlib.closing(Units(found)) as units:
             for part in range(found.parts):
                 yield from (unit.lines for unit in units.read(part))
@@ -223,21 +243,22 @@ def _units(name: str, log: Path) -> Iterator[Sequence[Line]]:
 # -- the command -----------------------------------------------------------------------------------------------------
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(written: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder for the lines that break a bound")
-    options = parser.parse_args(arguments)
-    share = -(-options.lines // len(READERS))
+    arguments = parser.parse_args(written)
+    names = [*READERS, *MAPPINGS]
+    share = -(-arguments.lines // len(names))
     broken = False
-    for name in READERS:
+    for name in names:
         start = time.monotonic()
-        found = fuzz(name, share, options.seed)
+        found = fuzz(name, share, arguments.seed)
         report(name, found, time.monotonic() - start)
         broken |= bool(found.broken)
-        if options.keep:
-            keep(options.keep, name, found.broken)
+        if arguments.keep:
+            keep(arguments.keep, name, found.broken)
     print("a bound is broken" if broken else "all bounds hold")
     return int(broken)
 

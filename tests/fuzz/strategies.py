@@ -1,5 +1,7 @@
 """Hypothesis strategies for the records of every log format: mostly of the right shape, else anything at all."""
 
+import json
+
 from hypothesis import strategies as st
 
 TEXT = st.sampled_from(
@@ -53,7 +55,79 @@ PI_ROLE = st.sampled_from(["user", "assistant", "toolResult", "bashExecution", "
 EVENT = st.builds(dict.__or__, whole(type=mostly(KIND)), some(
     id=mostly(IDENT), parentId=mostly(IDENT | st.none()), timestamp=TEXT, modelId=mostly(TEXT), summary=mostly(TEXT),
     content=CONTENT, message=mostly(whole(role=mostly(PI_ROLE), content=CONTENT))))  # fmt: skip
-RECORDS = {"openai": OPENAI, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT}
+SOURCE = mostly(some(type=st.just("base64"), media_type=mostly(st.just("image/png")), data=TEXT))
+CLAUDE_BLOCK = some(type=st.sampled_from(["text", "tool_use", "tool_result", "thinking", "image", "document"]),
+                    text=mostly(TEXT), thinking=mostly(TEXT), id=mostly(IDENT), tool_use_id=mostly(IDENT),
+                    name=mostly(TEXT), input=ANYTHING, content=mostly(TEXT), source=SOURCE,
+                    is_error=ANYTHING)  # fmt: skip
+CLAUDE_CONTENT = mostly(TEXT | st.lists(CLAUDE_BLOCK, max_size=3))
+CLAUDE_MESSAGE = whole(role=mostly(st.sampled_from(["user", "assistant"])), content=CLAUDE_CONTENT)
+CLAUDE_KIND = mostly(st.sampled_from(["user", "assistant", "system", "summary"]))
+CLAUDE_EVENT = st.builds(dict.__or__, whole(type=CLAUDE_KIND), some(
+    uuid=mostly(IDENT), parentUuid=mostly(IDENT | st.none()), logicalParentUuid=mostly(IDENT), sessionId=mostly(IDENT),
+    isSidechain=mostly(st.booleans()), isMeta=mostly(st.booleans()), isCompactSummary=mostly(st.booleans()),
+    summary=mostly(TEXT), subtype=mostly(st.just("compact_boundary")), timestamp=TEXT, message=mostly(some(
+        id=mostly(IDENT), role=mostly(st.sampled_from(["user", "assistant"])), content=CLAUDE_CONTENT,
+        model=mostly(TEXT), stop_reason=mostly(st.just("max_tokens"))))))  # fmt: skip
+ANTHROPIC = st.builds(dict.__or__, whole(messages=mostly(st.lists(mostly(CLAUDE_MESSAGE), max_size=4))), some(
+    system=mostly(TEXT | st.lists(CLAUDE_BLOCK, max_size=2)), model=mostly(TEXT), tools=ANYTHING, response=mostly(some(
+        type=st.just("message"), content=CLAUDE_CONTENT, stop_reason=mostly(TEXT), usage=ANYTHING))))  # fmt: skip
+HISTORY_ITEM = st.builds(dict.__or__, whole(role=ROLE, content=CONTENT, agent=TEXT), some(
+    is_demo=mostly(st.booleans()), thought=mostly(TEXT), action=mostly(TEXT), tool_call_ids=mostly(
+        st.lists(mostly(TEXT), max_size=2)), tool_calls=mostly(st.lists(CALL, max_size=2))))  # fmt: skip
+STEP = some(response=mostly(TEXT), observation=mostly(TEXT), action=mostly(TEXT), query=MESSAGES)
+SWEAGENT = st.builds(dict.__or__, some(history=mostly(st.lists(mostly(HISTORY_ITEM), max_size=5))), some(
+    trajectory=mostly(st.lists(mostly(STEP), max_size=3)), info=ANYTHING, replay_config=mostly(TEXT)))  # fmt: skip
+WILDCHAT = st.builds(dict.__or__, whole(conversation_hash=TEXT, conversation=MESSAGES), some(
+    model=mostly(TEXT), language=ANYTHING, toxic=ANYTHING, hashed_ip=TEXT))  # fmt: skip
+ONE_OR_TWO = whole(conversation_id=TEXT, conversation=MESSAGES) | whole(
+    conversation_a=MESSAGES, conversation_b=MESSAGES
+)
+LMSYS = st.builds(dict.__or__, ONE_OR_TWO, some(
+    model=mostly(TEXT), model_a=mostly(TEXT), winner=mostly(st.sampled_from(["model_a", "b", "tie"])),
+    openai_moderation=mostly(st.lists(ANYTHING, max_size=2))))  # fmt: skip
+OUTPUT = mostly(TEXT | MESSAGE | st.lists(MESSAGE, max_size=1))
+OBSERVATION = st.builds(dict.__or__, whole(
+    type=mostly(st.sampled_from(["GENERATION", "GENERATION", "SPAN"])), traceId=mostly(IDENT), input=mostly(
+        TEXT | MESSAGES | whole(messages=MESSAGES)), output=OUTPUT), some(
+    sessionId=mostly(IDENT), model=mostly(TEXT), level=mostly(st.just("ERROR")), metadata=ANYTHING))  # fmt: skip
+LANGFUSE = OBSERVATION | whole(id=IDENT, sessionId=mostly(IDENT), observations=mostly(
+    st.lists(mostly(OBSERVATION), max_size=3)))  # fmt: skip
+PART = some(type=st.sampled_from(["text", "reasoning", "tool_call", "tool_call_response", "blob"]), id=mostly(IDENT),
+            content=mostly(TEXT), name=mostly(TEXT), arguments=ANYTHING, response=ANYTHING, modality=TEXT)  # fmt: skip
+PARTED = mostly(whole(role=ROLE, parts=mostly(st.lists(PART, max_size=3))))
+PARTED_LIST = mostly(st.lists(PARTED, min_size=1, max_size=3).map(json.dumps) | st.lists(PARTED, max_size=3))
+WRAPPED = mostly(st.lists(whole(message=MESSAGE), max_size=3))
+ATTRIBUTES = some(**{
+    "llm.input_messages": WRAPPED, "llm.output_messages": WRAPPED, "gen_ai.input.messages": PARTED_LIST,
+    "gen_ai.output.messages": PARTED_LIST, "gen_ai.prompt.0.role": ROLE, "gen_ai.prompt.0.content": CONTENT,
+    "gen_ai.completion.0.content": CONTENT, "session.id": mostly(IDENT), "llm.model_name": mostly(TEXT),
+    "llm.tools.0.tool.json_schema": mostly(TEXT), "gen_ai.system_instructions": ANYTHING, "": ANYTHING, "0": ANYTHING,
+})  # fmt: skip
+OTLP_VALUE = st.builds(lambda v: {"stringValue": v if isinstance(v, str) else json.dumps(v)}, ANYTHING | PARTED_LIST)
+OTLP_KEY = st.sampled_from(["gen_ai.input.messages", "gen_ai.output.messages", "session.id", "x"])
+OTLP_ATTRIBUTES = mostly(st.lists(mostly(whole(key=OTLP_KEY, value=OTLP_VALUE)), max_size=4))
+SPAN = st.builds(dict.__or__, whole(name=TEXT, spanId=IDENT, attributes=mostly(ATTRIBUTES | OTLP_ATTRIBUTES)), some(
+    traceId=mostly(IDENT), start_time=ANYTHING, context=ANYTHING, events=mostly(st.lists(mostly(some(
+        name=st.sampled_from(["gen_ai.user.message", "gen_ai.choice", "gen_ai.tool.message"]), attributes=mostly(
+            some(content=CONTENT, message=ANYTHING, tool_calls=ANYTHING)))), max_size=3))))  # fmt: skip
+SPAN_LISTS = mostly(st.lists(mostly(whole(spans=mostly(st.lists(mostly(SPAN), max_size=2)))), max_size=2))
+OTEL = SPAN | whole(resourceSpans=mostly(st.lists(mostly(whole(scopeSpans=SPAN_LISTS)), max_size=2)))
+WHO = mostly(st.sampled_from(["user", "bot", "note", "human", "system"]))
+MAPPED_MESSAGE = mostly(whole(who=WHO, said=mostly(st.lists(CONTENT, min_size=1, max_size=2))))
+MAPPED_MESSAGES = mostly(st.lists(MAPPED_MESSAGE, max_size=4))
+MAPPED = st.builds(dict.__or__, whole(chat=mostly(whole(turns=MAPPED_MESSAGES))), some(
+    meta=mostly(some(model=mostly(TEXT), at=ANYTHING)), tools=ANYTHING, other=ANYTHING))  # fmt: skip
+MAPPED_PAIR = st.builds(dict.__or__, whole(p=mostly(TEXT | MAPPED_MESSAGES), r=mostly(TEXT | MAPPED_MESSAGE)), some(
+    n=mostly(some(text=mostly(TEXT | MAPPED_MESSAGES))), s=mostly(TEXT), other=ANYTHING))  # fmt: skip
+MAPPED_SAID = whole(id=mostly(IDENT), n=mostly(st.integers(0, 9)), role=ROLE, text=CONTENT)
+MAPPED_LINE = st.builds(dict.__or__, MAPPED_SAID, some(
+    tool_calls=mostly(st.lists(some(f=mostly(TEXT)), max_size=2)), other=ANYTHING))  # fmt: skip
+MAPPED_LINK = st.builds(dict.__or__, whole(id=mostly(IDENT), p=MESSAGES, r=OUTPUT), some(other=ANYTHING))
+RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT,
+           "claude_code": CLAUDE_EVENT, "sweagent": SWEAGENT, "wildchat": WILDCHAT, "lmsys": LMSYS,
+           "langfuse": LANGFUSE, "otel": OTEL, "mapped": MAPPED,
+           "mapped pairs": MAPPED_PAIR, "mapped sessions": MAPPED_LINE, "mapped links": MAPPED_LINK}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",
               b'{"messages":' + b"[" * 2_000, b'{"a":1,"a":2}', b'{"type":"session"}')  # fmt: skip

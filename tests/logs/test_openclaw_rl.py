@@ -11,7 +11,8 @@ from small_logs import turn_rows
 
 from opdkit.logs.conversation import Conversation, Line, Rejected
 from opdkit.logs.openclaw_rl import read as read_unit
-from opdkit.logs.openclaw_rl import recognises, reply_of, split_calls, split_thinking
+from opdkit.logs.openclaw_rl import recognises, reply_of
+from opdkit.logs.spoken import split_calls, split_thinking
 
 
 def user(text: str) -> dict:

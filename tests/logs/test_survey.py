@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_logs import chat, jsonl
 
+from opdkit.logs import scan
 from opdkit.logs import survey as first_pass
 from opdkit.logs.inputs import expand
 from opdkit.logs.shared_survey import SharedSurvey
@@ -75,7 +76,7 @@ def test_small_inputs_share_a_part(tmp_path):
 
 def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
     """Lines longer than a block, and borders in the middle of one."""
-    monkeypatch.setattr(first_pass, "_BLOCK", 7)
+    monkeypatch.setattr(scan, "BLOCK", 7)
     rows = [b'{"n": %d}' % n for n in range(50)]
     log = jsonl(tmp_path / "log.jsonl", b"\n".join(rows))
     found = surveyed(tmp_path, log, part_bytes=24)

@@ -45,7 +45,9 @@ def server(judged):
 @pytest.fixture
 def client(server):
     headers = {"X-Opdkit-Token": server.token}
-    with httpx.Client(base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False) as client:
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False, timeout=60
+    ) as client:
         yield client
 
 
@@ -91,7 +93,7 @@ PATHS = ["/", "/api/reviews", "/api/turns/x", "/nothing"]
 @pytest.mark.parametrize("token", [None, "", "x", "ü", "x" * 32])
 def test_nothing_is_said_to_who_does_not_know_the_token(server, path, token):
     headers = {} if token is None else {"X-Opdkit-Token": token.encode()}
-    answer = httpx.get(f"http://127.0.0.1:{server.server_port}{path}", headers=headers, trust_env=False)
+    answer = httpx.get(f"http://127.0.0.1:{server.server_port}{path}", headers=headers, trust_env=False, timeout=60)
     assert answer.status_code == 403
     assert answer.json().keys() == {"error"}
     assert server.token not in answer.text
@@ -112,8 +114,10 @@ def test_a_foreign_origin_or_host_is_refused_whatever_it_knows(client, server, j
 def test_its_own_origin_and_the_token_in_the_address_will_do(server):
     own = {"Origin": f"http://localhost:{server.server_port}", "Host": f"localhost:{server.server_port}"}
     address = f"http://127.0.0.1:{server.server_port}/api/reviews"
-    assert httpx.get(address, params={"token": server.token}, headers=own, trust_env=False).status_code == 200
-    assert httpx.get(server.address.replace("/?", "/api/reviews?"), trust_env=False).json() == {}
+    assert (
+        httpx.get(address, params={"token": server.token}, headers=own, trust_env=False, timeout=60).status_code == 200
+    )
+    assert httpx.get(server.address.replace("/?", "/api/reviews?"), trust_env=False, timeout=60).json() == {}
 
 
 def test_two_hosts_are_no_host(server):
@@ -219,7 +223,7 @@ def test_two_reviewers_at_once_lose_nothing(judged, server, client):
         asked = server if who == "Ada" else other
         headers = {"X-Opdkit-Token": asked.token}
         httpx.post(f"http://127.0.0.1:{asked.server_port}/api/reviews", json=SET | {"note": f"{who} {n}"},
-                   headers=headers, trust_env=False).raise_for_status()  # fmt: skip
+                   headers=headers, trust_env=False, timeout=60).raise_for_status()  # fmt: skip
 
     deciding = [threading.Thread(target=decide, args=note.split()) for note in notes]
     for thread in threads + deciding:
@@ -252,7 +256,7 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         address = process.stdout.readline().strip()
-        answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False)
+        answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False, timeout=60)
         assert answer.json()["review"]["reviewer"] == "Eve"
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
@@ -261,6 +265,6 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
         for path in reviews.files(judged):
             path.unlink()
     assert (process.returncode, out) == (0, "")
-    assert "1 decisions in force" in err
+    assert "decisions in force: 1" in err
     assert "Traceback" not in err
     assert address.partition("token=")[2] not in err, "pitfall 31: messages end up in logs"

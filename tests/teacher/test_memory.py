@@ -4,6 +4,7 @@ import pytest
 from judged_runs import message, one_part, session, targets, three_parts, turn, verdict, write_run
 from small_memory import room_for
 
+from opdkit.commands import StatusConfig
 from opdkit.memory import TOO_LARGE
 from opdkit.status import run as status
 from opdkit.teacher import stage as teacher
@@ -50,5 +51,5 @@ def test_a_turn_too_large_alone_is_counted_and_the_others_are_scored(tmp_path, c
     assert f"1 dropped ({TOO_LARGE} 1)" in summary.line()
     same_rows(targets(path), [row for row in targets(whole) if row["turn_id"] != "b:1"])
     capsys.readouterr()
-    status(path)
+    status(StatusConfig(run=path))
     assert "memory 1" in " ".join(capsys.readouterr().out.split())

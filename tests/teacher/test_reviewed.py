@@ -7,11 +7,12 @@ import pyarrow.parquet as pq
 import pytest
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
-from opdkit import reviews, teacher, train
+from opdkit import judge, reviews, status, teacher, train
 from opdkit.check.stage import examine
+from opdkit.commands import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.reviews import Review
-from opdkit.stages import TeacherConfig
+from opdkit.stages import JudgeConfig, TeacherConfig
 from opdkit.store import part_path, read_all, read_counters
 from opdkit.store.footers import read_inputs
 
@@ -167,10 +168,12 @@ def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):
     assert rows(run)["toy-1:3"]["hint"] == "Go."
 
 
-def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_change(run, again, tiny_model_dir):
+def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_change(run, again, tiny_model_dir, capsys):
     config = train_config(run, tiny_model_dir)
     train.run(config)
     reviews.append(run, [Review("toy-1:3", True, 0)])
+    status.run(StatusConfig(run=run))
+    assert "turns decided by people: 1; parts of targets older than that: 1" in capsys.readouterr().out
     with pytest.raises(OpdkitError, match=r"1 of 3 parts .* older than the decisions"):
         train.run(config)
     again(run)
@@ -203,3 +206,43 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
     healthy(run)
     again(run)
     assert rows(run)["toy-1:3"]["reward"] == 0
+
+
+def test_a_decision_survives_a_re_run_of_the_judge(run, again):
+    """Another judge, other votes, and what the person said of the turn still stands."""
+    reviews.append(run, [Review("toy-1:3", True, 0, True, NEW)])
+    judge.run(JudgeConfig(run=run, overwrite=True, shard="0/1"))
+    shutil.rmtree(run / "teacher")
+    again(run)
+    found = rows(run)
+    assert (found["toy-1:3"]["reward"], found["toy-1:3"]["hint"]) == (0, NEW)
+    verdicts = {row["turn_id"]: row for row in read_all(run, "verdicts")}
+    for name, row in found.items():
+        if name != "toy-1:3":
+            assert (row["reward"], row["hint"]) == (verdicts[name]["reward"], verdicts[name]["hint"])
+
+
+def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
+    """With --written: the replies to the decided hint take the place of those to the old one, after all logged ones."""
+
+    def score():
+        config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", written=1, max_new_tokens=5,
+                               shard="0/1")  # fmt: skip
+        teacher.run(config)
+        return list(read_all(run, "targets"))
+
+    shutil.rmtree(run / "teacher")
+    before = score()
+    reviews.append(run, [Review("toy-1:3", True, 0, True, NEW), Review("toy-0:3", True, None, True, None)])
+    after = score()
+    mine = [row for row in after if row["turn_id"] == "toy-1:3"]
+    assert [(row["written"], row["hint"], row["reward"]) for row in mine] == [(None, NEW, 0), (0, NEW, None)]
+    others = [[row for row in each if row["turn_id"] not in ("toy-1:3", "toy-0:3")] for each in (before, after)]
+    assert others[0] == others[1]
+    first_part = [
+        row["written"] for row in after if row["turn_id"] in {f"toy-{s}:{i}" for s in (0, 1) for i in (1, 3, 5)}
+    ]
+    assert first_part == sorted(first_part, key=lambda number: number is not None)
+    healthy(run)
+    reviews.append(run, [Review("toy-1:3", action="strike"), Review("toy-0:3", action="strike")])
+    assert score() == before

@@ -1,0 +1,127 @@
+"""The pictures of objectives.md, drawn with opdkit's own losses and a reply of the sample log.
+
+python docs/pictures.py
+"""
+
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib import pyplot as plt
+from torch import Tensor
+
+from opdkit.objective.losses import divergence, policy_gradient
+from opdkit.pipeline import run_stage
+from opdkit.stages import ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig
+from opdkit.store import read_all
+
+HERE = Path(__file__).parent
+DATA = HERE.parent / "sample_data"
+# Told apart by people who are colour-blind (Okabe and Ito), and by their lines.
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+
+
+def clip(folder: Path) -> None:
+    """The clipped policy gradient against the ratio, for a good and a bad token."""
+    figure, panels = plt.subplots(1, 2, figsize=(7.2, 2.8), layout="constrained", sharey=True)
+    rho = torch.linspace(0.01, 4, 400)
+    low, high = TrainConfig.clip_low, TrainConfig.clip_high
+    for axes, advantage in zip(panels, (1.0, -1.0), strict=True):
+        for label, colour, line, dual in (("clipped", BLUE, "-", 0.0), ("and --dual-clip 3", ORANGE, "--", 3.0)):
+            if dual and advantage > 0:
+                continue
+            loss, _ = policy_gradient(
+                rho.log(), torch.zeros_like(rho), torch.full_like(rho, advantage), low, high, dual
+            )
+            axes.plot(rho, loss, color=colour, linestyle=line, label=label)
+        axes.axvspan(1 - low, 1 + high, color="0.9", zorder=0)
+        axes.set(xlabel="probability now / before training", title=f"A = {advantage:+.0f}")
+        axes.legend(frameon=False)
+    panels[0].set_ylabel("loss at the token")
+    _save(figure, folder / "objectives-clip.svg")
+
+
+def divergences(folder: Path) -> None:
+    """The three divergences between a teacher that is sure and a student that learns."""
+    figure, axes = plt.subplots(figsize=(7.2, 3.0), layout="constrained")
+    student = torch.linspace(0.005, 0.995, 199)
+    teacher = torch.full_like(student, 0.9)
+    kinds = ((0.0, "forward KL (alpha 0)", BLUE, "-"), (0.5, "Jensen-Shannon (alpha 0.5)", GREEN, "-."),
+             (1.0, "reverse KL (alpha 1)", ORANGE, "--"))  # fmt: skip
+    for alpha, label, colour, line in kinds:
+        axes.plot(
+            student, divergence(_binary(student), _binary(teacher), alpha), color=colour, linestyle=line, label=label
+        )
+    axes.axvline(0.9, color="0.6", linewidth=0.8)
+    axes.set(
+        xlabel="student's probability of a token to which the teacher gives 0.9", ylabel="divergence, nats", ylim=(0, 3)
+    )
+    axes.legend(frameon=False)
+    _save(figure, folder / "objectives-divergence.svg")
+
+
+def _binary(probability: Tensor) -> Tensor:
+    """Log-probs [N, 1] of a support of one token; the rest is the other bin."""
+    return probability.log().unsqueeze(-1)
+
+
+def tokens(folder: Path) -> None:
+    """One logged reply, token by token: what the student and the hinted teacher gave each, and the advantage."""
+    row, texts = _corrected_reply()
+    student, teacher = torch.tensor(row["old_logprobs"]), torch.tensor(row["teacher_logprobs"])
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.2, 4.0), layout="constrained", sharex=True)
+    places = range(len(texts))
+    above.plot(places, student.exp(), "o-", color=BLUE, label="student, without the hint")
+    above.plot(places, teacher.exp(), "s--", color=ORANGE, label="teacher, with the hint")
+    above.set(ylabel="probability", ylim=(-0.05, 1.05), title=f"hint: {row['hint']}")
+    above.legend(frameon=False)
+    advantage = teacher - student
+    below.bar(places, advantage, color=[BLUE if a >= 0 else ORANGE for a in advantage])
+    below.axhline(0, color="0.4", linewidth=0.8)
+    below.set(ylabel="advantage, nats")
+    below.set_xticks(list(places), labels=texts, rotation=60, ha="right")
+    _save(figure, folder / "objectives-tokens.svg")
+
+
+def _corrected_reply() -> tuple[dict[str, object], list[str]]:
+    """The target of the sample log whose mean absolute advantage is the largest among short replies, and its tokens."""
+    from opdkit.models import load_tokenizer
+
+    model = str(DATA / "model")
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        stages: dict[str, StageConfig] = {
+            "extract": ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=12),
+            "judge": JudgeConfig(run=run, judge="local", model=model, votes=3, max_new_tokens=64),
+            "teacher": TeacherConfig(run=run, model=model, support=0),
+        }
+        for name, config in stages.items():
+            run_stage(name, config)
+        hinted = [row for row in read_all(run, "targets") if row["hint"] and len(row["response_ids"]) <= 24]
+
+    def size(row: dict[str, object]) -> float:
+        return (torch.tensor(row["teacher_logprobs"]) - torch.tensor(row["old_logprobs"])).abs().mean().item()
+
+    row = max(hinted, key=size)
+    tokenizer = load_tokenizer(model)
+    return row, [tokenizer.decode([i]).replace(" ", "␣").replace("\n", "↵") for i in row["response_ids"]]
+
+
+def _save(figure: plt.Figure, path: Path) -> None:
+    figure.savefig(path, metadata={"Date": None, "Creator": None})
+    plt.close(figure)
+
+
+def draw(folder: Path) -> None:
+    """All pictures; the same bytes from the same matplotlib."""
+    mpl.rcParams.update({"svg.hashsalt": "opdkit", "svg.fonttype": "none", "font.size": 9, "axes.spines.top": False,
+                         "axes.spines.right": False})  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    clip(folder)
+    divergences(folder)
+    tokens(folder)
+
+
+if __name__ == "__main__":
+    draw(HERE)

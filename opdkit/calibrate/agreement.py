@@ -1,0 +1,89 @@
+"""How well two raters agree: confusion matrix, accuracy, Cohen's kappa, calibration. Pure.
+
+Confusion matrices are arrays of the shape (..., 3, 3): rows the labels -1, 0, 1, columns what the judge said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+CLASSES = (-1, 0, 1)
+Matrix = NDArray[np.float64]
+
+_LEVELS = 10  # more levels of agreement than this are put together in tenths
+
+
+def confusion(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
+    """How often each label met each reward: shape (3, 3), rows are labels, columns rewards."""
+    matrix = np.zeros((3, 3))
+    np.add.at(matrix, (np.asarray(labels, np.intp) + 1, np.asarray(rewards, np.intp) + 1), 1)
+    return matrix
+
+
+def accuracy(matrix: Matrix) -> NDArray[np.float64]:
+    """The share on the diagonal, in [0, 1]; NaN where a matrix is empty. Shape (...,)."""
+    total = matrix.sum((-2, -1))
+    return np.divide(np.trace(matrix, axis1=-2, axis2=-1), total, out=np.full(total.shape, np.nan), where=total > 0)
+
+
+def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
+    """Cohen's kappa, in [-1, 1]: agreement beyond what the raters' habits alone would give. Shape (...,).
+
+    1 - sum(w * observed) / sum(w * expected), expected = outer product of the margins / n. The weights of a cell are 0
+    on the diagonal; off it 1 ("none": Cohen 1960), |i - j| ("linear") or (i - j)^2 ("quadratic"; Cohen 1968). NaN
+    where there is nothing to disagree about: an empty matrix, or both raters always say the same one thing.
+    """
+    distance = np.abs(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
+    w = {"none": (distance > 0).astype(float), "linear": distance, "quadratic": distance**2}[weights]
+    total = matrix.sum((-2, -1))
+    expected = matrix.sum(-1)[..., :, None] * matrix.sum(-2)[..., None, :]
+    observed, by_chance = (w * matrix).sum((-2, -1)) * total, (w * expected).sum((-2, -1))
+    return 1 - np.divide(observed, by_chance, out=np.full(total.shape, np.nan), where=by_chance > 0)
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class. Precision: of what the judge called so, the share that is. Recall: of what is so, the share found."""
+
+    label: int
+    labelled: int
+    judged: int
+    precision: float | None
+    recall: float | None
+
+
+def by_class(matrix: Matrix) -> list[ClassScore]:
+    """Precision and recall of each class, null where they divide by zero. `matrix` has the shape (3, 3)."""
+    scores = []
+    for i, label in enumerate(CLASSES):
+        right, labelled, judged = matrix[i, i], matrix[i].sum(), matrix[:, i].sum()
+        precision, recall = right / judged if judged else None, right / labelled if labelled else None
+        scores.append(ClassScore(label, int(labelled), int(judged), precision, recall))
+    return scores
+
+
+@dataclass(frozen=True)
+class Level:
+    """The turns on which a certain share of the votes agreed, and how often the reward was right there."""
+
+    agreement: float  # mean of the level
+    turns: int
+    right: float
+
+
+def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[list[Level], float | None]:
+    """The share right at each level of agreement, lowest first, and the expected calibration error.
+
+    The error is the mean over turns of |share right - agreement| of their level (Naeini et al. 2015): 0 where a
+    reward that 80% of the votes agree on is right 80% of the time. Null without turns.
+    """
+    if not agreements:
+        return [], None
+    said, hit = np.round(np.asarray(agreements, float), 6), np.asarray(right, float)
+    bins = said if len(np.unique(said)) <= _LEVELS else np.ceil(said * _LEVELS)
+    groups = [bins == level for level in np.unique(bins)]
+    levels = [Level(float(said[g].mean()), int(g.sum()), float(hit[g].mean())) for g in groups]
+    error = sum(level.turns * abs(level.right - level.agreement) for level in levels) / len(said)
+    return levels, error

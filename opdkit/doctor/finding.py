@@ -1,0 +1,20 @@
+"""One thing that the doctor looked at."""
+
+from dataclasses import dataclass
+
+OK, NOTE, PROBLEM = "ok", "note", "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`state` is ok, note (works, but should be known) or problem (will not work). A problem names its remedy."""
+
+    topic: str
+    state: str
+    what: str
+    remedy: str = ""
+
+
+def in_gb(size: float) -> str:
+    """Bytes as "1.5 GB", in powers of 1,000 as disks and model cards have them."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

@@ -1,0 +1,154 @@
+"""Which turns are shown: filters first, then the worst, the best, a draw, or the first of the run."""
+
+import hashlib
+import heapq
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+
+import regex
+
+from opdkit.commands.show import ShowConfig
+from opdkit.config import JSON, did_you_mean
+from opdkit.errors import ConfigError
+from opdkit.report.joined import JoinedTurn, joined_turns
+from opdkit.reviews import REVIEWED
+
+# Those of the tables; a run may hold more.
+STATUSES = {"ok", "tie", "no_quorum", "failed", "empty", "not_judged", "none", "outvoted", "too_short", "too_long",
+            "empty_judgement", "leak", REVIEWED}  # fmt: skip
+_CHARS = 200  # of a text in a list
+_PATIENCE = 2.0  # seconds for one turn
+
+
+@dataclass(frozen=True)
+class ListedTurn:
+    """One line of the list. The verdict is as the decision in force leaves it."""
+
+    turn_id: str
+    state: str  # trained, target, judged, trainable or not trainable
+    skip_reason: str | None
+    reward: int | None
+    reward_status: str | None
+    agreement: float | None
+    hint_status: str | None
+    reviewed: bool
+    tokens: int | None  # sampled ones of the logged reply's target
+    advantage: float | None  # their sum (nats)
+    request: str
+    reply: str
+    hint: str | None
+
+    def to_json(self) -> JSON:
+        return asdict(self)
+
+
+def chosen_turns(config: ShowConfig) -> tuple[list[ListedTurn], int]:
+    """The chosen turns, and how many there were to choose from.
+
+    `--worst` and `--best` go by the sum of the advantages over the logged reply's sampled tokens: the turns without a
+    teacher's log-probs have none. Raises ConfigError for a status that there is not, and for a bad pattern.
+    """
+    total, statuses = 0, set[str]()
+
+    def filtered() -> Iterator[ListedTurn]:
+        nonlocal total
+        matches = None if config.grep is None else _Grep(config.grep)
+        for joined in joined_turns(config.run):
+            turn = _listed(joined)
+            statuses.update(status for status in (turn.reward_status, turn.hint_status) if status is not None)
+            if config.status is not None and config.status not in (turn.reward_status, turn.hint_status):
+                continue
+            if matches is None or matches(joined):
+                total += 1
+                yield turn
+
+    chosen = _chosen(config, filtered())
+    known = sorted(statuses | STATUSES)
+    if config.status is not None and config.status not in known:
+        raise ConfigError(f"--status is {config.status!r}; {did_you_mean(config.status, known)}")
+    return chosen, total
+
+
+def _chosen(config: ShowConfig, turns: Iterator[ListedTurn]) -> list[ListedTurn]:
+    if config.worst is not None:
+        return heapq.nsmallest(config.worst, _with_advantage(turns), key=_advantage)
+    if config.best is not None:
+        return heapq.nlargest(config.best, _with_advantage(turns), key=_advantage)
+    if config.random is not None:
+        return heapq.nsmallest(config.random, turns, key=lambda turn: _draw(config.seed, turn.turn_id))
+    first = list(islice(turns, config.limit))
+    for _ in turns:  # to be counted, and to know which statuses there are
+        pass
+    return first
+
+
+def _with_advantage(turns: Iterator[ListedTurn]) -> Iterator[ListedTurn]:
+    return (turn for turn in turns if turn.advantage is not None)
+
+
+def _advantage(turn: ListedTurn) -> float:
+    assert turn.advantage is not None
+    return turn.advantage
+
+
+def _draw(seed: int, turn_id: str) -> bytes:
+    """A number that depends on (seed, turn) alone: the draw is the same whatever other turns there are."""
+    return hashlib.sha256(f"show:{seed}:{turn_id}".encode()).digest()
+
+
+class _Grep:
+    """Whether a turn's request, reply or hints match a pattern."""
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            self.pattern = regex.compile(pattern)
+        except regex.error as error:
+            raise ConfigError(f"--grep {pattern!r} is no regular expression: {error}") from error
+
+    def __call__(self, joined: JoinedTurn) -> bool:
+        decided = joined.decided or {"hints": [], "hint": None}
+        texts = [*_said(joined), *decided["hints"], *([decided["hint"]] if decided["hint"] else [])]
+        try:
+            return any(self.pattern.search(text, timeout=_PATIENCE) for text in texts)
+        except TimeoutError:
+            raise ConfigError(
+                f"--grep {self.pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {joined.turn_id}: "
+                "write it without a repetition inside a repetition"
+            ) from None
+
+
+def _said(joined: JoinedTurn) -> tuple[str, str]:
+    """The request, which is the last user message of the prompt, and the reply; its calls belong to it."""
+    messages, index = joined.session["messages"], joined.turn["message_index"]
+    request = next((m["content"] or "" for m in reversed(messages[:index]) if m["role"] == "user"), "")
+    calls = [f"{call['name']}({call['arguments']})" for call in messages[index]["tool_calls"]]
+    return request, "\n".join([messages[index]["content"] or "", *calls]).strip()
+
+
+def _listed(joined: JoinedTurn) -> ListedTurn:
+    decided = joined.decided or {}
+    target = next((target for target in joined.targets if target.written is None), None)
+    advantages = None if target is None else target.advantages
+    request, reply = _said(joined)
+    hint = decided.get("hint")
+    return ListedTurn(
+        turn_id=joined.turn_id,
+        state=joined.state,
+        skip_reason=joined.turn["skip_reason"],
+        reward=decided.get("reward"),
+        reward_status=decided.get("reward_status"),
+        agreement=decided.get("reward_agreement"),
+        hint_status=decided.get("hint_status"),
+        reviewed=joined.review is not None,
+        tokens=None if target is None else target.sampled,
+        advantage=None if advantages is None else float(advantages.sum()),
+        request=_short(request),
+        reply=_short(reply),
+        hint=None if hint is None else _short(hint),
+    )
+
+
+def _short(text: str) -> str:
+    text = " ".join(text[: 4 * _CHARS].split())
+    return text if len(text) <= _CHARS else text[: _CHARS - 1] + "…"

@@ -1,0 +1,183 @@
+"""Parquet inputs: rows are lines, and everything that holds of lines holds of them."""
+
+import datetime
+import decimal
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small_logs import chat, jsonl, run, tables
+
+from opdkit.errors import ConfigError
+from opdkit.logs.parquet import Rows, row_chunks
+from opdkit.store import manifest, read_all
+
+ROOT = Path(__file__).parents[2]
+
+
+def parquet(path: Path, records: list[dict], group: int = 7) -> Path:
+    pq.write_table(pa.Table.from_pylist(records), path, row_group_size=group)
+    return path
+
+
+def talks(count: int) -> list[dict]:
+    return [{"conversation_hash": f"h{k}", "model": "gpt-4", "language": "English", **as_conversation(k)}
+            for k in range(count)]  # fmt: skip
+
+
+def as_conversation(number: int) -> dict:
+    return {"conversation": chat(f"u{number}", f"a{number}", f"v{number}")["messages"]}
+
+
+@pytest.fixture
+def log(tmp_path) -> Path:
+    return parquet(tmp_path / "train-00000-of-00001.parquet", talks(40))
+
+
+def part_mb(log: Path, rows: float) -> float:
+    """The --part-mb that takes `rows` rows."""
+    metadata = pq.read_metadata(log)
+    return rows * metadata.row_group(0).total_byte_size / metadata.row_group(0).num_rows / 1e6
+
+
+def test_rows_are_the_records_of_the_same_jsonl(tmp_path, log):
+    """Whatever the parts: ids, lines and messages are those of the text."""
+    text = jsonl(tmp_path / "text" / "train-00000-of-00001.jsonl", *talks(40))
+    run(tmp_path / "text-run", text)
+    for rows in (3.5, 7.5, 100):
+        folder = tmp_path / f"run-{rows}"
+        summary = run(folder, log, part_mb=part_mb(log, rows))
+        assert (summary.parts > 5) == (rows < 10)
+        found = tables(folder)
+        for row in found["sessions"]:
+            row["source"] = str(text)
+        assert found == tables(tmp_path / "text-run")
+    pinned = manifest(tmp_path / "run-100", "extract")["plan"]["inputs"]["train-00000-of-00001"]
+    assert (pinned["format"], pinned["bytes"]) == ("wildchat", log.stat().st_size)
+
+
+def test_shards_and_workers_give_the_rows_of_one_process(tmp_path, log):
+    size = part_mb(log, 3.5)
+    run(tmp_path / "one", log, part_mb=size)
+    for shard in (2, 0, 1):
+        summary = run(tmp_path / "three", log, part_mb=size, shard=f"{shard}/3", workers=1 + shard)
+    assert summary.parts_done == summary.parts > 8
+    assert tables(tmp_path / "three") == tables(tmp_path / "one")
+
+
+SLOWLY = """
+import sys, time
+from pathlib import Path
+from opdkit import extract
+from opdkit.stages import ExtractConfig
+write = extract.write_unit
+def slowly(*arguments):
+    time.sleep(0.02)
+    write(*arguments)
+extract.write_unit = slowly
+extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=float(sys.argv[3])))
+"""
+
+
+def test_killed_and_resumed_gives_the_same(tmp_path, log):
+    killed, size = tmp_path / "killed", part_mb(log, 3.5)
+    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(size)], cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while not list(killed.rglob("sessions/part-*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(list(killed.rglob("sessions/part-*.parquet"))) < 10
+    run(killed, log, part_mb=size)
+    run(tmp_path / "whole", log, part_mb=size)
+    assert tables(killed) == tables(tmp_path / "whole")
+
+
+def test_limit_is_the_first_rows(tmp_path, log):
+    summary = run(tmp_path / "run", log, limit=9, part_mb=part_mb(log, 3.5))
+    assert summary.counters.rows_in == 9
+    assert [s["line"] for s in read_all(tmp_path / "run", "sessions")] == list(range(1, 10))
+
+
+def test_logs_with_sessions_over_many_rows_are_read_too(tmp_path):
+    """Records of OpenClaw-RL are found by their id, wherever they lie; a session of pi by its header."""
+    first = {"messages": [{"role": "user", "content": "u"}], "response_text": "a", "prompt_text": "p"}
+    second = {"messages": [*chat("u", "a", "v")["messages"]], "response_text": "b", "prompt_text": "p"}
+    records = [{"session_id": s, **r} for r in (first, second) for s in ("x", "y")]
+    log = parquet(tmp_path / "records.parquet", records, group=1)
+    run(tmp_path / "run", log, part_mb=1e-6)
+    found = tables(tmp_path / "run")
+    assert [(s["session_id"], len(s["messages"])) for s in found["sessions"]] == [("records:x", 4), ("records:y", 4)]
+    events = [{"type": "session", "id": "p", "timestamp": "t", "message": None},
+              {"type": "message", "id": "1", "message": {"role": "user", "content": "u"}}]  # fmt: skip
+    run(tmp_path / "pi", parquet(tmp_path / "pi.parquet", events * 2, group=1), log, part_mb=1e-6)
+    assert [s["session_id"] for s in tables(tmp_path / "pi")["sessions"]][:2] == ["pi:p", "pi:p#2"]
+
+
+def test_values_that_json_does_not_have(tmp_path):
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
+    record = chat("u", "a", "v") | {"at": at, "cost": decimal.Decimal("0.10"), "image": b"\x89PNG", "nan": float("nan")}
+    run(tmp_path / "run", parquet(tmp_path / "log.parquet", [record]), filter=("metadata.at>=2026-01-02",))
+    (session,) = read_all(tmp_path / "run", "sessions")
+    assert json.loads(session["metadata"]) == {"at": "2026-01-02T03:04:05+00:00", "cost": "0.10", "image": "[bytes]",
+                                               "nan": None}  # fmt: skip
+
+
+def test_rows_that_cannot_be_read_are_set_aside_one_by_one(tmp_path):
+    """Too long, and not UTF-8: each is a rejected row with its number, the others are read."""
+    notes = pa.array([b"x", b"\xff", b"y" * 1_100_000, b"z"], pa.binary()).view(pa.string())
+    table = pa.table({"messages": pa.array([chat("u", "a", "v")["messages"]] * 4), "note": notes})
+    pq.write_table(table, tmp_path / "log.parquet")
+    run(tmp_path / "run", tmp_path / "log.parquet", max_line_mb=1)
+    assert [(r["line"], r["reason"]) for r in read_all(tmp_path / "run", "rejected")] == [
+        (2, "not UTF-8"), (3, "line too long")]  # fmt: skip
+    assert [s["line"] for s in read_all(tmp_path / "run", "sessions")] == [1, 4]
+
+
+def test_a_damaged_file_is_set_aside_and_an_error_where_it_is_named(tmp_path, log):
+    cut = tmp_path / "logs" / "cut.parquet"
+    cut.parent.mkdir()
+    cut.write_bytes(log.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="damaged archive"):
+        run(tmp_path / "run", cut)
+    jsonl(tmp_path / "logs" / "fine.jsonl", *(chat("u", "a", "v") for _ in range(3)))
+    run(tmp_path / "run", tmp_path / "logs")
+    assert [r["reason"] for r in read_all(tmp_path / "run", "rejected")] == ["damaged archive"]
+
+
+def test_damaged_pages_lose_their_rows_and_no_others(tmp_path, log):
+    data = bytearray(log.read_bytes())
+    group = pq.read_metadata(log).row_group(1)
+    columns = [group.column(c) for c in range(group.num_columns)]
+    start, size = min(c.data_page_offset for c in columns), sum(c.total_compressed_size for c in columns) // 2
+    data[start : start + size] = b"\xff" * size
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(data)
+    run(tmp_path / "run", broken, part_mb=part_mb(log, 3.5))
+    told = [s["line"] for s in read_all(tmp_path / "run", "sessions")]
+    aside = [r["line"] for r in read_all(tmp_path / "run", "rejected")]
+    assert sorted(told + aside) == list(range(1, 41))
+    assert aside == list(range(8, 15))
+
+
+def test_tables_of_a_run_in_a_folder_of_logs_are_no_logs(tmp_path, log):
+    run(tmp_path / "logs" / "runs" / "old", log)
+    jsonl(tmp_path / "logs" / "a.jsonl", chat("u", "a", "v"))
+    run(tmp_path / "run", tmp_path / "logs")
+    assert [s["session_id"] for s in read_all(tmp_path / "run", "sessions")] == ["a:1"]
+
+
+def test_reading_starts_at_any_row_and_goes_on(log):
+    rows = Rows(log, "log", 10**6, at=12)
+    assert [line.number for _, line in rows.read(15)] == [13, 14, 15]
+    assert [place for place, _ in rows.read(30)] == list(range(15, 30))
+    assert len(list(rows.read())) == 10
+    rows.close()
+    total, chunks = row_chunks(log, 1)
+    assert (total, [row for row, _ in chunks]) == (40, list(range(40)))

@@ -1,0 +1,45 @@
+"""Runs on sample_data whose verdicts are those of a perfect judge, from labels.jsonl: no model is asked."""
+
+from pathlib import Path
+from typing import Any
+
+from sample_world import DATA, labels
+from small_logs import run as extract
+
+from opdkit.stages import JudgeConfig
+from opdkit.store import Stage, part_count, read_part
+from opdkit.tables import VERDICTS
+
+
+def labelled_run(run: Path, **options: Any) -> Path:
+    """Extract sample_data (`options` are extract's) and judge it as the labels say.
+
+    Where something else was wanted, the turn has a hint that says so.
+    """
+    extract(run, DATA / "logs", **options)
+    known = {row["turn_id"]: row for row in labels()}
+    parts = part_count(run, "extract")
+    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=parts, upstream=["extract"])
+    for part in range(parts):
+        with stage.writing(part) as out:
+            for turn in read_part(run, "turns", part):
+                out.counters.rows_in += 1
+                if turn["trainable"]:
+                    out.rows("verdicts", [_verdict(turn["turn_id"], **_said(known[turn["turn_id"]]))])
+                else:
+                    out.counters.drop(turn["skip_reason"])
+    return run
+
+
+def _said(label: dict[str, Any]) -> dict[str, Any]:
+    wanted = label["wanted"]
+    return {"reward": label["reward"], "hint": f"The user wants this: {wanted}." if wanted else None}
+
+
+def _verdict(turn_id: str, reward: int | None, hint: str | None) -> dict[str, Any]:
+    return {
+        "turn_id": turn_id, "hint_votes": [], "reward_votes": [{"score": reward, "raw": "", "error": None}],
+        "reward": reward, "reward_status": "failed" if reward is None else "ok",
+        "reward_agreement": None if reward is None else 1.0,
+        "hints": [hint] if hint else [], "hint": hint, "hint_status": "ok" if hint else "none",
+    }  # fmt: skip

@@ -1,0 +1,115 @@
+"""`--tensor-parallel`: processes that each hold a share of every layer write the rows of one that holds all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from sample_world import DATA, MODEL
+
+from opdkit import extract, judge, memory, teacher
+from opdkit.errors import ConfigError
+from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.stopping import TRY_AGAIN
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three times the same run in several parts; the first has been scored by one process."""
+    folder = tmp_path_factory.mktemp("lockstep")
+    for run in (found := [folder / name for name in ("one", "two", "stopped")]):
+        extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=20, part_mb=0.005))
+        judge.run(JudgeConfig(run=run))
+    teacher.run(TeacherConfig(run=found[0], model=str(MODEL), device="cpu"))
+    return found
+
+
+def rows(run: Path) -> list[dict[str, list[float]]]:
+    found: list[dict[str, list[float]]] = pq.read_table(run / "teacher" / "targets").to_pylist()
+    return found
+
+
+def launch(run: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [*TORCHRUN, *(more or ["-m", "opdkit", "teacher", str(run), "--model", str(MODEL), "--tensor-parallel"])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def same(ours: list[dict[str, list[float]]], theirs: list[dict[str, list[float]]]) -> None:
+    assert [row["turn_id"] for row in ours] == [row["turn_id"] for row in theirs]
+    for a, b in zip(ours, theirs, strict=True):
+        assert a["response_ids"] == b["response_ids"]
+        for column in ("old_logprobs", "teacher_logprobs"):
+            assert (a[column] is None) == (b[column] is None)
+            assert a[column] is None or a[column] == pytest.approx(b[column], abs=2e-5)
+
+
+@pytest.mark.slow
+def test_two_halves_of_a_model_give_the_rows_of_the_whole(runs):
+    process = launch(runs[1])
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    assert len(list((runs[1] / "teacher" / "targets").iterdir())) > 2, "several parts, in the same order in both"
+    assert "tokens saved" in errors, "sessions are read once here, too"
+    same(rows(runs[1]), rows(runs[0]))
+
+
+@pytest.mark.slow
+def test_each_process_holds_a_share(tmp_path):
+    (tmp_path / "share.py").write_text(
+        "import torch; from torch import distributed; distributed.init_process_group('gloo');"
+        "from opdkit.models import load_model;"
+        f"m = load_model({str(MODEL)!r}, device='cpu', dtype='float32', tensor_parallel=True);"
+        "w = m.model.layers[0].mlp.up_proj.weight; print(w.numel() // w.to_local().numel(), flush=True)",
+        encoding="utf-8",
+    )
+    out, errors = launch(tmp_path, str(tmp_path / "share.py")).communicate(timeout=120)
+    assert out.split() == ["2", "2"], errors
+
+
+@pytest.mark.slow
+def test_one_that_is_asked_to_stop_stops_all_and_one_process_goes_on(runs):
+    """No process waits for one that has left."""
+    process = launch(runs[2])
+    marks = runs[2] / "teacher" / ".tmp"
+    while not (found := list(marks.glob("*.running"))) and process.poll() is None:
+        time.sleep(0.01)
+    assert found, process.communicate()[1]
+    os.kill(_child(process.pid), signal.SIGUSR1)
+    _, errors = process.communicate(timeout=120)
+    assert str(TRY_AGAIN) in errors, errors
+    done = len(list((runs[2] / "teacher" / "targets").iterdir()))
+    assert 1 <= done < len(list((runs[0] / "teacher" / "targets").iterdir()))
+    teacher.run(TeacherConfig(run=runs[2], model=str(MODEL), device="cpu"))
+    same(rows(runs[2]), rows(runs[0]))
+
+
+def _child(launcher: int) -> int:
+    return int(subprocess.check_output(["pgrep", "-P", str(launcher), "-n"], text=True))
+
+
+def test_one_process_alone_is_refused(runs, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ConfigError, match="torchrun"):
+        teacher.run(TeacherConfig(run=runs[0], model=str(MODEL), tensor_parallel=True))
+    with pytest.raises(ConfigError, match="choose one"):
+        TeacherConfig(run=runs[0], model="m", tensor_parallel=True, device_map="auto")
+    with pytest.raises(ConfigError, match="--written"):
+        TeacherConfig(run=runs[0], model="m", tensor_parallel=True, written=1)
+
+
+def test_memory_that_runs_out_in_one_process_alone_is_an_error(monkeypatch):
+    monkeypatch.setattr(memory, "_lockstep", True)
+
+    def work() -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(memory.TooLargeError, match="--batch-tokens"):
+        memory.tried(work)

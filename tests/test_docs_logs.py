@@ -1,0 +1,43 @@
+"""docs/logs.md: its examples are what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from opdkit.logs import READERS
+from opdkit.logs.conversation import Conversation, Line
+from opdkit.logs.detect import detect
+from opdkit.logs.mapped import reader_of
+from opdkit.logs.mapping import load
+
+PAGE = (Path(__file__).parents[1] / "docs" / "logs.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def blocks(section: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", SECTIONS[section], re.DOTALL)
+
+
+def lines(block: str) -> list[Line]:
+    return [Line("log", n, text.encode()) for n, text in enumerate(block.splitlines(), 1)]
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_the_example_of_each_format_is_one(name):
+    (block,) = blocks(name, "json")
+    assert detect("log", lines(block)) == name
+    (told,) = READERS[name].read(lines(block))
+    assert isinstance(told, Conversation)
+    assert any(m["role"] == "assistant" for m in told.messages) or name == "anthropic"
+    assert f"`{name}`" in PAGE
+
+
+def test_the_mappings_read_their_examples(tmp_path):
+    mappings, rows = blocks("Your own: mapped", "toml"), blocks("Your own: mapped", "json")
+    assert len(mappings) == len(rows) == 3
+    for mapping, block in zip(mappings, rows, strict=True):
+        (tmp_path / "fields.toml").write_text(mapping)
+        (told,) = reader_of(load(str(tmp_path / "fields.toml"))).read(lines(block))
+        assert isinstance(told, Conversation)
+        assert told.messages[0] | {"role": "user", "content": "hi"} == told.messages[0]
