@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
     draw = random.Random(seed)
     vocabulary = ["".join(draw.choices("aabcdeeefghiiklmnoooprrsttuvwyz", k=draw.randint(2, 9))) for _ in range(5_000)]
     numbers = np.random.default_rng(seed)
+    drawn = cycle(numbers.integers(0, len(vocabulary), 1_000_003).tolist())  # a prime: no text comes back in step
 
     def words(count: int) -> str:
-        return " ".join(draw.choices(vocabulary, k=count)) + "."
+        return " ".join([vocabulary[next(drawn)] for _ in range(count)]) + "."
 
     stages = _open(run, parts=-(-turns // PER_PART))
     names = [f"log-{n % 3}:{n}" for n in range(-(-turns // TURNS_A_SESSION))]

@@ -10,14 +10,15 @@ from checked_runs import whole_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit import reviews
+from opdkit import judge, reviews
 from opdkit.errors import OpdkitError
 from opdkit.report.collect import collect, dominant
 from opdkit.report.joined import Target, joined_turns
 from opdkit.report.listed import columns, shown_whole
 from opdkit.report.tallies import Advantages, Commonest, Largest
 from opdkit.reviews import Review
-from opdkit.store import read_all
+from opdkit.stages import JudgeConfig
+from opdkit.store import read_all, read_part
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +91,21 @@ def test_a_part_that_is_missing_is_said_and_left_out(run: Path, tmp_path: Path) 
     (tmp_path / "run/judge/verdicts/part-00001.parquet").unlink()
     summary = collect(tmp_path / "run", 100).summary
     assert "judge has finished 2 of 3 parts; the rest is not in this report" in summary["notices"]
-    assert summary["votes"]["judged"] < len(list(read_all(run, "verdicts")))
+    judged, turns = summary["votes"]["judged"], len(list(read_all(run, "turns")))
+    assert judged < len(list(read_all(run, "verdicts")))
+    last = level(summary, "judged")
+    assert (last["count"], last["dropped"][0][0]) == (judged, "in parts that are not done")
+    skipped = sum(not row["trainable"] for k in (0, 2) for row in read_part(run, "turns", k))
+    assert judged + skipped + last["dropped"][0][1] == turns
+
+
+def test_what_a_limit_left_out_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "extract", tmp_path / "run/extract")
+    judge.run(JudgeConfig(run=tmp_path / "run", limit=10, shard="0/1"))
+    last = level(collect(tmp_path / "run", 100).summary, "judged")
+    sessions = {row["session_id"] for row in list(read_all(run, "sessions"))[:10]}
+    beyond = sum(turn["session_id"] not in sessions for turn in read_all(run, "turns"))
+    assert last["dropped"] == [("beyond --limit", beyond)]
 
 
 def test_no_run_is_an_error(tmp_path: Path) -> None:

@@ -146,8 +146,26 @@ def test_what_the_server_refuses_is_said_and_stays_to_be_edited(
         watched.page.locator("#problem").get_by_text(words).wait_for()
         assert len(watched.page.input_value("#panel textarea")) == 13 * times - 1
     assert watched.text("#decision") == "undecided"
+    assert watched.page.locator("#unsent").is_visible()
     assert decided(run) == {}
+    watched.page.fill("#panel textarea", "Short enough.")
+    watched.page.keyboard.press("Control+Enter")
+    settled(watched)
+    assert [found["hint"] for found in decided(run).values()] == ["Short enough."]
+    assert not watched.page.locator("#unsent").is_visible()
     watched.close()
+
+
+def test_what_another_reviewer_decides_is_seen_on_coming_back(run: Path, server: ReviewServer, opened: Opening) -> None:
+    watched = opened(server.address)
+    watched.page.keyboard.press("j")
+    watched.page.wait_for_selector("#panel")
+    turn_id = watched.page.evaluate("list.shown[0].id")
+    reviews.append(run, [reviews.Review(turn_id, reward_decided=True, reward=0)], reviewer="another")
+    watched.page.evaluate("lookAgain()")
+    assert watched.text("#decision") == "edited"
+    assert "by another" in watched.text("#panel")
+    assert "edited" in watched.text("#list .badges")
 
 
 def test_a_hostile_run_runs_nothing_here_either(tmp_path: Path, opened: Opening) -> None:

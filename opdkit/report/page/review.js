@@ -7,6 +7,7 @@ const before = []; // [turn id, the decision before], for undo
 const RETRY = 3000; // milliseconds
 const LONGEST = 20_000; // characters of a decision; three bytes each still reach the server whole
 let sending = false;
+let refusedTurn = null; // whose last decision the server did not take
 
 const reviewing = () => Boolean(data?.summary.review);
 
@@ -224,6 +225,7 @@ async function send() {
           "/api/reviews",
           decision === null ? {turn_id: id, action: "strike"} : {turn_id: id, action: "set", ...decision},
         );
+        if (id === refusedTurn) refusedTurn = null;
         if (unsent.get(id) === decision) {
           unsent.delete(id);
           if (answer.review) list.decisions[id] = answer.review;
@@ -249,11 +251,9 @@ async function send() {
 // What the server does not take is not kept as if it had: the decisions are those that it has.
 async function refused(id, decision, words) {
   if (unsent.get(id) === decision) unsent.delete(id);
+  refusedTurn = id;
   try {
-    list.decisions = dictionary({
-      ...(await ask("GET", "/api/reviews")),
-      ...Object.fromEntries([...unsent].filter(([, one]) => one)),
-    });
+    await readDecisions();
   } catch {
     /* the next answer will tell */
   }
@@ -265,10 +265,11 @@ async function refused(id, decision, words) {
 }
 
 function showUnsent(words) {
-  if (!words && byId("unsent").textContent.startsWith("A decision on")) return;
+  if (!words && refusedTurn !== null) return; // that one is still to be mended
   byId("unsent").hidden = !words;
   byId("unsent").textContent = words
-    ? `${words} ${plural(unsent.size, "decision")} not saved yet: keep this page open, it tries again.`
+    ? words +
+      (unsent.size ? ` ${plural(unsent.size, "decision")} not saved yet: keep this page open, it tries again.` : "")
     : "";
 }
 
@@ -276,10 +277,33 @@ addEventListener("beforeunload", (event) => {
   if (unsent.size) event.preventDefault();
 });
 
+// The decisions in force, other reviewers' too; those of this page that wait stay on top.
+async function readDecisions() {
+  const found = dictionary(await ask("GET", "/api/reviews"));
+  for (const [id, decision] of unsent) {
+    if (decision) found[id] = decision;
+    else delete found[id];
+  }
+  list.decisions = found;
+}
+
 async function startReview() {
   try {
-    list.decisions = dictionary(await ask("GET", "/api/reviews"));
+    await readDecisions();
   } catch (error) {
     showUnsent(error.message);
   }
+  document.addEventListener("visibilitychange", lookAgain);
+}
+
+// Whoever comes back to the page sees what others decided meanwhile.
+async function lookAgain() {
+  if (document.hidden || unsent.size) return;
+  try {
+    await readDecisions();
+  } catch {
+    return; // the next decision will tell
+  }
+  for (const turn of list.shown.slice(list.page * PAGE, (list.page + 1) * PAGE)) redrawRow(turn.id);
+  if (whole.view) drawPanel(whole.turn, whole.view);
 }
