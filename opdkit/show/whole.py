@@ -19,6 +19,9 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
     for target in view["targets"]:
         colour = in_colour(console)
         console.print(_target_head(target), soft_wrap=True)
+        if _is_outdated(target, view["review"]):
+            console.print(Text("  older than the decision: `opdkit teacher`, run again as before, scores it anew"),
+                          soft_wrap=True)  # fmt: skip
         console.print(reply_text(target["tokens"], colour=colour), soft_wrap=True)
         if any(token["teacher"] is not None for token in target["tokens"]):
             console.print(legend(colour=colour), soft_wrap=True)
@@ -99,6 +102,12 @@ def _target_head(target: JSON) -> Text:
     else:
         facts.append("no hint, so no advantages")
     return _title(f"target, {what}: {'; '.join(facts)}")
+
+
+def _is_outdated(target: JSON, review: JSON | None) -> bool:
+    """Whether a target does not show what was decided about its turn."""
+    fields = ("hint",) if target["written"] is not None else ("hint", "reward")
+    return review is not None and any(name in review and review[name] != target[name] for name in fields)
 
 
 def _title(text: str) -> Text:

@@ -222,10 +222,14 @@ def test_what_a_person_decided_stands_beside_what_the_votes_said(scored, tmp_pat
         "reward 0 (reviewed",
         "hint (reviewed)",
         "reviewed by Ada",
+        "older than the decision",
         "the votes said: reward +1 (ok)",
         "not so",
     ):
         assert words in shown
+    reviews.append(run, [Review("other:1", True, 1, note="just so")])
+    show.run(ShowConfig(run=run, turn_id="other:1"))
+    assert "older than" not in capsys.readouterr().out, "the target says the same"
 
 
 def test_a_run_that_is_only_extracted_can_be_shown(tmp_path, capsys):
