@@ -1,17 +1,19 @@
 """Every command in docs/ runs: page by page, as it stands but for names (a small log, a tiny model, a server here)."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from sample_world import DATA, MODEL
 from transformers_server import transformers_serve
 
 DOCS = Path(__file__).parent.parent / "docs"
-WALKED = ("tutorial.md", "guide.md")
+WALKED = ("tutorial.md", "guide.md", "logs.md")
 # Pages whose commands are run elsewhere: each example of commands.md by tests/test_cli.py, Slurm's by tests/slurm.
 ELSEWHERE = {"commands.md", "cluster.md"}
 pytestmark = pytest.mark.slow
@@ -56,6 +58,20 @@ def test_the_guide(tmp_path: Path) -> None:
         names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
         run(scripts("guide.md"), tmp_path, names)
     assert (tmp_path / "runs/second/train/model/model.safetensors").exists()
+
+
+def test_the_page_of_logs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    said = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes?"},
+        {"role": "user", "content": "?"},
+    ]
+    record = {"messages": said, "model": "gpt-4o", "timestamp": "2026-02-01T10:00:00Z", "reward": 1.0}
+    (tmp_path / "logs" / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    run(scripts("logs.md"), tmp_path, {})
+    for name in ("try", "some"):
+        assert pq.read_table(tmp_path / "runs" / name / "extract" / "turns").num_rows == 1
 
 
 def test_the_pages_are_a_site_whose_links_resolve(tmp_path: Path) -> None:
