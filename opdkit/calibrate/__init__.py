@@ -1,6 +1,8 @@
 """`opdkit calibrate`: how often the judge is right, by labels that people gave, and how many votes that takes.
 
-command.py    reads, measures, prints
+command.py    measures and prints
+measure.py    all figures, from a run and labels
+result.py     what those figures are
 labels.py     the file of labels
 cases.py      a label beside what the judge said
 agreement.py  confusion, accuracy, kappa, calibration: pure
@@ -9,6 +11,8 @@ intervals.py  how sure all that is
 shown.py      tables for people
 """
 
-from opdkit.calibrate.command import Calibration, measure, run
+from opdkit.calibrate.command import run
+from opdkit.calibrate.measure import measure
+from opdkit.calibrate.result import Calibration
 
 __all__ = ["Calibration", "measure", "run"]

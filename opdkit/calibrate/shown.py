@@ -3,7 +3,7 @@
 from rich.table import Table as RichTable
 
 from opdkit.calibrate.agreement import CLASSES
-from opdkit.calibrate.command import Calibration, Interval
+from opdkit.calibrate.result import Calibration, Interval
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.console import printable, stdout
 

@@ -10,12 +10,11 @@ of messages called no model: they are counted and left out.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import orjson
-
 from opdkit.logs.chains import Call, read_chains, unit_of
 from opdkit.logs.conversation import JSON, LEFT_OUT, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable
 from opdkit.logs.messages import read_messages
 from opdkit.logs.openai import read_tools
+from opdkit.logs.spans import parsed
 
 NO_CALL = f"{LEFT_OUT}no model call"
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
@@ -65,7 +64,7 @@ def _one(record: JSON, *keys: str) -> str | None:
 
 
 def _call(record: JSON) -> Call | LeftOut:
-    asked, answered = _parsed(record.get("input")), _parsed(record.get("output"))
+    asked, answered = parsed(record.get("input")), parsed(record.get("output"))
     inside: JSON = asked if isinstance(asked, dict) else {}
     items = inside.get("messages", asked)
     if record.get("type", "GENERATION") != "GENERATION" or (
@@ -99,16 +98,6 @@ def _call(record: JSON) -> Call | LeftOut:
         logged=logged,
         session=_one(record, "sessionId", "session_id"),
     )
-
-
-def _parsed(value: Any) -> Any:
-    """JSON that an export has as text."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return orjson.loads(value)
-        except orjson.JSONDecodeError:
-            return value
-    return value
 
 
 def _reply(answered: Any) -> JSON:

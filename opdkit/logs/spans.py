@@ -126,7 +126,7 @@ def at(tree: Any, *names: str) -> Any:
 
 
 def parsed(value: Any) -> Any:
-    """JSON that an attribute holds as text, since attributes hold no objects; anything else as it is."""
+    """JSON that is held as text, as in attributes, which hold no objects; anything else as it is."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return orjson.loads(value)
