@@ -38,7 +38,7 @@ import orjson
 from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, chains, langfuse, parse, sharegpt, spans, spoken, spool, sweagent
+from opdkit.logs import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent
 from opdkit.logs.conversation import LEFT_OUT, Line, Reader
 from opdkit.logs.inputs import Input, expand
 from opdkit.logs.survey import survey
@@ -160,7 +160,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (parse, sharegpt, chains, spoken, sweagent, langfuse, spans, spool):
+        for module in (parse, sharegpt, chains, spoken, sweagent, spans, spool):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:
