@@ -105,8 +105,15 @@ def _parameter(field: Field, with_file: bool) -> inspect.Parameter:
         default = inspect.Parameter.empty if field.meta.required else None
         return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool and with_file else [field.flag]
-    annotation = Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)]  # noqa: UP045
+    option = typer.Option(*names, help=text, show_default=False, autocompletion=_completion(field))
+    annotation = Annotated[Optional[kind], option]  # noqa: UP045
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+
+
+def _completion(field: Field) -> Callable[[str], list[str]] | None:
+    """What the shell offers after the flag; None: names of files."""
+    choices = field.meta.choices
+    return (lambda incomplete: [c for c in map(str, choices) if c.startswith(incomplete)]) if choices else None
 
 
 def _help(field: Field) -> str:

@@ -44,6 +44,24 @@ def test_every_command_has_help_and_an_example() -> None:
 
 
 @pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("opdkit rep", ["report"]),
+        ("opdkit judge runs/mine --jud", ["--judge"]),
+        ("opdkit judge runs/mine --judge ", ["rules", "local", "endpoint"]),
+        ("opdkit train runs/mine --objective di", ["distill"]),
+        ("opdkit train runs/mine --model ", []),  # the shell then offers files
+    ],
+)
+def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered: list[str]) -> None:
+    words = typed.split(" ")
+    asked = {"_OPDKIT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
+    code = "from opdkit.cli import app; app(prog_name='opdkit')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | asked)
+    assert done.stdout.split() == offered
+
+
+@pytest.mark.parametrize(
     ("args", "code", "words"),
     [
         (["judge", "nowhere"], 1, "opdkit extract"),
