@@ -184,7 +184,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         raise OpdkitError(f"{path} cannot be read: {error.strerror or error}") from error
     header = text.partition("\n")[0]
     delimiter = max(",;\t", key=header.count)
-    csv.field_size_limit(_MAX_FIELD)
+    limit = csv.field_size_limit(_MAX_FIELD)  # which is the whole process's
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
         names = [name.strip() for name in next(reader, [])]
@@ -198,6 +198,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
             line = reader.line_num + 1
     except csv.Error as error:
         raise OpdkitError(f"{path}, line {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _refuse_columns(path: Path, names: list[str]) -> None:
