@@ -40,7 +40,7 @@ _HEADER = ("sessionId", "agentId", "cwd", "gitBranch", "version", "timestamp")
 def recognises(record: JSON) -> bool:
     """An event of the tree, or one of those beside it."""
     kind = record.get("type")
-    if kind in _EVENTS:
+    if isinstance(kind, str) and kind in _EVENTS:
         return "uuid" in record and "parentUuid" in record and "sessionId" in record
     if kind == "file-history-snapshot":
         return "messageId" in record and "snapshot" in record
@@ -129,7 +129,7 @@ def _event(line: Line, record: JSON) -> _Event:
     if body.get("role", kind) != kind:
         raise Unreadable("unknown role", f"a {kind} event with role {str(body['role'])[:100]!r}")
     event.header = {key: record[key] for key in _HEADER if isinstance(record.get(key), str)}
-    if record.get("isCompactSummary") is True:
+    if kind == "user" and record.get("isCompactSummary") is True:
         event.compacts = True
         return event
     event.messages, _ = read_messages([{"role": kind, "content": body.get("content")}])

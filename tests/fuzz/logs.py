@@ -39,7 +39,7 @@ from opdkit import extract
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
 from opdkit.logs import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent
-from opdkit.logs.conversation import LEFT_OUT, Line, Reader
+from opdkit.logs.conversation import LEFT_OUT, Line, Reader, Unreadable
 from opdkit.logs.inputs import Input, expand
 from opdkit.logs.survey import survey
 from opdkit.logs.surveyed import Surveyed
@@ -113,8 +113,9 @@ def _line(pool: Sequence[bytes], draw: random.Random) -> bytes:
 
 
 def read_alone(name: str, line: bytes, found: Found) -> None:
-    """Time and memory of one line."""
+    """Time and memory of one line, and whether any format takes it for one of its own."""
     try:
+        _recognised(line)
         took = _timed(name, line)
         if took > SLOWEST / 2:  # was it the line, or a collection of the garbage of others?
             took = min(took, *(_timed(name, line) for _ in range(4)))
@@ -125,6 +126,15 @@ def read_alone(name: str, line: bytes, found: Found) -> None:
     found.slowest = max(found.slowest, (took, line))
     floor = FLOOR + VALUE * values(line)
     found.largest = max(found.largest, (max(0, memory - floor) / len(line), line))
+
+
+def _recognised(line: bytes) -> set[str]:
+    """The formats that a file would be taken for that begins with this line."""
+    try:
+        record = parse.parse(Line("log", 1, line + b"\n"))
+    except Unreadable:
+        return set()
+    return {name for name, reader in READERS.items() if reader.recognises(record)}
 
 
 def _timed(name: str, line: bytes) -> float:
@@ -156,7 +166,7 @@ def _memory(name: str, line: bytes) -> int:
         return call
 
     loads = counted(orjson.loads, lambda _: 16 * values(line))
-    dumps = counted(orjson.dumps, lambda written: len(written or b""))
+    dumps = counted(_exactly(orjson.dumps), lambda written: len(written or b""))
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
@@ -169,6 +179,11 @@ def _memory(name: str, line: bytes) -> int:
         finally:
             tracemalloc.stop()
             gc.enable()
+
+
+def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
+    """`dumps` without the bytes behind its result, which orjson asks for and, from 3.13 on, leaves there untouched."""
+    return lambda *arguments, **options: bytes(memoryview(dumps(*arguments, **options)))
 
 
 def _rows(name: str, line: bytes) -> int:

@@ -187,6 +187,12 @@ def test_a_circle_of_parents_ends():
     assert {c for _, c in said(told)} == {"go", "1"}
 
 
+def test_a_reply_that_is_marked_as_the_summary_of_a_compaction_is_a_reply():
+    """The client writes those summaries as the user's; a damaged log may say otherwise."""
+    (told,), aside = read_all(user("a", None, "go"), piece("b", "a", "m", text("1"), isCompactSummary=True))
+    assert (said(told), aside) == ([("user", "go"), ("assistant", "1")], [])
+
+
 def test_a_session_without_messages_is_set_aside():
     told, aside = read_all({"type": "summary", "summary": "x", "leafUuid": "y"})
     assert (told, [r.reason for r in aside]) == ([], ["no messages"])

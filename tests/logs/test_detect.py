@@ -3,6 +3,9 @@
 import json
 
 import pytest
+from fuzz.strategies import ANYTHING, RECORDS
+from hypothesis import given
+from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
 from opdkit.logs import READERS
@@ -85,3 +88,13 @@ def test_only_the_beginning_is_read():
             yield Line("the.log", number, b"{broken\n" if number < 900 else json.dumps(CHAT).encode())
 
     assert detect("the.log", endless()) == "openai"
+
+
+@given(st.one_of(*RECORDS.values()), st.data())
+def test_no_record_breaks_a_reader_that_looks_at_it(record, data):
+    """pitfall 22: whatever a field holds, a format says whether the record is one of its own."""
+    if not isinstance(record, dict):
+        return
+    odd = data.draw(st.dictionaries(st.sampled_from([*record, "type", "span_id", "traceId"]), ANYTHING, max_size=3))
+    for reader in READERS.values():
+        assert reader.recognises(record | odd) in (True, False)
