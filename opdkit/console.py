@@ -1,7 +1,9 @@
 """What a person sees while a stage runs: messages and progress, all on stderr, so that stdout stays data."""
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
@@ -39,16 +41,47 @@ def warn(message: str) -> None:
 
 
 _shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it
+_EVERY = 60.0  # seconds between two lines of progress where there is no screen
+_spoken = [-_EVERY]
 
 
 def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
-    """Yield `items` behind a progress bar, which a pipe or a batch job does not see."""
+    """Yield `items` behind a progress bar; see `tally`."""
+    with tally(what, total, unit) as advance:
+        for item in items:
+            yield item
+            advance(1)
+
+
+@contextlib.contextmanager
+def tally(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
+    """A progress bar that the block moves by so many `unit` of `total`. A pipe or a batch job gets a line a minute."""
     if not (stderr.is_terminal and is_main_process()):
-        yield from items
+        yield _by_the_minute(what, total, unit)
         return
-    if _shown:
-        yield from _tracked(_shown[0], items, what, total, unit)
-        return
+    with contextlib.ExitStack() as stack:
+        bar = _shown[0] if _shown else stack.enter_context(_bars())
+        line = bar.add_task(what, total=total, unit=unit)
+        stack.callback(bar.remove_task, line)
+        yield lambda count: bar.advance(line, count)
+
+
+def _by_the_minute(what: str, total: int, unit: str) -> Callable[[int], None]:
+    done, began = 0, time.monotonic()
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        now = time.monotonic()
+        if now - max(began, _spoken[0]) >= _EVERY and done < total:
+            _spoken[0] = now
+            say(f"{what}: {done:,} of {total:,} {unit}".rstrip())
+
+    return advance
+
+
+@contextlib.contextmanager
+def _bars() -> Iterator["Progress"]:
     # imported here: --help shows no bar
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -59,19 +92,9 @@ def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Itera
         TextColumn("{task.fields[unit]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=stderr, transient=True) as bar:
-        _shown.append(bar)
+    with Progress(*columns, console=stderr, transient=True) as bars:
+        _shown.append(bars)
         try:
-            yield from _tracked(bar, items, what, total, unit)
+            yield bars
         finally:
-            _shown.remove(bar)
-
-
-def _tracked(bar: "Progress", items: Iterable[T], what: str, total: int, unit: str) -> Iterator[T]:
-    line = bar.add_task(what, total=total, unit=unit)
-    try:
-        for item in items:
-            yield item
-            bar.advance(line)
-    finally:
-        bar.remove_task(line)
+            _shown.remove(bars)

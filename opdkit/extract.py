@@ -20,7 +20,7 @@ from opdkit.console import progress, say
 from opdkit.errors import OpdkitError
 from opdkit.logs.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
 from opdkit.logs.filters import Filter, parse_filters, refused
-from opdkit.logs.inputs import expand
+from opdkit.logs.inputs import Input, expand
 from opdkit.logs.parse import dump
 from opdkit.logs.shared_survey import SharedSurvey
 from opdkit.logs.survey import Survey, survey
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 TABLES = [SESSIONS, TURNS, REJECTED]
 _MB = 1_000_000
+_PARTS, _LEAST_PART, _LARGEST_PART = 64, 250_000, 8_000_000  # bytes
+_PACKED = (".gz", ".zst", ".parquet")
 _COLUMN = TURNS.schema.get_field_index
 _SKIP_REASON = itemgetter(_COLUMN("skip_reason"))
 _MESSAGE_INDEX, _FINISH_REASON = _COLUMN("message_index"), _COLUMN("finish_reason")
@@ -57,10 +59,11 @@ def run(config: ExtractConfig) -> Summary:
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, ready)) if config.workers > 1 else None
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
+        inputs = expand(config.logs, scratch)
         found = survey(
-            expand(config.logs, scratch),
+            inputs,
             chosen_format(config),
-            max(1, round(config.part_mb * _MB)),
+            part_bytes(config, inputs),
             config.max_line_mb * _MB,
             config.limit,
             scratch,
@@ -81,6 +84,18 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
+    """The size of a part: what a process that is killed loses at most, and what processes share the work by.
+
+    So a log of any size is some parts, and one of terabytes is not millions of files. A packed log counts as five times
+    its size.
+    """
+    if config.part_mb is not None:
+        return max(1, round(config.part_mb * _MB))
+    size = sum(given.path.stat().st_size * (5 if given.path.suffix in _PACKED else 1) for given in inputs)
+    return min(max(size // _PARTS, _LEAST_PART), _LARGEST_PART)
 
 
 def dry_run(config: ExtractConfig) -> Summary:

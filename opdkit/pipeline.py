@@ -1,11 +1,13 @@
 """`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from opdkit.config import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.failures import forget, recorded
+from opdkit.model_folder import refuse_no_model
 from opdkit.stages import ORDER, STAGES, RunConfig, configure, imported
 from opdkit.stopping import listening
 from opdkit.store import Summary
@@ -14,6 +16,7 @@ from opdkit.store import Summary
 def run(config: RunConfig) -> Summary:
     """Run the stages in order; each says its closing line. Returns the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    refuse_no_models(stages.values())
     for name in ORDER[:-1]:
         say(run_stage(name, stages[name]).text())
     return run_stage(ORDER[-1], stages[ORDER[-1]])
@@ -36,6 +39,14 @@ def configurations(config: RunConfig) -> dict[str, StageConfig]:
     return {
         name: configure(name, common | flags.get(name, {}) | overrides.get(name, {}), config.config) for name in ORDER
     }
+
+
+def refuse_no_models(stages: Iterable[StageConfig]) -> None:
+    """Raise OpdkitError for a path among the models of these stages where no model is."""
+    for options in (stage.effective() for stage in stages):
+        own = options.get("model") if options.get("judge") in (None, "local") else None  # a server knows its own
+        for model in filter(None, [own, *options.get("teacher", [])]):
+            refuse_no_model(str(model))
 
 
 def _flags(config: RunConfig) -> dict[str, JSON]:

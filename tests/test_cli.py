@@ -83,6 +83,12 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
+        (["run", "nowhere", __file__, "--model", "./modle"], 1, "./modle is not there"),
+        (
+            ["run", "nowhere", __file__, "--model", "m/x", "--set", "teacher.teacher=/no/such"],
+            1,
+            "/no/such is not there",
+        ),
         (["nothing"], 2, "nothing"),
     ],
 )

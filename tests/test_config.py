@@ -88,7 +88,7 @@ def test_a_trailing_underscore_is_python_s_alone(tmp_path):
 
 def test_plan_and_effective_configuration_are_json_values():
     config = ExtractConfig(run=RUN, logs=("a.jsonl",), limit=3)
-    assert config.plan() == {"limit": 3, "format": "auto", "part_mb": 8.0, "max_line_mb": 64, "filter": [],
+    assert config.plan() == {"limit": 3, "format": "auto", "part_mb": None, "max_line_mb": 64, "filter": [],
                              "redact": False, "redact_pattern": []}  # fmt: skip
     assert config.effective()["logs"] == ["a.jsonl"]
     assert "run" not in config.effective()

@@ -29,3 +29,12 @@ def test_a_pipe_sees_no_bar(monkeypatch, capsys):
     monkeypatch.setattr(console, "stderr", Console(force_terminal=False, stderr=True))
     assert list(console.progress(range(3), "parts", 3)) == [0, 1, 2]
     assert capsys.readouterr().err == ""
+
+
+def test_a_pipe_is_told_once_a_minute(monkeypatch, capsys):
+    monkeypatch.setattr(console, "stderr", Console(force_terminal=False, stderr=True, width=100))
+    clock = iter([0.0, 10.0, 61.0, 90.0, 121.5, 130.0, 200.0])  # the beginning, then each item of five and the last
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(console, "_spoken", [-console._EVERY])
+    assert len(list(console.progress(range(6), "judging", 6, "votes"))) == 6
+    assert capsys.readouterr().err.splitlines() == ["judging: 2 of 6 votes", "judging: 4 of 6 votes"]

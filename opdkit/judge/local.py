@@ -4,21 +4,19 @@ A turn is read once for both questions and all their votes (see `opdkit.sampling
 prompts, and what these have in common is found in their token ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opdkit.chat import Chat, ChatError
 from opdkit.config import parse_pairs
-from opdkit.console import progress
+from opdkit.console import tally
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.memory import TOO_LARGE
 from opdkit.models import known_context, load_model, load_tokenizer, token_generator
 from opdkit.sampling import Request, Sample, sample
 from opdkit.stages import JudgeConfig
 
-_QUESTIONS_AT_ONCE = (
-    256  # sorted by length, each taking the place of one that has its votes; a bar moves after each lot
-)
+_QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
 
 
 def open_judge(config: JudgeConfig) -> Ask:
@@ -26,10 +24,10 @@ def open_judge(config: JudgeConfig) -> Ask:
     judge = open_model(config)
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:
-        lots = range(0, len(questions), _QUESTIONS_AT_ONCE)
         answers: list[list[Answer]] = []
-        for start in progress(lots, "judging", len(lots), f"x {_QUESTIONS_AT_ONCE} questions"):
-            answers += judge.answers(questions[start : start + _QUESTIONS_AT_ONCE])
+        with tally("judging", len(questions) * config.votes, "votes") as voted:
+            for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+                answers += judge.answers(questions[start : start + _QUESTIONS_AT_ONCE], voted)
         return answers
 
     return ask
@@ -52,10 +50,15 @@ class LocalJudge:
         self.context = known_context(model)
         self.has_system_role = _takes_system(chat)
 
-    def answers(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """m answers to each question. A question that cannot be put gets m answers that say why."""
+    def answers(
+        self, questions: Sequence[Question], voted: Callable[[int], None] = lambda count: None
+    ) -> list[list[Answer]]:
+        """m answers to each question; `voted` is told as they come.
+
+        A question that cannot be put gets m answers that say why.
+        """
         prompts = [self._prompt(q.messages) for q in questions]
-        drawn = self._draw(questions, prompts)
+        drawn = self._draw(questions, prompts, voted)
         return [
             [Answer("", error=prompt)] * self.config.votes if isinstance(prompt, str) else self._read(prompt, drawn[i])
             for i, prompt in enumerate(prompts)
@@ -73,7 +76,9 @@ class LocalJudge:
             return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
         return ids
 
-    def _draw(self, questions: Sequence[Question], prompts: Sequence[list[int] | str]) -> dict[int, list[Sample]]:
+    def _draw(
+        self, questions: Sequence[Question], prompts: Sequence[list[int] | str], voted: Callable[[int], None]
+    ) -> dict[int, list[Sample]]:
         """Samples by question. Prompts that leave less than --max-new-tokens of the context are drawn one by one."""
         longest = self.config.max_new_tokens
         fits = {i: p for i, p in enumerate(prompts) if not isinstance(p, str)}
@@ -90,6 +95,7 @@ class LocalJudge:
                 max_new_tokens=new_tokens,
                 stop_ids=self.chat.stop_ids,
                 batch_tokens=self.config.batch_tokens,
+                on_end=voted,
             )
             drawn.update(zip(indices, samples, strict=True))
         return drawn

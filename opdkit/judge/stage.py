@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opdkit.config import JSON
-from opdkit.console import warn
+from opdkit.console import progress, warn
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
@@ -64,10 +64,11 @@ def run(config: JudgeConfig) -> Summary:
     if config.judge == "local" and config.model:
         refuse_no_model(config.model)
     inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
+    ask = _open_judge(config, tried=True) if config.overwrite else None
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"])
-    todo = stage.todo()
-    ask = _open_judge(config) if todo and config.judge != "rules" else None
-    for part in todo:
+    if todo := stage.todo():
+        ask = ask or _open_judge(config)
+    for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
             cases = _cases(config, part, out.counters)
             votes = _ask(config, ask, cases) if ask else [_by_rules(case) for case in cases]
@@ -80,8 +81,16 @@ def run(config: JudgeConfig) -> Summary:
     return summary
 
 
-def _open_judge(config: JudgeConfig) -> Ask:
+def _open_judge(config: JudgeConfig, tried: bool = False) -> Ask | None:
+    """The judge; None for the rules. `tried`: it is there and answers, so that votes may be thrown away for its own.
+
+    Raises OpdkitError when it is not.
+    """
+    if config.judge == "rules":
+        return None
     ask: Ask = imported(JUDGES[config.judge])(config)
+    if tried and config.judge == "endpoint":
+        ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])
     return ask
 
 

@@ -7,7 +7,7 @@ continuous batching of transformers (`generate_batch`, 5.23): all its requests d
 does the same with a stream a draw.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,14 +29,15 @@ def sample(
     max_new_tokens: int,
     stop_ids: frozenset[int],
     batch_tokens: int,
+    on_end: Callable[[int], None] = lambda count: None,
 ) -> list[list[Sample]]:
     """Draw from `model`: for each request one Sample per generator, in the order given. Temperature 0 is greedy.
 
     `batch_tokens` bounds the tokens whose keys and values are held at once, prompts and draws at their longest; a
     single draw that needs more is made alone. What does not fit into memory is halved, and drawn anew where it was
-    not finished; a draw that does not fit alone is set aside (`Sample`).
+    not finished; a draw that does not fit alone is set aside (`Sample`). `on_end` is told of draws that have ended.
     """
-    rule = Rule(temperature, max_new_tokens, stop_ids)
+    rule = Rule(temperature, max_new_tokens, stop_ids, on_end)
     draws = [[Draw(g, max_new_tokens) for g in request.generators] for request in requests]
     prompts = [request.prompt_ids for request in requests]
     way = draw_shared if reads_trees(model) else draw_copied

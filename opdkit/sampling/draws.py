@@ -1,6 +1,6 @@
 """What is asked of a model, what comes back, and how a token is drawn. Shapes: R draws, V vocabulary."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,6 +58,7 @@ class Rule:
     temperature: float
     max_new_tokens: int
     stop_ids: frozenset[int]
+    on_end: Callable[[int], None] = lambda count: None  # is told how many draws have ended
 
     def extend(self, draws: Sequence[Draw], logits_RV: Tensor) -> list[bool]:
         """Draw the next token of each draw; says which of them go on after it."""
@@ -67,7 +68,10 @@ class Rule:
             draw.ids.append(token)
             draw.logprobs.append(logprob)
             draw.ended = token in self.stop_ids or len(draw.ids) >= self.max_new_tokens
-        return [not draw.ended for draw in draws]
+        goes_on = [not draw.ended for draw in draws]
+        if not all(goes_on):
+            self.on_end(goes_on.count(False))
+        return goes_on
 
     def _tokens(self, draws: Sequence[Draw], logits_RV: Tensor) -> Tensor:
         if self.temperature == 0:

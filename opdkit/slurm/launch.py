@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config import StageConfig, refuse_missing_folder
+from opdkit.config import StageConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.pipeline import configurations
+from opdkit.pipeline import configurations, refuse_no_models
 from opdkit.reviews import in_force, outdated_targets
 from opdkit.slurm.scripts import Place, array_script, submit_script, train_script
 from opdkit.stages import ORDER, SlurmConfig, home
@@ -59,9 +59,7 @@ def refuse_missing(config: SlurmConfig, stages: Mapping[str, StageConfig]) -> No
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
-    options = [stage.effective() for stage in stages.values()]
-    for model in (o["model"] for o in options if o.get("model") and o.get("judge") in (None, "local")):
-        refuse_missing_folder(str(model))
+    refuse_no_models(stages.values())
 
 
 def refuse_another_plan(run: Path, stages: Mapping[str, StageConfig]) -> None:

@@ -18,7 +18,8 @@ class ExtractConfig(StageConfig):
     format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
     map: str | None = option(None, "TOML file that says where the fields are, for logs of no known format: "
                              "docs/logs.md", plan=False)  # fmt: skip
-    part_mb: float = option(8.0, "size of a part, in log unpacked; a session is never divided", unit="MB", low=1e-6)
+    part_mb: float | None = option(None, "size of a part, in log unpacked; a session is never divided (default: a 64th "
+                                   "of the log, from 0.25 to 8)", unit="MB", low=1e-6)  # fmt: skip
     max_line_mb: int = option(64, "longer lines are rejected unread", unit="MB", low=1)
     filter: tuple[str, ...] = option(
         (), "keep the sessions of which this holds, as FIELD=VALUE with =, !=, >=, <=, > or <; FIELD is model, time, "

@@ -1,7 +1,9 @@
 """Plans: what decides the rows of a stage, pinned in its manifest before the first of them is computed."""
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +39,21 @@ def command_of(run: Path, stage: str) -> str:
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
-def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> None:
-    """Write the manifest into a stage's folder, or check that the one there pins the same plan, by its `digest`.
+def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
+    """Raise OpdkitError where one of these stages was computed from others than are there now, and say which."""
+    for stage in stages:
+        for before, pinned in manifest(run, stage)["plan"]["upstream"].items():
+            if manifest(run, before)["fingerprint"] != pinned:
+                command = command_of(run, stage)
+                raise OpdkitError(f"{home(run, stage)} was computed from another {before} stage than is there now: run "
+                                  f"`opdkit {command} {run} ... --overwrite` first")  # fmt: skip
 
-    Raises ConfigError naming what differs; with `--overwrite` what is there is thrown away, plan and parts.
+
+def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
+    """Write the manifest into a stage's folder, or check that the one there pins the same plan; its fingerprint.
+
+    That is `digest`, or the one there where only the spelling of paths differs. Raises ConfigError naming what differs;
+    with `--overwrite` what is there is thrown away, plan and parts.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
@@ -53,16 +66,19 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
     if not path.exists() and write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
-        return
+        return digest
     old = manifest(config.run, plan["stage"])
-    if old["fingerprint"] == digest:
-        return
-    changes = "\n".join(f"  {line}" for line in differences(old["plan"], plan))
+    found = [] if old["fingerprint"] == digest else differences(old["plan"], plan)
+    if not found:
+        return str(old["fingerprint"])
+    changes = "\n".join(f"  {line}" for line in found)
     written = len(list(folder.glob("*/part-*.parquet")))
+    lost = (
+        f"to throw away what {plan['stage']} has written ({written:,} files)" if written else "(nothing would be lost)"
+    )
     raise ConfigError(
         f"{folder} was begun under another plan:\n{changes}\n"
-        f"Choose another run directory, or pass --overwrite to throw away what {plan['stage']} has written "
-        f"({written:,} files)."
+        f"Choose another run directory, or pass --overwrite {lost}."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
     )
 
@@ -72,7 +88,20 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{where}.{k}" if where else k)]
-    return [] if old == new else [f"{where}: {_short(old)} -> {_short(new)}"]
+    return [] if _alike(old, new) else [f"{where}: {_short(old)} -> {_short(new)}"]
+
+
+def _alike(old: Any, new: Any) -> bool:
+    """Equal, or two spellings of one path."""
+    if isinstance(old, list) and isinstance(new, list):
+        return len(old) == len(new) and all(map(_alike, old, new))
+    return bool(old == new) or (isinstance(old, str) and isinstance(new, str) and _same_place(old, new))
+
+
+def _same_place(one: str, other: str) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # what is no path is not there
+        return Path(one).samefile(other)
+    return False
 
 
 def _short(value: Any) -> str:

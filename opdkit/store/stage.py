@@ -27,7 +27,7 @@ from opdkit.store.footers import (
 )
 from opdkit.store.marks import claim_name, marked, read_claim
 from opdkit.store.placing import move_first, sync
-from opdkit.store.plans import fingerprint, manifest, model_identity, pin
+from opdkit.store.plans import fingerprint, manifest, model_identity, pin, refuse_outdated
 from opdkit.store.reading import part_path, summary_of
 from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
@@ -87,7 +87,8 @@ class Stage:
         is computed from that may change while the plan stays: kept in its footer, and a part that was computed from
         something else is to do again; until then it stays.
 
-        Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs.
+        Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs, and
+        OpdkitError when a stage of `upstream` is older than what it was computed from.
         """
         plan: JSON = {
             "stage": name,
@@ -98,8 +99,9 @@ class Stage:
             "inputs": inputs or {},
             "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
         } | ({"command": command} if command else {})
-        stage = cls(config, name, tables, parts, fingerprint(plan), part_inputs)
-        pin(stage.home, config, stage.plan, plan)
+        refuse_outdated(config.run, upstream)
+        digest = pin(home(config.run, name), config, fingerprint(plan), plan)
+        stage = cls(config, name, tables, parts, digest, part_inputs)
         stage._sweep_temporary_files()
         return stage
 

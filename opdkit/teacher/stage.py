@@ -46,9 +46,11 @@ def run(config: TeacherConfig) -> Summary:
     crew, config = join(replace(config, template_arg=sampled_template_args(config)))
     # Once: what is decided from now on is for the next time.
     decided = part_inputs(config.run, crew.agreed(in_force(config.run)))
+    scorer = cache(lambda: load_scorer(config))  # another reward needs no model
+    if config.overwrite:
+        scorer()  # before anything is thrown away for it
     stage = crew.in_turn(lambda first: _open(config if first else replace(config, overwrite=False), decided))
     if todo := crew.agreed(stage.todo()):
-        scorer = cache(lambda: load_scorer(config))  # another reward needs no model
 
         def score(sessions: list[JudgedSession], counters: Counters) -> list[Row]:
             return part_rows(config, scorer(), sessions, counters)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from opdkit import stopping
 from opdkit.chat import Chat
 from opdkit.config import JSON
-from opdkit.console import is_main_process, progress, say
+from opdkit.console import is_main_process, progress, say, warn
 from opdkit.models import load_tokenizer, resolve_device
 from opdkit.objective import SUPPORTED, Objective
 from opdkit.stages import TrainConfig, home
@@ -52,6 +52,7 @@ from opdkit.train.targets import (
     select,
 )
 
+_FEW_TURNS = 10
 LINES = 20  # lines of progress in a whole run
 
 
@@ -79,6 +80,9 @@ def run(config: TrainConfig) -> Summary:
             _count(out.counters, data, len(rows))
         if accelerator.is_main_process:
             checkpoints.clear(stage.home / "checkpoints")
+        say(f"the trained model is in {stage.home / 'model'}")
+        if len(data.turns) < _FEW_TURNS:
+            warn(f"{len(data.turns)} turns teach little: `opdkit report {config.run}` shows where others were lost")
     accelerator.end_training()
     return stage.summary()
 

@@ -11,9 +11,11 @@ import pytest
 import xxhash
 from small_logs import chat, jsonl, lines_mb, run, tables
 
-from opdkit import stopping
+from opdkit import extract, stopping
 from opdkit.errors import ConfigError
 from opdkit.logs import units
+from opdkit.logs.inputs import expand
+from opdkit.stages import ExtractConfig
 from opdkit.store import manifest, read_all, read_part
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +120,7 @@ def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
 
 def test_another_plan_is_refused_by_name(tmp_path, log):
     run(tmp_path / "run", log)
-    with pytest.raises(ConfigError, match=r"config\.part_mb: 8\.0 -> 3\.0"):
+    with pytest.raises(ConfigError, match=r"config\.part_mb: null -> 3\.0"):
         run(tmp_path / "run", log, part_mb=3.0)
     with log.open("a") as handle:
         handle.write(json.dumps(chat("u", "a", "v")) + "\n")
@@ -161,3 +163,21 @@ def test_ids_do_not_depend_on_the_parts(tmp_path, log):
         run(tmp_path / str(size), log, part_mb=lines_mb(log, size))
         ids.append([t["turn_id"] for t in read_all(tmp_path / str(size), "turns")])
     assert ids[0] == ids[1] == ids[2]
+
+
+@pytest.mark.parametrize(("name", "megabytes", "expected"), [
+    ("small.jsonl", 1, 250_000), ("large.jsonl", 64, 1_000_000), ("huge.jsonl", 5_000, 8_000_000),
+    ("packed.jsonl.gz", 64, 5_000_000), ("rows.parquet", 64, 5_000_000),
+])  # fmt: skip
+def test_a_log_of_any_size_is_some_parts(tmp_path, name, megabytes, expected):
+    """What a kill loses is a part, and what processes share the work by."""
+    with (tmp_path / name).open("wb") as log:
+        log.truncate(megabytes * 1_000_000)  # a hole: takes no room
+    config = ExtractConfig(run=tmp_path / "run", logs=(str(tmp_path / name),))
+    assert extract.part_bytes(config, expand(config.logs, tmp_path)) == expected
+
+
+def test_a_small_log_is_more_than_one_part(tmp_path):
+    text = "word " * 2_000
+    log = jsonl(tmp_path / "log.jsonl", *(chat(f"{i} {text}", "yes", "no") for i in range(60)))
+    assert run(tmp_path / "run", log).parts == 3

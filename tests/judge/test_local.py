@@ -1,5 +1,6 @@
 """The judge in this process: a real (tiny, random) chat model."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,24 @@ def test_shards_and_resume_give_what_one_process_gives(extracted: Path, plain_mo
     (other / "judge" / "verdicts" / "part-00001.parquet").unlink()
     judge.run(config(other, plain_model_dir))
     assert verdicts(other) == verdicts(extracted)
+
+
+def test_the_bar_counts_every_vote(extracted: Path, plain_model_dir: Path, monkeypatch) -> None:
+    counted = []
+
+    @contextlib.contextmanager
+    def tally(what: str, total: int, unit: str):
+        counted.append([0, total])
+
+        def advance(count: int) -> None:
+            counted[-1][0] += count
+
+        yield advance
+
+    monkeypatch.setattr(local, "tally", tally)
+    judge.run(config(extracted, plain_model_dir))
+    assert counted
+    assert all(done == total > 0 for done, total in counted)
 
 
 def test_another_seed_gives_other_votes(extracted: Path, plain_model_dir: Path) -> None:

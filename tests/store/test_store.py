@@ -130,6 +130,39 @@ def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
         Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
 
 
+def test_a_stage_that_is_older_than_its_source_is_no_source(tmp_path):
+    """Judged, scored, judged anew: what was scored is of verdicts that are gone, and nothing is trained on it."""
+    opened(tmp_path)
+    Stage.open(Config(run=tmp_path), "judge", [TURNS], parts=1, upstream=["extract"])
+    opened(tmp_path, knob=2, overwrite=True)
+    with pytest.raises(
+        OpdkitError, match=f"judge was computed from another extract stage .* run `opdkit judge {tmp_path}"
+    ):
+        Stage.open(Config(run=tmp_path), "teacher", [TURNS], parts=1, upstream=["judge"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(StageConfig):
+    model: str = option("", "a path")
+    others: tuple[str, ...] = option((), "paths")
+
+
+def test_another_spelling_of_a_path_is_no_other_plan(tmp_path, monkeypatch):
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    monkeypatch.chdir(tmp_path)
+    first = Stage.open(Named(run=tmp_path, model="model", others=("model",)), "extract", [REJECTED], parts=1)
+    fill(first)
+    again = Named(run=tmp_path, model=str(model), others=("./model",))
+    same = Stage.open(again, "extract", [REJECTED], parts=1)
+    assert (same.plan, same.todo()) == (first.plan, [])
+    with pytest.raises(ConfigError, match=r"config\.model"):
+        Stage.open(Named(run=tmp_path, model="other", others=("model",)), "extract", [REJECTED], parts=1)
+    with pytest.raises(ConfigError, match=r"config\.others"):
+        Stage.open(Named(run=tmp_path, model="model", others=("model", "other")), "extract", [REJECTED], parts=1)
+
+
 def test_of_two_plans_that_start_at_once_one_wins(tmp_path):
     """The manifest race: both find no manifest, and both write one."""
     barrier, outcomes = threading.Barrier(8), []

@@ -243,6 +243,13 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
 # -- what comes out -------------------------------------------------------------------------------------------------
 
 
+def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(run, plain_model_dir, capsys) -> None:
+    trained = train.run(train_config(run, plain_model_dir)).counters.rows_out
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"the trained model is in {run / 'train' / 'model'}" in said
+    assert ("turns teach little" in said) == (trained < 10)
+
+
 def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
     train.run(train_config(run, plain_model_dir))
     model = AutoModelForCausalLM.from_pretrained(run / "train/model")
