@@ -231,7 +231,7 @@ that reads {tokens:,} tokens a second. Measured: extract at {speed:.0f} MB a sec
 
 What breaks first, in this order:
 
-1. **The number of parts.** With the default of 8 MB a run has a million of them: folders of millions of files, which
+1. **The number of parts.** With the largest default, 8 MB, a run has a million of them: folders of millions of files, which
    file systems list slowly, and every command asks for each part whether it is done, and adds up the footers of all
    of them at its end. Take `--part-mb 256` for logs of terabytes: a part is still minutes of GPU time, which is what
    a kill loses.
