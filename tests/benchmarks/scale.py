@@ -231,10 +231,10 @@ that reads {tokens:,} tokens a second. Measured: extract at {speed:.0f} MB a sec
 
 What breaks first, in this order:
 
-1. **The number of parts.** With the largest default, 8 MB, a run has a million of them: folders of millions of files, which
-   file systems list slowly, and every command asks for each part whether it is done, and adds up the footers of all
-   of them at its end. Take `--part-mb 256` for logs of terabytes: a part is still minutes of GPU time, which is what
-   a kill loses.
+1. **The number of parts.** With parts of 8 MB, the largest default, a run has a million of them: folders of millions of
+   files, which file systems list slowly, and every command asks for each part whether it is done, and adds up the
+   footers of all of them at its end. Take `--part-mb 256` for logs of terabytes: a part is still minutes of GPU time,
+   which is what a kill loses.
 2. **The first pass.** Every shard of extract must know where the parts begin. Shards begin at different inputs and
    share what they find (`RUN/extract/.survey`), so that logs with one conversation a line are read twice in all, and
    not once a shard more. But a single file of 10 TB would be read by every shard at once: split logs into files of
