@@ -65,7 +65,9 @@ def run(config: JudgeConfig) -> Summary:
         refuse_no_model(config.model)
     inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
     ask = _open_judge(config, tried=True) if config.overwrite else None
-    stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"])
+    # A server answers otherwise the next time, whatever the seed.
+    stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"],
+                       drawn=config.judge == "endpoint")  # fmt: skip
     if todo := stage.todo():
         ask = ask or _open_judge(config)
     for part in progress(todo, "judge", len(todo), "parts"):

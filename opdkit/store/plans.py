@@ -15,6 +15,8 @@ from opdkit.store.digests import file_digest
 from opdkit.store.placing import discard, write_first
 from opdkit.tables import APPENDED
 
+DRAW = "draw"  # of a plan: which of the times that it was begun; no difference between two plans
+
 
 def fingerprint(plan: JSON) -> str:
     """A short digest of a plan's canonical JSON."""
@@ -68,7 +70,8 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
     if not path.exists() and write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
         return digest
     old = manifest(config.run, plan["stage"])
-    found = [] if old["fingerprint"] == digest else differences(old["plan"], plan)
+    same_draw = {DRAW: plan[DRAW]} if DRAW in plan else {}
+    found = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)
     if not found:
         return str(old["fingerprint"])
     changes = "\n".join(f"  {line}" for line in found)

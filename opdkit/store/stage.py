@@ -3,6 +3,7 @@
 import contextlib
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from opdkit.store.footers import (
 )
 from opdkit.store.marks import claim_name, marked, read_claim
 from opdkit.store.placing import move_first, sync
-from opdkit.store.plans import fingerprint, manifest, model_identity, pin, refuse_outdated
+from opdkit.store.plans import DRAW, fingerprint, manifest, model_identity, pin, refuse_outdated
 from opdkit.store.reading import part_path, summary_of
 from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
@@ -80,25 +81,31 @@ class Stage:
         upstream: Sequence[str] = (),
         command: str | None = None,
         part_inputs: Callable[[int], JSON] | None = None,
+        drawn: bool = False,
     ) -> "Stage":
         """Pin the plan in the manifest, or check that the one there is the same.
 
         `command` is the one that writes the stage, where that is not the stage's own. `part_inputs` says what a part
         is computed from that may change while the plan stays: kept in its footer, and a part that was computed from
-        something else is to do again; until then it stays.
+        something else is to do again; until then it stays. `drawn`: the same plan may come to other rows the next time,
+        so that what was computed from these is not taken for computed from those.
 
         Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs, and
         OpdkitError when a stage of `upstream` is older than what it was computed from.
         """
-        plan: JSON = {
-            "stage": name,
-            "opdkit": __version__,
-            "schemas": {t.name: t.version for t in tables},
-            "parts": parts,
-            "config": config.plan(),
-            "inputs": inputs or {},
-            "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
-        } | ({"command": command} if command else {})
+        plan: JSON = (
+            {
+                "stage": name,
+                "opdkit": __version__,
+                "schemas": {t.name: t.version for t in tables},
+                "parts": parts,
+                "config": config.plan(),
+                "inputs": inputs or {},
+                "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
+            }
+            | ({"command": command} if command else {})
+            | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
+        )
         refuse_outdated(config.run, upstream)
         digest = pin(home(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)

@@ -141,6 +141,28 @@ def test_a_stage_that_is_older_than_its_source_is_no_source(tmp_path):
         Stage.open(Config(run=tmp_path), "teacher", [TURNS], parts=1, upstream=["judge"])
 
 
+def test_what_is_drawn_anew_is_another_source(tmp_path):
+    """A server's votes: the same command comes to others after --overwrite, and to no others when it goes on."""
+
+    def judged(**options) -> Stage:
+        return Stage.open(Config(run=tmp_path, **options), "judge", [REJECTED], parts=2, drawn=True)
+
+    def scored() -> Stage:
+        return Stage.open(Config(run=tmp_path), "teacher", [TURNS], parts=2, upstream=["judge"])
+
+    first = judged()
+    fill(first, [0])
+    scored()
+    assert (judged().plan, judged().todo()) == (first.plan, [1])
+    scored()
+    with pytest.raises(ConfigError, match=r"config\.knob: 1 -> 2") as refused:
+        judged(knob=2)
+    assert "  draw" not in str(refused.value)
+    assert judged(overwrite=True).plan != first.plan
+    with pytest.raises(ConfigError, match=r"upstream\.judge"):
+        scored()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Named(StageConfig):
     model: str = option("", "a path")
