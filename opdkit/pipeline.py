@@ -14,6 +14,8 @@ from opdkit.store import Summary
 def run(config: RunConfig) -> Summary:
     """Run the stages in order; each says its closing line. Returns the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    for each in stages.values():
+        each.refuse_missing()
     for name in ORDER[:-1]:
         say(run_stage(name, stages[name]).text())
     return run_stage(ORDER[-1], stages[ORDER[-1]])
@@ -21,6 +23,7 @@ def run(config: RunConfig) -> Summary:
 
 def run_stage(name: str, config: StageConfig) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
+    config.refuse_missing()
     with recorded(name, config), listening():
         summary: Summary = imported(STAGES[name][1])(config)
     if summary.parts_done == summary.parts:

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands import COMMANDS
+from opdkit.commands import COMMANDS, Command
+from opdkit.config import fields_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -83,6 +84,7 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
+        (["eval", "nowhere", "--prompts", "missing.jsonl"], 2, "--prompts missing.jsonl is not there"),
         (["nothing"], 2, "nothing"),
     ],
 )
@@ -92,6 +94,25 @@ def test_wrong_commands_say_what_to_do(args: list[str], code: int, words: str, t
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir()), "a wrong command leaves nothing behind"
+
+
+def _required(known: Command) -> set[str]:
+    return {field.name for field in fields_of(known.config) if field.meta.positional}
+
+
+@pytest.mark.parametrize("command", [name for name, known in COMMANDS.items() if "run" in _required(known)])
+def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "afile"
+    file.write_text("not a run")
+    rest = ["logs"] if command in ("extract", "run", "slurm") else ["x"] if command == "calibrate" else []
+    rest += ["--from", "there"] if command == "rollout" else []
+    rest += ["--prompts", "x"] if command == "eval" else []
+    rest += ["--to", "trl-kto"] if command == "export" else []
+    rest += ["--model", "x"] if command in ("teacher", "train", "rollout") else []
+    for run in (file, file / "below"):
+        done = CliRunner().invoke(app, [command, str(run), *rest])
+        assert done.exit_code == 2
+        assert f"RUN is '{run}', and {file} is a file; name a folder" in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
