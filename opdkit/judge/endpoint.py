@@ -28,6 +28,7 @@ from opdkit.console import printable, progress, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.judge.traffic import Failure, Server, Traffic
+from opdkit.nouns import counted
 from opdkit.stages import JudgeConfig
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
@@ -104,7 +105,7 @@ class Endpoint:
                 answers[i] = answer
         if traffic.tried_again:
             kinds = ", ".join(f"{kind} {n:,}" for kind, n in traffic.tried_again.most_common())
-            say(f"the judge's server: {len(requests):,} answers, and attempts that failed: {kinds}")
+            say(f"the judge's server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
         return [answers[i] for i in range(len(requests))]
 
     async def _arriving(

@@ -8,6 +8,7 @@ from typing import Any
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.disk import explained
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.nouns import counted
 from opdkit.stages import home
 from opdkit.store.digests import file_digest
 from opdkit.store.placing import discard, write_first
@@ -62,7 +63,7 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> None:
     raise ConfigError(
         f"{folder} was begun under another plan:\n{changes}\n"
         f"Choose another run directory, or pass --overwrite to throw away what {plan['stage']} has written "
-        f"({written:,} files)."
+        f"({counted(written, 'file')})."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
     )
 
