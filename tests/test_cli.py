@@ -44,6 +44,15 @@ def test_every_command_has_help_and_an_example() -> None:
         assert f"  {COMMANDS[name].example}\n" in shown, "one line, to be pasted"
 
 
+def test_the_list_of_commands_is_whole_on_a_terminal_of_80_columns() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for name, known in COMMANDS.items():
+        assert f"{name} {known.help.partition('. ')[0].rstrip('.')}." in words
+
+
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
