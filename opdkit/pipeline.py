@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from opdkit.advice import within_run
 from opdkit.config import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
@@ -17,8 +18,13 @@ def run(config: RunConfig) -> Summary:
     for each in stages.values():
         each.refuse_missing()
     for name in ORDER[:-1]:
-        say(run_stage(name, stages[name]).text())
-    return run_stage(ORDER[-1], stages[ORDER[-1]])
+        say(_step(name, stages[name]).text())
+    return _step(ORDER[-1], stages[ORDER[-1]])
+
+
+def _step(name: str, config: StageConfig) -> Summary:
+    with within_run(name):
+        return run_stage(name, config)
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:
