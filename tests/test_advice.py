@@ -34,8 +34,9 @@ def test_flags_of_run_itself_need_no_translation(message: str) -> None:
 
 
 def test_warnings_and_errors_have_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError) as caught, within_run("teacher"):
+    with within_run("teacher"):
         warn("lower --batch-tokens")
+    with pytest.raises(ConfigError) as caught, within_run("teacher"):
         raise ConfigError("lower --max-tokens")
     assert str(caught.value) == "lower --max-tokens (with `opdkit run`: --set teacher.max_tokens=N)"
     assert "lower --batch-tokens (with `opdkit run`: --set teacher.batch_tokens=N)" in capsys.readouterr().err

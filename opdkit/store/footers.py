@@ -81,7 +81,7 @@ NOUNS = {
     "export": Nouns("turn", "turn"),
 }
 # How a counter is called that counts a share of another one, or of what has no counter of its own.
-_SHARE = re.compile(r"(?P<whole>.+?)(?: \((?P<kind>.+)\)|, (?P<also>rewarded))")
+_SHARE = re.compile(r"(?P<whole>.+?)(?: \((?P<kind>.+)\)|: (?P<reason>.+)|, (?P<also>rewarded))")
 
 
 @dataclass
@@ -117,7 +117,7 @@ class Summary:
             found = _SHARE.fullmatch(name)
             shares.setdefault(found["whole"] if found else name, [])
             if found:
-                shares[found["whole"]].append(f"{n:,} {found['kind'] or found['also']}")
+                shares[found["whole"]].append(f"{n:,} {found['kind'] or found['reason'] or found['also']}")
         return ", ".join(
             _named(extra[whole] if whole in extra else _total(extra, whole), whole)
             + (f" ({', '.join(kinds)})" if kinds else "")

@@ -81,11 +81,11 @@ def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
     extra = Counter({
         "votes": 9, "failed votes": 5, "failed votes (cut off)": 4, "failed votes (no answer)": 1, "hints": 1,
         "flagged loop": 2, "flagged loop, rewarded": 1, "rejected hints (too short, or empty)": 3, "rewards +1": 1,
-        "lost replies (too long)": 0,
+        "lost replies (too long)": 0, "skipped: side": 2, "skipped: retry": 1,
     })  # fmt: skip
     assert Summary("judge", Counters(extra=extra), 1, 1, tmp_path).details() == (
         "5 failed votes (4 cut off, 1 no answer), 2 flagged loop (1 rewarded), 1 hint, "
-        "3 rejected hints (3 too short, or empty), 1 reward +1, 9 votes"
+        "3 rejected hints (3 too short, or empty), 1 reward +1, 3 skipped (1 retry, 2 side), 9 votes"
     )
 
 
