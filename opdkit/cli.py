@@ -161,7 +161,9 @@ def _register(name: str, known: Command) -> None:
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    app.command(name, help=known.help, epilog=f"\b\nExample:\n  {known.example}")(command)
+    # Without a short help, click cuts the help after half a line.
+    short = known.help.partition(". ")[0].rstrip(".") + "."
+    app.command(name, help=known.help, short_help=short, epilog=f"\b\nExample:\n  {known.example}")(command)
 
 
 for _name, _known in COMMANDS.items():

@@ -128,6 +128,9 @@ class StageConfig(CommandConfig):
         super().__post_init__()
         parse_shard(self.shard)
 
+    def refuse_missing(self) -> None:
+        """Raise ConfigError when a file or package is missing that the options need. Asked before a model is loaded."""
+
     def plan(self) -> JSON:
         """The fields that decide the rows, as JSON values."""
         return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
@@ -147,6 +150,8 @@ def check(field: Field, value: Any) -> None:
         if meta.required:
             raise ConfigError(f"{name} is missing: {meta.help}")
         return
+    if name == "RUN":
+        refuse_file(name, Path(value))
     if meta.choices and value not in meta.choices:
         raise ConfigError(f"{name} is {value!r}; {did_you_mean(str(value), meta.choices)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -228,6 +233,13 @@ def type_name(field: Field) -> str:
     if field.is_list:
         return "list of text"
     return {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}[field.type]
+
+
+def refuse_file(name: str, run: Path) -> None:
+    """Raise ConfigError when a run directory, or what it would lie in, is a file."""
+    there = next((path for path in (run, *run.parents) if path.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ConfigError(f"{name} is {str(run)!r}, and {there} is a file; name a folder: that of a run, or a new one")
 
 
 def refuse_missing_folder(model: str) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from opdkit.advice import for_run
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -35,9 +37,9 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """One warning on stderr."""
+    """One warning on stderr. Within `opdkit run` it says how that is told what it advises."""
     if is_main_process():
-        stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
+        stderr.print(f"[yellow]warning:[/] {escape(printable(for_run(message)))}", soft_wrap=True)
 
 
 _shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it

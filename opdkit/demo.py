@@ -10,6 +10,7 @@ from opdkit.commands import DemoConfig
 from opdkit.config import JSON, StageConfig
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted
 from opdkit.pipeline import run_stage
 from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.store import part_path, read_all, read_counters
@@ -85,7 +86,8 @@ def _share(values: list[bool]) -> str:
 def _closing(directory: Path, prompts: int) -> None:
     counters = read_counters(part_path(directory, "metrics", 0))
     stdout.print(
-        f"{prompts} held-out requests, 4 sampled replies each. The model learned from {counters.rows_out} of its own\n"
+        f"{counted(prompts, 'held-out request')}, 4 sampled replies each. "
+        f"The model learned from {counters.rows_out} of its own\n"
         "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"
         f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
         f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"

@@ -27,6 +27,7 @@ from opdkit.logs.survey import Survey, survey
 from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.turns import SIDE, turns
 from opdkit.logs.units import Unit, Units
+from opdkit.nouns import counted
 from opdkit.stages import ExtractConfig, home
 from opdkit.store import Counters, PartWriter, Stage, Summary
 from opdkit.tables import REJECTED, SESSIONS, TURNS, to_arrow
@@ -71,7 +72,7 @@ def run(config: ExtractConfig) -> Summary:
         )
         say_formats(found.inputs)
         if found.parts == 0 and not any(f.set_aside for f in found.inputs):
-            raise OpdkitError(f"nothing to read: {', '.join(config.logs)} hold no line but blank ones")
+            raise OpdkitError(f"nothing to read: no line but blank ones in {', '.join(config.logs)}")
         stage = Stage.open(
             config,
             "extract",
@@ -99,11 +100,14 @@ def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
 
 
 def dry_run(config: ExtractConfig) -> Summary:
-    """Say what the first lines of each input would become, and write nothing."""
+    """Say what the first lines of each input would become, and write nothing. Raises OpdkitError if that is nothing."""
     from opdkit.preview import preview  # imported here: few ask for it
 
     redactor, filters = redactor_of(config), filters_of(config)
-    return preview(config, chosen_format(config), lambda unit, out: write_unit(unit, out, redactor, filters))
+    summary = preview(config, chosen_format(config), lambda unit, out: write_unit(unit, out, redactor, filters))
+    if summary.counters.extra[_LOST] and not summary.counters.rows_out:
+        check(summary.counters)
+    return summary
 
 
 def chosen_format(config: ExtractConfig) -> str | Reader:
@@ -313,7 +317,7 @@ def check(counters: Counters) -> None:
     lost = counters.extra[_LOST]
     if 2 * lost > counters.rows_in:
         raise OpdkitError(
-            f"{lost:,} of {counters.rows_in:,} log sessions could not be read: {reasons}. "
+            f"{lost:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. "
             "The rejected table shows line and text of each; is --format right?"
         )
     if counters.extra[_TRAINABLE]:
@@ -324,4 +328,6 @@ def check(counters: Counters) -> None:
             skipped.drop(name.removeprefix(_SKIPPED), n)
     why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.dropped.most_common(3)) or reasons or "no turns at all"
     side = " Every turn is marked as side." if set(skipped.dropped) == {SIDE} else ""
-    raise OpdkitError(f"nothing can be trained on: none of {counters.extra[_TURNS]:,} turns.{side} Reasons: {why}.")
+    raise OpdkitError(
+        f"nothing can be trained on: none of {counted(counters.extra[_TURNS], 'turn')}.{side} Reasons: {why}."
+    )

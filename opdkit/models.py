@@ -22,6 +22,7 @@ from opdkit.config import refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.memory import TooLargeError, is_out_of_memory
 from opdkit.model_folder import read_config, refuse_no_model
+from opdkit.nouns import counted, verb
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
 
@@ -146,7 +147,8 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> No
     differing.sort(key=lambda t: (min(ids_a.get(t, 1 << 62), ids_b.get(t, 1 << 62)), t))
     first = ", ".join(f"{t!r} {ids_a.get(t, 'none')} and {ids_b.get(t, 'none')}" for t in differing[:3])
     raise ConfigError(
-        f"student and teacher must share one tokenizer, but {len(differing):,} tokens have other ids "
+        f"student and teacher must share one tokenizer, but {counted(len(differing), 'token')} "
+        f"{verb(len(differing), 'has', 'have')} other ids "
         f"in {a.name_or_path} and {b.name_or_path}: {first}"
     )
 

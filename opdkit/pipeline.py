@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from opdkit.advice import within_run
 from opdkit.config import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
@@ -17,13 +18,21 @@ def run(config: RunConfig) -> Summary:
     """Run the stages in order; each says its closing line. Returns the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     refuse_no_models(stages.values())
+    for each in stages.values():
+        each.refuse_missing()
     for name in ORDER[:-1]:
-        say(run_stage(name, stages[name]).text())
-    return run_stage(ORDER[-1], stages[ORDER[-1]])
+        say(_step(name, stages[name]).text())
+    return _step(ORDER[-1], stages[ORDER[-1]])
+
+
+def _step(name: str, config: StageConfig) -> Summary:
+    with within_run(name):
+        return run_stage(name, config)
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
+    config.refuse_missing()
     with recorded(name, config), listening():
         summary: Summary = imported(STAGES[name][1])(config)
     if summary.parts_done == summary.parts:

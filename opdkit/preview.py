@@ -18,14 +18,16 @@ import orjson
 
 from opdkit.config import JSON
 from opdkit.console import printable, stdout
+from opdkit.errors import OpdkitError
 from opdkit.logs.conversation import FILTERED, LEFT_OUT, Reader
+from opdkit.logs.detect import remedy
 from opdkit.logs.filters import LANGUAGES, first_of, time_of
 from opdkit.logs.inputs import Input, expand, is_damage, open_plain
 from opdkit.logs.parquet import Rows, is_parquet
 from opdkit.logs.survey import survey
 from opdkit.logs.surveyed import Surveyed
 from opdkit.logs.units import Unit, Units
-from opdkit.stages import ExtractConfig, home
+from opdkit.stages import ExtractConfig
 from opdkit.store import Counters, PartWriter, Summary
 from opdkit.tables import REJECTED, SESSIONS, TURNS
 
@@ -40,7 +42,8 @@ Write = Callable[[Unit, PartWriter], None]
 def preview(config: ExtractConfig, chosen: str | Reader, write: Write) -> Summary:
     """Print what was found in each input; `write` turns one unit into rows, as it does for a part.
 
-    Raises ConfigError as `opdkit extract` does, but for inputs of no known format, of which it says so.
+    Raises ConfigError as `opdkit extract` does, but for inputs of no known format: of those it says so, and raises
+    OpdkitError where there are no others.
     """
     with tempfile.TemporaryDirectory(prefix="opdkit-extract-") as folder:
         scratch = Path(folder)
@@ -58,7 +61,18 @@ def preview(config: ExtractConfig, chosen: str | Reader, write: Write) -> Summar
         _say(_report(surveyed, out, whole))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
-    return Summary("extract --dry-run", total, 0, 1, home(config.run, "extract"))
+    refuse_nothing(found.inputs)
+    return Summary("extract --dry-run", total, 0, 1, where=None)
+
+
+def refuse_nothing(inputs: Sequence[Surveyed]) -> None:
+    """Raise OpdkitError when there is nothing in any input that could be read."""
+    if any(found.format is not None for found in inputs):
+        return
+    found = [f"{f.input.source}: {f.problem.reason} ({f.problem.detail}){remedy(f.problem)}"
+             for f in inputs if f.problem is not None]  # fmt: skip
+    names = ", ".join(f.input.source for f in inputs)
+    raise OpdkitError("\n".join(found) or f"nothing to read: no line but blank ones in {names}")
 
 
 def _head(entry: Input, path: Path, limit: int) -> tuple[Input, bool]:

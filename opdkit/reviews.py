@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from opdkit.config import JSON
 from opdkit.disk import explained
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted, verb
 from opdkit.stages import home
 from opdkit.store import part_count, part_path, parts_of_turns, read_part
 from opdkit.store.footers import VERSION_KEY, read_inputs
@@ -209,7 +210,8 @@ def refuse_outdated_targets(run: Path) -> None:
     """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
     if outdated := outdated_targets(run, in_force(run)):
         raise OpdkitError(
-            f"{len(outdated)} of {part_count(run, 'teacher')} parts of {run}/teacher/targets are older than the "
+            f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
+            f"{verb(len(outdated), 'is', 'are')} older than the "
             f"decisions of `opdkit review` on their turns: run `opdkit teacher {run} ...` again as before; it does "
             "only these"
         )

@@ -11,6 +11,7 @@ from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.failures import failures
+from opdkit.nouns import counted
 from opdkit.reviews import Reviews, in_force, outdated_targets
 from opdkit.stages import STAGES, home
 from opdkit.store import Summary, part_count, part_path, summary_of
@@ -45,7 +46,7 @@ def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     running = sum(not part_path(directory, primary.name, part).exists() for part in under_way)
     total = found.counters
     dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
-    shards = f"{failed} shard{'s' * (failed > 1)}" if failed else "0"
+    shards = counted(failed, "shard") if failed else "0"
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
     rows = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, rate
     return (stage, f"{found.parts_done}/{found.parts}", str(running), shards, *rows, time_left(found, running))

@@ -11,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands import COMMANDS
+from opdkit.commands import COMMANDS, Command
+from opdkit.config import fields_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -41,6 +42,15 @@ def test_every_command_has_help_and_an_example() -> None:
     for name in commands:
         shown = opdkit(name, "-h").stdout
         assert f"  {COMMANDS[name].example}\n" in shown, "one line, to be pasted"
+
+
+def test_the_list_of_commands_is_whole_on_a_terminal_of_80_columns() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
+    words = " ".join(shown.split())
+    for name, known in COMMANDS.items():
+        assert f"{name} {known.help.partition('. ')[0].rstrip('.')}." in words
 
 
 @pytest.mark.parametrize(
@@ -84,11 +94,8 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "did you mean 'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
         (["run", "nowhere", __file__, "--model", "./modle"], 1, "./modle is not there"),
-        (
-            ["run", "nowhere", __file__, "--model", "m/x", "--set", "teacher.teacher=/no/such"],
-            1,
-            "/no/such is not there",
-        ),
+        (["run", "nowhere", __file__, "--model", "m/x", "--set", "teacher.teacher=/no/such"], 1, "/no/such is not"),
+        (["eval", "nowhere", "--prompts", "missing.jsonl"], 2, "--prompts missing.jsonl is not there"),
         (["nothing"], 2, "nothing"),
     ],
 )
@@ -98,6 +105,25 @@ def test_wrong_commands_say_what_to_do(args: list[str], code: int, words: str, t
     assert words in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
     assert not any(tmp_path.iterdir()), "a wrong command leaves nothing behind"
+
+
+def _required(known: Command) -> set[str]:
+    return {field.name for field in fields_of(known.config) if field.meta.positional}
+
+
+@pytest.mark.parametrize("command", [name for name, known in COMMANDS.items() if "run" in _required(known)])
+def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "afile"
+    file.write_text("not a run")
+    rest = ["logs"] if command in ("extract", "run", "slurm") else ["x"] if command == "calibrate" else []
+    rest += ["--from", "there"] if command == "rollout" else []
+    rest += ["--prompts", "x"] if command == "eval" else []
+    rest += ["--to", "trl-kto"] if command == "export" else []
+    rest += ["--model", "x"] if command in ("teacher", "train", "rollout") else []
+    for run in (file, file / "below"):
+        done = CliRunner().invoke(app, [command, str(run), *rest])
+        assert done.exit_code == 2
+        assert f"RUN is '{run}', and {file} is a file; name a folder" in done.stderr
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from small_logs import chat, jsonl, run
 
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.preview import LINES
 
 
@@ -60,7 +60,6 @@ def test_inputs_of_several_formats_and_of_none(tmp_path, capsys):
     assert "a.jsonl: sharegpt" in said
     assert "b.jsonl: unknown format (no reader knows records with the keys level)" in said
     assert "c.parquet: openai, all of it\n  sessions  5\n" in said
-    assert "b.jsonl: unknown format" in shown(capsys, tmp_path / "run", folder / "b.jsonl")
 
 
 def test_a_mapping_and_a_filter_can_be_tried(tmp_path, capsys):
@@ -86,6 +85,20 @@ def test_a_log_shows_itself_redacted_and_short(tmp_path, capsys):
 def test_what_is_wrong_with_the_command_is_still_an_error(tmp_path):
     with pytest.raises(ConfigError, match="is not there"):
         run(tmp_path / "run", tmp_path / "none.jsonl", dry_run=True)
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    (b'{"level": "info"}\n', r"unknown format.*--map says where.*docs/logs\.md"),
+    (b"", "nothing to read"),
+    (b"\n", "no JSON lines"),
+    (b'{"messages": 1}\n', "1 of 1 log session could not be read"),
+])  # fmt: skip
+def test_a_log_of_which_nothing_can_be_read_is_an_error_here_too(tmp_path, line, words):
+    (tmp_path / "log.jsonl").write_bytes(line)
+    options = {"format": "openai"} if b"messages" in line else {}
+    with pytest.raises(OpdkitError, match=words) as caught:
+        run(tmp_path / "run", tmp_path / "log.jsonl", dry_run=True, **options)
+    assert caught.value.exit_code == 1
 
 
 def test_a_session_that_is_spread_over_lines(tmp_path, capsys):

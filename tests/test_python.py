@@ -131,7 +131,10 @@ def test_a_missing_reward_is_missing_in_pandas_too(run: Run) -> None:
 
 def test_what_it_shows(run: Run, tmp_path: Path) -> None:
     shown = repr(run)
-    assert shown.startswith(f"Run({str(run.path)!r})\n  extract: 241 in, 240 out, 1 dropped")
+    assert shown.startswith(
+        f"Run({str(run.path)!r})\n  extract: 241 log sessions in, 240 sessions out, 1 line or session dropped (not "
+        "JSON 1)"
+    )
     assert "  judge: " in shown
     assert repr(Run(tmp_path)).endswith("nothing is done yet")
     assert "turn_id: string - session_id:message_index" in repr(run.table("turns"))
@@ -172,7 +175,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         exec(compile(block, "docs/python.md", "exec"), names)
     shown = capsys.readouterr().out
     for words in (
-        "extract: 241 in",
+        "extract: 241 log sessions in",
         "judge: ",
         "mean advantage ",
         "accuracy 1.000",

@@ -6,14 +6,18 @@ from opdkit.calibrate.agreement import CLASSES
 from opdkit.calibrate.result import Calibration, Interval
 from opdkit.commands.calibrate import CalibrateConfig
 from opdkit.console import printable, stdout
+from opdkit.nouns import counted, verb
 
 
 def show(measured: Calibration, config: CalibrateConfig) -> None:
     """Print everything on stdout."""
     aside = "".join(f", {reason} {n:,}" for reason, n in measured.set_aside.items())
     statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())
-    _say(f"{measured.rows:,} labels: {measured.labels:,} of judged turns or sessions{aside}")
-    _say(f"{measured.answered:,} have a reward (coverage {measured.answered / measured.labels:.3f}; {statuses})")
+    _say(f"{counted(measured.rows, 'label')}: {measured.labels:,} of judged turns or sessions{aside}")
+    _say(
+        f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
+        f"{measured.answered / measured.labels:.3f}; {statuses})"
+    )
     _say(f"accuracy {_with(measured.accuracy, measured.accuracy_interval)}")
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
     _say(f"Cohen's kappa{weights} {_with(measured.kappa, measured.kappa_interval)}")
@@ -23,7 +27,8 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         _say(f"expected calibration error {measured.calibration_error:.3f}")
     if measured.hints:
         found = measured.hints
-        _say(f"hints: {found.hinted:,} on {found.turns:,} turns; something was wanted on {found.wanted:,}: precision "
+        _say(f"hints: {found.hinted:,} on {counted(found.turns, 'turn')}; something was wanted on {found.wanted:,}: "
+             f"precision "
              f"{_number(found.precision)}, recall {_number(found.recall)}")  # fmt: skip
     if measured.curve:
         stdout.print(_curve(measured))
@@ -59,7 +64,8 @@ def _curve(measured: Calibration) -> RichTable:
 
 def _advice(measured: Calibration, tolerance: float) -> str:
     stored, worth = measured.stored_votes, measured.votes_worth_paying
-    text = f"the curve is over {measured.curve_labels:,} labels and all subsets of their {stored} votes"
+    labels, votes = counted(measured.curve_labels, "label"), counted(stored, "vote")
+    text = f"the curve is over {labels} and all subsets of their {votes}"
     if worth is None:
         return text + "; no vote is worth paying for: none gives a reward"
     saved = f", {1 - worth / stored:.0%} fewer than now" if worth < stored else ", all that there are"

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.judge.votes import reward_of
+from opdkit.nouns import counted
 from opdkit.reviews import REVIEWED
 from opdkit.turn_ids import turn_id
 
@@ -34,7 +35,7 @@ class Wrong:
     count: int = 1
 
     def text(self) -> str:
-        return self.what + (f" (and in {self.count - 1:,} more rows)" if self.count > 1 else "")
+        return self.what + (f" (and in {counted(self.count - 1, 'more row')})" if self.count > 1 else "")
 
 
 @dataclass

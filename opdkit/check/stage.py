@@ -19,6 +19,7 @@ from opdkit.config import JSON
 from opdkit.console import printable, progress, say, stdout
 from opdkit.disk import explained
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted
 from opdkit.stages import home
 from opdkit.store import part_path
 from opdkit.store.footers import inputs_in
@@ -45,7 +46,10 @@ def run(config: CheckConfig) -> bool:
     elif report.findings:
         _show(report.findings)
     if removed:
-        say(f"removed {len(removed):,} damaged parts and parts computed from them; now run again, in this order:")
+        say(
+            f"removed {counted(len(removed), 'part')}, damaged or computed from one that is; now run again, in this "
+            "order:"
+        )
         stages = {path.parent.parent.name for path in removed}
         manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
         for command in dict.fromkeys(plans.again(directory, stage, manifests.get(stage)) for stage in manifests):
@@ -221,9 +225,9 @@ def _document(run: Path, report: Report, removed: list[Path]) -> JSON:
 
 def _closing(report: Report, seconds: float) -> str:
     stages = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
-    found = f"{len(report.findings):,} findings" if report.findings else "nothing wrong"
-    text = f"check: {found}; {report.files:,} files, {report.rows:,} rows, parts done: {stages or 'none'}, "
-    text += f"{seconds:.1f} s"
+    found = counted(len(report.findings), "finding") if report.findings else "nothing wrong"
+    text = f"check: {found}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
+    text += f", parts done: {stages or 'none'}, {seconds:.1f} s"
     if report.without_digest:
-        text += f"; {report.without_digest:,} files are of before digests were recorded, and only known to be readable"
+        text += f"; {counted(report.without_digest, 'file')} of before digests were recorded, only known to be readable"
     return text

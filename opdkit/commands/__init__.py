@@ -44,25 +44,25 @@ COMMANDS: dict[str, Command] = {
     "init": Command(
         InitConfig,
         "opdkit.init:run",
-        "Write a TOML file with every option of every stage, its meaning and its default.",
+        "Write a TOML file with every option, its meaning and its default.",
         "opdkit init runs/opdkit.toml --model sample_data/model --judge local",
     ),
     "doctor": Command(
         DoctorConfig,
         "opdkit.doctor:run",
-        "Look at what is there (versions, devices, memory, model, server, logs) and say what to do. Exit code 1: "
+        "Look at versions, devices, memory, model, server and logs, and say what to do. Exit code 1: "
         "something will not work.",
         "opdkit doctor sample_data/logs --model sample_data/model",
     ),
     **_stage("extract", "Read conversation logs into sessions and turns.", "opdkit extract runs/try sample_data/logs"),
     **_stage(
         "judge",
-        "Have a judge vote on every turn: a reward, and a hint where the reaction shows what was wanted.",
+        "Have a judge vote on every turn: a reward, and a hint at what was wanted.",
         "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
     ),
     **_stage(
         "teacher",
-        "Score every judged reply with the student and with the teacher that has read the hint.",
+        "Score every judged reply, as it was and knowing the hint.",
         "opdkit teacher runs/try --model sample_data/model",
     ),
     **_stage(
@@ -72,46 +72,46 @@ COMMANDS: dict[str, Command] = {
     ),
     **_stage(
         "eval",
-        "Compare the model before and after, on prompts that were held out.",
+        "Compare the model before and after on held-out prompts.",
         "opdkit eval runs/try --prompts sample_data/prompts.jsonl --max-new-tokens 48",
     ),
     **_stage(
         "rollout",
-        "Let the student as it is now answer the hinted turns of a run afresh: the on-policy round.",
+        "Have the student answer the hinted turns afresh: the on-policy round.",
         "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
     ),
     "report": Command(
         ReportConfig,
         "opdkit.report:run",
-        "Write the run as one HTML file that opens offline: funnel, votes, hints, every token's advantage, training.",
+        "Write the run as one HTML file that opens offline: funnel, votes, hints, advantages, training.",
         "opdkit report runs/try",
     ),
     **_stage(
         "run",
-        "Extract, judge, teacher and train in one go, with one configuration.",
+        "Extract, judge, teacher and train, with one configuration.",
         "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
     ),
     **_stage(
         "slurm",
-        "Write the batch scripts that extract, judge, teach and train on a Slurm cluster, and submit them.",
+        "Write the batch scripts of a run on a Slurm cluster, and submit them.",
         "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
     ),
     "show": Command(
         ShowConfig,
         "opdkit.show:run",
-        "Show turns: a list, or one whole, with its votes, hints and every token in the colour of its advantage.",
+        "Show turns: a list, or one whole, with its votes, hints and the advantage of every token.",
         "opdkit show runs/try --worst 1 --whole",
     ),
     "review": Command(
         ReviewConfig,
         "opdkit.review:run",
-        "The report as a page served on this machine, where a person accepts, edits or strikes hints and rewards.",
+        "Serve the report to a person who accepts, edits or strikes hints and rewards.",
         "opdkit review runs/try",
     ),
     "status": Command(
         StatusConfig,
         "opdkit.status:run",
-        "Show how far each stage is: parts done, running and failed, rows, rate, time left, last errors.",
+        "Show how far each stage is: parts, rows, rate, time left, last errors.",
         "opdkit status runs/try",
     ),
     "check": Command(
@@ -129,7 +129,7 @@ COMMANDS: dict[str, Command] = {
     "calibrate": Command(
         CalibrateConfig,
         "opdkit.calibrate:run",
-        "Measure the judge against labels that people gave, and how many votes are worth paying for.",
+        "Measure the judge against labels of people, and how many votes are worth paying for.",
         "opdkit calibrate runs/try sample_data/labels.jsonl",
     ),
     "demo": Command(

@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from opdkit.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError
 from opdkit.models import resolve_device
+from opdkit.nouns import counted
 
 _LITTLE_ROOM = 5e9  # bytes
 
@@ -38,14 +39,16 @@ def versions() -> Iterator[Finding]:
     try:
         yield Finding("packages", OK, f"peft {version('peft')}")
     except PackageNotFoundError:
-        yield Finding("packages", NOTE, "peft is missing: no --lora-rank", 'pip install "opdkit[lora]"')
+        yield Finding("packages", NOTE, "peft is missing: no --lora-rank", "pip install peft")
 
 
 def devices(device: str) -> Iterator[Finding]:
     """Cores, memory, GPUs, and whether torch can use them."""
     memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("CPU", OK, f"{cores} cores, {in_gb(memory.available)} of {in_gb(memory.total)} memory free")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(
+        "CPU", OK, f"{counted(cores, 'core')}, {in_gb(memory.available)} of {in_gb(memory.total)} memory free"
+    )
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)

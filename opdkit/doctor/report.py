@@ -10,6 +10,7 @@ from opdkit.commands import DoctorConfig
 from opdkit.console import printable, say, stdout
 from opdkit.doctor import logs, machine, model, server
 from opdkit.doctor.finding import NOTE, OK, PROBLEM, Finding
+from opdkit.nouns import counted
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
@@ -22,7 +23,7 @@ def run(config: DoctorConfig) -> bool:
     else:
         _show(findings)
     problems = sum(finding.state == PROBLEM for finding in findings)
-    say(f"{problems} problem{'s' * (problems != 1)}" if problems else "nothing is wrong with what was looked at")
+    say(counted(problems, "problem") if problems else "nothing is wrong with what was looked at")
     for flag in ("model", "base_url", "logs", "run"):
         if not getattr(config, flag):
             option = "LOGS" if flag == "logs" else "--" + flag.replace("_", "-")

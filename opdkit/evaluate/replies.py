@@ -15,6 +15,7 @@ from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
 from opdkit.memory import TooLargeError
 from opdkit.models import token_generator
+from opdkit.nouns import counted
 from opdkit.sampling import Request, Sample, sample
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig
@@ -64,7 +65,7 @@ def generate(
     Draw k of a prompt comes from the stream (seed, prompt id, k), the same for both models: what differs between them
     is the model.
     """
-    say(f"{label}: {1 + config.samples} replies to each of {len(asked)} prompts")
+    say(f"{label}: {counted(1 + config.samples, 'reply')} to each of {counted(len(asked), 'prompt')}")
     replies = []
     for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
@@ -130,5 +131,5 @@ def _judged(asked: dict[str, Reply], config: EvalConfig) -> dict[str, bool | Non
     }
     unknown = sum(v is None for v in verdicts.values())
     if unknown:
-        warn(f"the judge gave no verdict on {unknown} of {len(verdicts)} replies; they count neither way")
+        warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     return verdicts

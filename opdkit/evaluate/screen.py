@@ -9,6 +9,7 @@ from opdkit.config import JSON
 from opdkit.console import printable, stdout
 from opdkit.evaluate.checks import POOLED
 from opdkit.evaluate.scores import METRICS, MODELS
+from opdkit.nouns import counted
 
 # In one domain of a dozen prompts the others are too few to say anything; all rows are in the table `scores`.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")
@@ -58,4 +59,4 @@ def _never(metric: str, replies: Sequence[JSON]) -> str:
     before, after = (
         len([k for k in samples if k] or samples) for samples in sides
     )  # the greedy ones if there are no others
-    return f"{METRICS[metric]}: 0 of {after:,} replies, before 0 of {before:,}"
+    return f"{METRICS[metric]}: 0 of {counted(after, 'reply')}, before 0 of {before:,}"

@@ -30,6 +30,7 @@ from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, repl
 from opdkit.evaluate.screen import show
 from opdkit.model_folder import refuse_no_model
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.nouns import counted
 from opdkit.reviews import decided_in, in_force, plan_inputs
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
@@ -69,7 +70,7 @@ def run(config: EvalConfig) -> Summary:
             replies = with_echoes(checked(replies, config), hints)
             out.rows("replies", [reply.row() for reply in replies])
             out.rows("scores", reply_scores(replies, config.seed) + drift)
-            out.counters.rows_in, out.counters.rows_out = 2 * len(prompts), 2 * len(prompts)
+            out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
             out.counters.extra["replies"] = len(replies)
     if is_main_process() and stage.done(0):
         show(read_part(config.run, "scores", 0), read_part(config.run, "replies", 0))
@@ -85,9 +86,10 @@ def judged_shifts(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     share = manifest(config.run, "train")["plan"]["config"]["holdout"] if _has(config, "train") else 0.0
     if share:
         turns = [t for t in turns if held_out(t.session_id, share)]
-        say(f"log-probs of {len(turns)} judged replies in sessions held out of training")
+        say(f"log-probs of {counted(len(turns), 'judged reply')} in sessions held out of training")
     else:
-        say(f"log-probs of {len(turns)} judged replies; none were held out of training (`opdkit train --holdout`)")
+        say(f"log-probs of {counted(len(turns), 'judged reply')}; "
+            "none were held out of training (`opdkit train --holdout`)")  # fmt: skip
     groups = {"logprob_good": 1, "logprob_bad": -1}
     chosen = {m: few((t for t in turns if t.reward == r), lambda t: t.turn_id, MAX_TURNS) for m, r in groups.items()}
     # The prompts as the teacher stage rendered them, whatever the replies above were sampled with.
@@ -110,7 +112,7 @@ def neutral_shifts(models: dict[str, Any], chat: Chat, passages: Sequence[str], 
     sequences = passage_sequences(chat.tokenizer, passages)
     if not sequences:
         return []
-    say(f"drift on {len(sequences)} passages of neutral text")
+    say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
     shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
     return [logprob_score("logprob_neutral", shifts, config.seed), neutral_kl_score(shifts, config.seed)]
 
@@ -118,7 +120,7 @@ def neutral_shifts(models: dict[str, Any], chat: Chat, passages: Sequence[str], 
 def own_reply_shifts(models: dict[str, Any], replies: Sequence[Reply], config: EvalConfig) -> list[JSON]:
     """Forgetting, domain by domain: how far the model has moved on what it used to say."""
     own = measured([r for r in replies if r.model == "before"])
-    say(f"drift on {len(own)} replies of the model before")
+    say(f"drift on {counted(len(own), 'reply')} of the model before")
     shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
     return reply_kl_scores(own, shifts, config.seed)
 

@@ -10,6 +10,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.export import kto, openai, sdft, sft, verl
 from opdkit.export.files import message_type, refuse_existing, whole, writing
 from opdkit.export.turns import Target, judged_turns
+from opdkit.nouns import counted
 from opdkit.review import Imported, read_csv, write_csv
 from opdkit.reviews import in_force
 from opdkit.stages import home
@@ -54,7 +55,7 @@ def _export(config: ExportConfig, to: str) -> Summary:
             raise OpdkitError(f"{config.run} has no turn for {to}: {_reasons(counters)}")
     counters.seconds = time.monotonic() - start
     if to == "openai" and (lines := counters.extra["conversations"]) < openai.FEWEST_LINES:
-        warn(f"{path} has {lines} lines; OpenAI takes no fewer than {openai.FEWEST_LINES}")
+        warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {openai.FEWEST_LINES}")
     return Summary(f"export {to}", counters, parts, parts, path)
 
 

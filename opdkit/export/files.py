@@ -77,6 +77,7 @@ def whole(path: Path, *, overwrite: bool) -> Iterator[Path]:
     """
     refuse_existing(path, overwrite=overwrite)
     temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+    missing = [folder for folder in path.parents if not folder.exists()]
     try:
         with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,6 +87,12 @@ def whole(path: Path, *, overwrite: bool) -> Iterator[Path]:
                 temporary.replace(path)
             elif not move_first(temporary, path):
                 refuse_existing(path, overwrite=False)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        for folder in missing:  # made for nothing, unless another process has put something there
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -74,7 +74,7 @@ def linked(messages: list[Message]) -> tuple[list[Message], str]:
 def _line(messages: list[Message], weighted: set[int], tools: str | None, counters: Counters) -> Row:
     """The conversation up to its last weighted reply."""
     if unthinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
-        counters.extra["replies without their thinking"] += unthinking
+        counters.extra["replies without the thinking"] += unthinking
     written = [_message(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
     definitions = tool_definitions(tools)
     return {"messages": written} | ({"tools": definitions} if definitions else {})

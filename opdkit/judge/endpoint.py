@@ -28,6 +28,7 @@ from opdkit.console import printable, progress, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.judge.traffic import Failure, Server, Traffic
+from opdkit.nouns import counted
 from opdkit.stages import JudgeConfig
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
@@ -72,6 +73,7 @@ class Endpoint:
         self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
         self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
         self.server, self.judge = Server(), Identity(model)
+        self._failure_said = False
         # Reading the certificates takes a while; once is enough, and plain http needs none.
         self.tls = httpx.create_ssl_context() if base_url.startswith("https:") else False
         self.key = os.environ.get(api_key_env, "").strip()
@@ -104,7 +106,7 @@ class Endpoint:
                 answers[i] = answer
         if traffic.tried_again:
             kinds = ", ".join(f"{kind} {n:,}" for kind, n in traffic.tried_again.most_common())
-            say(f"the judge's server: {len(requests):,} answers, and attempts that failed: {kinds}")
+            say(f"the judge's server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
         return [answers[i] for i in range(len(requests))]
 
     async def _arriving(
@@ -128,14 +130,24 @@ class Endpoint:
                         yield i, found
                     elif last_word := traffic.failed(i, found, time.monotonic()):
                         yield i, last_word
+                    else:
+                        self._say_first_failure(found.reason)
                 for i in traffic.overdue(time.monotonic()):
                     under_way.pop(i).cancel()  # which closes its connection: a late answer reaches nobody
                     if last_word := traffic.given_up(i, time.monotonic()):
                         yield i, last_word
+                    elif not self.server.answers:  # else it was given up early, which means little
+                        self._say_first_failure(f"no answer within {self.timeout:g} seconds")
         finally:
             for task in under_way.values():
                 task.cancel()
             await asyncio.gather(*under_way.values(), return_exceptions=True)
+
+    def _say_first_failure(self, reason: str) -> None:
+        """Once: a server that is down is asked again for half a minute, which should not pass in silence."""
+        if not self._failure_said:
+            self._failure_said = True
+            say(f"the judge at {self.base_url}: {reason}; trying again, with growing pauses (--retries {self.retries})")
 
     async def _attempt(self, client: httpx.AsyncClient, request: Completion) -> Answer | Failure:
         try:

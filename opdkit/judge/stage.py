@@ -13,6 +13,7 @@ from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import reward_of
 from opdkit.model_folder import refuse_no_model
+from opdkit.nouns import counted, verb
 from opdkit.stages import JudgeConfig, imported
 from opdkit.store import Counters, Stage, Summary, limited, model_identity, mostly_dropped, part_count, read_part
 from opdkit.tables import VERDICTS
@@ -211,7 +212,9 @@ def warnings(counters: Counters) -> list[str]:
         kinds = Counter({k[14:-1]: n for k, n in extra.items() if k.startswith("failed votes (")})
         kind = kinds.most_common(1)[0][0]
         share = "all" if failed == votes else f"{failed:,} of"
-        found.append(f"{share} {votes:,} votes failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}")
+        found.append(
+            f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}"
+        )
     if not extra["hints"]:
         found.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
     found += all_alike(extra)
@@ -219,7 +222,8 @@ def warnings(counters: Counters) -> list[str]:
         rewarded, shown = extra[f"flagged {flag}, rewarded"], extra[f"flagged {flag}"]
         if 2 * rewarded > shown:
             found.append(
-                f"{rewarded:,} of {shown:,} turns {words} were rewarded +1: look at some before training on them"
+                f"{rewarded:,} of {counted(shown, 'turn')} {words} {verb(rewarded, 'was', 'were')} rewarded +1: look "
+                "at some before training on them"
             )
     return found
 

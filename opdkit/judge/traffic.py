@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from opdkit.errors import OpdkitError
 from opdkit.judge.exchange import NO_ANSWER, Answer
+from opdkit.nouns import counted
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
@@ -179,9 +180,10 @@ class Traffic:
             return None
         if answers and answers >= failures:
             return Answer("", error=f"{NO_ANSWER}: {failure.reason}")
-        what = f"answered {answers} and failed {failures} times besides, and " if answers else ""
+        what = f"answered {answers:,} and failed {counted(failures, 'time')} besides, and " if answers else ""
         raise OpdkitError(
-            f"{self.where} {what}gave no answer in {request.failures} attempts (the last: {failure.reason}). "
+            f"{self.where} {what}gave no answer in {counted(request.failures, 'attempt')} (the last: "
+            f"{failure.reason}). "
             "Check that it runs and takes requests at that address, then start the same command again: "
             "finished parts are kept, and nothing was written for the others."
         )

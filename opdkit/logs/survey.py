@@ -19,7 +19,7 @@ import xxhash
 
 from opdkit.errors import ConfigError
 from opdkit.logs.conversation import Line, Reader, Unreadable
-from opdkit.logs.detect import UNKNOWN, detect
+from opdkit.logs.detect import detect, remedy
 from opdkit.logs.inputs import Input, compression, is_damage, lines, open_plain
 from opdkit.logs.openclaw_rl import VOTES
 from opdkit.logs.parquet import Rows, is_parquet, row_chunks
@@ -202,8 +202,7 @@ def _find_format(found: Surveyed, format: str | Reader, line_limit: int) -> None
             found.format = format if format != AUTO else _detected(found, line_limit)
     except Unreadable as why:
         if found.input.given and why.reason != VOTES:
-            remedy = "; --format names the format" if why.reason == UNKNOWN else ""
-            raise ConfigError(f"{source}: {why.reason} ({why.detail}){remedy}") from None
+            raise ConfigError(f"{source}: {why.reason} ({why.detail}){remedy(why)}") from None
         found.problem = why
 
 

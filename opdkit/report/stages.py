@@ -9,6 +9,7 @@ from pathlib import Path
 from opdkit.commands import COMMANDS
 from opdkit.config import JSON, fields_of
 from opdkit.failures import failures
+from opdkit.nouns import counted
 from opdkit.report.joined import has_stage
 from opdkit.stages import STAGES
 from opdkit.store import Summary, command_of, manifest, mostly_dropped, part_count, part_path, read_arrow, summary_of
@@ -50,8 +51,8 @@ def notices(run: Path, found: dict[str, Summary]) -> list[str]:
     said = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in failures(run)]
     for stage, summary in found.items():
         if summary.parts_done < summary.parts:
-            said.append(f"{stage} has finished {summary.parts_done:,} of {summary.parts:,} parts; the rest is not in "
-                        "this report")  # fmt: skip
+            said.append(f"{stage} has finished {summary.parts_done:,} of {counted(summary.parts, 'part')}; the rest "
+                        "is not in this report")  # fmt: skip
     said += [message for stage in ("judge", "teacher") if stage in found
              for message in mostly_dropped(stage, found[stage].counters)]  # fmt: skip
     return said

@@ -25,6 +25,7 @@ from opdkit import reviews
 from opdkit.config import JSON, did_you_mean
 from opdkit.console import printable
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted, verb
 from opdkit.review.api import without_verdict
 from opdkit.reviews import Ledger, Review, in_force
 from opdkit.store import part_count, read_part
@@ -52,8 +53,8 @@ class Imported:
     def text(self) -> str:
         total = self.changed + self.same + self.untouched
         return (
-            f"{total:,} rows: {self.changed:,} decisions added ({self.struck:,} of them struck), {self.same:,} as they "
-            f"were, {self.untouched:,} without a decision"
+            f"{counted(total, 'row')}: {counted(self.changed, 'decision')} added ({self.struck:,} of them struck), "
+            f"{self.same:,} as they were, {self.untouched:,} without a decision"
         )
 
 
@@ -171,7 +172,8 @@ def read_csv(run: Path, path: Path) -> Imported:
 def _in_words(path: Path, wrong: list[str]) -> str:
     shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
     more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
-    return f"{path}: {len(wrong):,} rows are wrong, and nothing of the file was taken:\n{shown}{more}"
+    rows = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
+    return f"{path}: {rows} wrong, and nothing of the file was taken:\n{shown}{more}"
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:

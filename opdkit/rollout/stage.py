@@ -15,6 +15,7 @@ from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
 from opdkit.model_folder import refuse_no_model
+from opdkit.nouns import counted, verb
 from opdkit.reviews import Reviews, decisions, in_force, plan_inputs
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import Judge, write_verdicts
@@ -77,7 +78,7 @@ def template_arg(config: RolloutConfig) -> tuple[str, ...]:
 def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
     if not any(True for part in range(parts) for _ in hinted_turns(config, part, reviews)):
-        within = f" in its first {config.limit} sessions" if config.limit else ""
+        within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         raise OpdkitError(
             f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
             f"line of `opdkit judge {config.from_}` why, and try a stronger --judge"
@@ -130,11 +131,18 @@ def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     extra = counters.extra
     found = mostly_dropped("rollout", counters)
     if counters.dropped[NO_ROOM]:
-        found.append(f"{counters.dropped[NO_ROOM]:,} prompts leave less than --max-new-tokens {config.max_new_tokens} "
+        prompts = counters.dropped[NO_ROOM]
+        found.append(f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
+                     f"{config.max_new_tokens} "
                      "of what the model was built for: lower it")  # fmt: skip
     if 2 * extra[CUT_OFF] > extra["replies"]:
-        found.append(f"{extra[CUT_OFF]:,} of {extra['replies']:,} replies were cut off: raise --max-new-tokens")
+        found.append(
+            f"{extra[CUT_OFF]:,} of {counted(extra['replies'], 'reply')} {verb(extra[CUT_OFF], 'was', 'were')} cut "
+            "off: raise --max-new-tokens"
+        )
     if 2 * extra["failed votes"] > extra["votes"]:
-        found.append(f"{extra['failed votes']:,} of {extra['votes']:,} votes failed, {extra['no reward']:,} replies "
-                     "have no reward: is --judge-model a chat model that does as it is told?")  # fmt: skip
+        found.append(f"{extra['failed votes']:,} of {counted(extra['votes'], 'vote')} failed, "
+                     f"{counted(extra['no reward'], 'reply')} "
+                     f"{verb(extra['no reward'], 'has', 'have')} no reward: is --judge-model a chat model that does "
+                     "as it is told?")  # fmt: skip
     return found + all_alike(extra)

@@ -11,6 +11,7 @@ import json
 from opdkit.commands.show import ShowConfig
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted
 from opdkit.show.choose import chosen_turns
 from opdkit.show.listed import print_list
 from opdkit.show.whole import print_whole
@@ -47,7 +48,10 @@ def run(config: ShowConfig) -> None:
     else:
         print_list(turns, stdout)
     if len(turns) < total:
-        say(f"{len(turns):,} of {total:,} turns; --limit shows more, `opdkit show {config.run} TURN_ID` one whole")
+        say(
+            f"{len(turns):,} of {counted(total, 'turn')}; --limit shows more, "
+            f"`opdkit show {config.run} TURN_ID` one whole"
+        )
 
 
 def _print_json(document: object) -> None:

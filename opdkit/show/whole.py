@@ -7,6 +7,7 @@ from rich.text import Text
 
 from opdkit.config import JSON
 from opdkit.console import printable
+from opdkit.nouns import counted
 from opdkit.show.tokens import in_colour, legend, logprob_table, reply_text, signed
 
 _MESSAGE, _ANSWER = 4000, 600  # characters that are shown of a message and of a judge's answer; --json has all
@@ -93,8 +94,8 @@ def _target_head(target: JSON) -> Text:
         token["advantage"] for token in target["tokens"] if token["trained"] and token["advantage"] is not None
     ]
     what = "the logged reply" if target["written"] is None else f"reply {target['written']} that the teacher wrote"
-    facts = [f"{len(target['tokens']):,} tokens after a prompt of {target['prompt_tokens']:,}"]
-    facts += [f"{target['cut_messages']:,} messages cut"] if target["cut_messages"] else []
+    facts = [f"{counted(len(target['tokens']), 'token')} after a prompt of {target['prompt_tokens']:,}"]
+    facts += [f"{counted(target['cut_messages'], 'message')} cut"] if target["cut_messages"] else []
     facts += [f"overlap {target['overlap']:.2f}"] if target["overlap"] is not None else []
     if advantages:
         total = sum(advantages)
@@ -121,6 +122,6 @@ def _line(text: str) -> str:
 def _cut(text: str, most: int) -> str:
     """The beginning and the end, and in between how much is not shown; set in, so that no log writes our headings."""
     if len(text) > most:
-        left = f"\n(... {len(text) - most:,} characters more; --json has them ...)\n"
+        left = f"\n(... {counted(len(text) - most, 'character')} more; --json has them ...)\n"
         text = text[: most // 2] + left + text[-most // 2 :]
     return "  " + printable(text).replace("\n", "\n  ")

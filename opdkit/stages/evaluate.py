@@ -1,8 +1,10 @@
 """Options of `opdkit eval`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from opdkit.config import option
+from opdkit.errors import ConfigError
 from opdkit.stages.shared import ModelOptions, check_judge
 
 
@@ -29,3 +31,8 @@ class EvalConfig(ModelOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_judge(self.judge_model, self.judge_url)
+
+    def refuse_missing(self) -> None:
+        """Raise ConfigError without the file of prompts."""
+        if not Path(self.prompts).exists():
+            raise ConfigError(f"--prompts {self.prompts} is not there; name a JSONL file of prompts and checks")

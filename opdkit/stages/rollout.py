@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config import argument, option
+from opdkit.config import argument, option, refuse_file
 from opdkit.errors import ConfigError
 from opdkit.stages.shared import TEMPLATE_ARG_HELP, ModelOptions, check_judge
 
@@ -31,6 +31,7 @@ class RolloutConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_file("--from", self.from_)
         if self.run.resolve() == self.from_.resolve():
             raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
         check_judge(self.judge_model, self.judge_url)

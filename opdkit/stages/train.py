@@ -1,5 +1,6 @@
 """Options of `opdkit train`."""
 
+import importlib.util
 from dataclasses import dataclass
 
 from opdkit.config import option
@@ -97,3 +98,8 @@ class TrainConfig(ModelOptions):
         if 0 < self.overlong_max < self.overlong_cache:
             raise ConfigError(f"--overlong-max is {self.overlong_max}; it must be at least --overlong-cache, which is "
                               f"{self.overlong_cache}")  # fmt: skip
+
+    def refuse_missing(self) -> None:
+        """Raise ConfigError without the package that trains adapters."""
+        if self.lora_rank and importlib.util.find_spec("peft") is None:
+            raise ConfigError("--lora-rank needs the package peft: pip install peft")

@@ -1,13 +1,16 @@
 """What the footer of a part says of it: plan, schema version, counts; and what the counts of a stage add up to."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
+
+from opdkit.nouns import counted, singular
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
@@ -57,6 +60,30 @@ def mostly_dropped(stage: str, counters: Counters) -> list[str]:
     return [f"{stage} dropped most of what it was given: {reason} {count:,} of {counters.rows_in:,}{remedy}"]
 
 
+class Nouns(NamedTuple):
+    """What a stage counts: each is a row of its counters."""
+
+    taken: str
+    made: str
+    dropped: str | None = None  # None: what was taken; otherwise those are no share of it
+    dropped_plural: str | None = None
+
+
+# By the first word of the closing line. Of a session that lines of are dropped from, the rest is read: so what extract
+# drops is lines and sessions, and not what is missing from its sessions. eval and rollout sample several replies each.
+NOUNS = {
+    "extract": Nouns("log session", "session", "line or session", "lines or sessions"),
+    "judge": Nouns("turn", "verdict"),
+    "teacher": Nouns("reply", "target"),
+    "train": Nouns("target", "trained reply"),
+    "eval": Nouns("prompt", "reply"),
+    "rollout": Nouns("hinted turn", "reply"),
+    "export": Nouns("turn", "turn"),
+}
+# How a counter is called that counts a share of another one, or of what has no counter of its own.
+_SHARE = re.compile(r"(?P<whole>.+?)(?: \((?P<kind>.+)\)|: (?P<reason>.+)|, (?P<also>rewarded))")
+
+
 @dataclass
 class Summary:
     """The closing line of a stage, and what tests and callers read from it."""
@@ -65,20 +92,37 @@ class Summary:
     counters: Counters
     parts_done: int
     parts: int
-    where: Path
+    where: Path | None  # None: nothing was written, since nobody asked for it
 
     def line(self) -> str:
         c = self.counters
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in c.dropped.most_common())
-        text = f"{self.stage}: {c.rows_in:,} in, {c.rows_out:,} out, {sum(c.dropped.values()):,} dropped"
-        text += f" ({reasons})" if reasons else ""
+        text = f"{self.stage}: {self._rows()}" + (f" ({reasons})" if reasons else "")
+        if self.where is None:
+            return f"{text}, {c.seconds:.1f} s, nothing written"
         if self.parts_done < self.parts:
-            text += f", {self.parts_done} of {self.parts} parts"
+            text += f", {self.parts_done} of {counted(self.parts, 'part')}"
         return f"{text}, {c.seconds:.1f} s, {self.where}"
 
+    def _rows(self) -> str:
+        c, nouns = self.counters, NOUNS.get(self.stage.split()[0], Nouns("row", "row"))
+        gone = c.dropped.total()
+        dropped = counted(gone, nouns.dropped, nouns.dropped_plural) if nouns.dropped and gone else f"{gone:,}"
+        return f"{counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, {dropped} dropped"
+
     def details(self) -> str:
-        """What the stage counted beside rows; "" where it counted nothing."""
-        return ", ".join(f"{n:,} {name}" for name, n in sorted(self.counters.extra.items()))
+        """What the stage counted beside rows, shares of a count in brackets behind it; "" where it counted nothing."""
+        extra, shares = +self.counters.extra, dict[str, list[str]]()
+        for name, n in sorted(extra.items()):
+            found = _SHARE.fullmatch(name)
+            shares.setdefault(found["whole"] if found else name, [])
+            if found:
+                shares[found["whole"]].append(f"{n:,} {found['kind'] or found['reason'] or found['also']}")
+        return ", ".join(
+            _named(extra[whole] if whole in extra else _total(extra, whole), whole)
+            + (f" ({', '.join(kinds)})" if kinds else "")
+            for whole, kinds in sorted(shares.items())
+        )
 
     def text(self) -> str:
         """The closing line, with the details on a line before it."""
@@ -87,6 +131,15 @@ class Summary:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _named(number: int, name: str) -> str:
+    return f"{number:,} {singular(name) if number == 1 else name}"
+
+
+def _total(extra: Counter[str], whole: str) -> int:
+    """What the shares of a whole add up to that is not counted itself."""
+    return sum(n for name, n in extra.items() if (found := _SHARE.fullmatch(name)) and found["whole"] == whole)
 
 
 def read_inputs(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.disk import explained
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.nouns import counted
 from opdkit.stages import home
 from opdkit.store.digests import file_digest
 from opdkit.store.placing import discard, write_first
@@ -76,12 +77,10 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
         return str(old["fingerprint"])
     changes = "\n".join(f"  {line}" for line in found)
     written = len(list(folder.glob("*/part-*.parquet")))
-    lost = (
-        f"to throw away what {plan['stage']} has written ({written:,} files)" if written else "(nothing would be lost)"
-    )
+    lost = f"to throw away what {plan['stage']} has written ({counted(written, 'file')})"
     raise ConfigError(
         f"{folder} was begun under another plan:\n{changes}\n"
-        f"Choose another run directory, or pass --overwrite {lost}."
+        f"Choose another run directory, or pass --overwrite {lost if written else '(nothing is lost)'}."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
     )
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from opdkit.nouns import counted, verb
+
 _MODEL = "sessions of another model"
 _LONGEST_NAME = 80  # characters of a logged name that are kept
 _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
@@ -56,8 +58,10 @@ def off_policy(extra: Mapping[str, int], model: str) -> str | None:
         return None
     named = ", ".join(f"{name} ({found[name]:,})" for name in sorted(found, key=lambda n: (-found[n], n))[:3])
     more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
+    sessions = sum(found.values())
     return (
-        f"{sum(found.values()):,} sessions were written by another model than {model}, says the log: {named}{more}. "
+        f"{counted(sessions, 'session')} {verb(sessions, 'was', 'were')} written by another model than {model}, says "
+        f"the log: {named}{more}. "
         "The student learns from replies that it would not have given (off-policy): where the log holds no log-probs "
         "of that model, nothing corrects for it"
     )

@@ -67,7 +67,7 @@ def written(
 def _has_room(config: TeacherConfig, scorer: Scorer, turn: Hinted, counters: Counters) -> bool:
     longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
     fits = longest + config.max_new_tokens <= scorer.max_tokens
-    counters.extra["written (no room for a reply)"] += not fits
+    counters.extra["not written (no room for a reply)"] += not fits
     return fits
 
 
@@ -90,10 +90,10 @@ def _examples(scorer: Scorer, turn: Hinted, draws: Sequence[Sample], counters: C
     plain = turn.example.prompt.ids
     for number, draw in enumerate(draws):
         if draw.finish_reason == "memory":
-            counters.extra[f"written ({TOO_LARGE})"] += 1
+            counters.extra[f"not written ({TOO_LARGE})"] += 1
             continue
         if not all(map(math.isfinite, draw.logprobs)) or max(draw.ids) >= scorer.vocabulary:
-            counters.extra["written (not readable)"] += 1
+            counters.extra["not written (not readable)"] += 1
             continue
         counters.rows_in += 1
         counters.extra["written by the teacher"] += 1

@@ -24,6 +24,7 @@ PATIENCE = timedelta(hours=1)  # while the main process writes a large model, th
 
 
 def refuse(config: TrainConfig) -> None:
+    config.refuse_missing()
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from opdkit.console import printable, say, stdout, warn
 from opdkit.errors import OpdkitError
+from opdkit.nouns import counted, every, verb
 from opdkit.objective import Objective, group_normalised, overlong, terms_of, trained_positions
 from opdkit.openai_form import CUT_OFF
 from opdkit.stages import TrainConfig
@@ -133,15 +134,16 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
                           + _remedy(terms))  # fmt: skip
     hinted, rewards = _hinted(data), _rewards(data)
     if terms == {"reward"} and not any(rewards):
-        raise OpdkitError(f"all {len(rewards)} rewards are 0: there is nothing to learn. " + _remedy(terms))
-    say(f"{len(data.turns)} turns: {hinted} with a hint; rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, "
-        f"{rewards.count(-1)} -1; left out: {left_out}; {len(steps)} optimizer steps")  # fmt: skip
+        raise OpdkitError(f"{every(len(rewards), 'reward')} 0: there is nothing to learn. " + _remedy(terms))
+    say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, "
+        f"{rewards.count(0)} 0, {rewards.count(-1)} -1; left out: {left_out}; "
+        f"{counted(len(steps), 'optimizer step')}")  # fmt: skip
     say("; ".join(f"largest {what} {words}" for what, words in largest(data).items()))
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
     if len(steps) < 10:
-        warn(f"{len(steps)} optimizer steps will hardly move the model: more --epochs, a smaller --batch-turns, or "
-             "more logs")  # fmt: skip
+        warn(f"{counted(len(steps), 'optimizer step')} will hardly move the model: more --epochs, a smaller "
+             "--batch-turns, or more logs")  # fmt: skip
 
 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
@@ -149,14 +151,15 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
     found = []
     hinted, rewards = _hinted(data), _rewards(data)
     if terms - {"reward"} and hinted < batch_turns:
-        found.append(f"{hinted} turns have a hint, fewer than one batch of {batch_turns}: a few replies decide what is "
+        found.append(f"{counted(hinted, 'turn')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
+                     f"{batch_turns}: a few replies decide what is "
                      "learned; a smaller --batch-turns, a stronger --judge or more logs")  # fmt: skip
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
         found.append(f"all {len(rewards)} rewards are {rewards[0]:+d}: nothing tells a good reply from a bad one; look "
                      "at some votes, and try a stronger --judge")  # fmt: skip
     for name, values in data.advantages.items():
         if len(values) and np.abs(values).max() < NEAR_ZERO:
-            found.append(f"all {len(values):,} {name} advantages are within {NEAR_ZERO} of 0: " + _NO_DIFFERENCE[name])
+            found.append(f"{every(len(values), name + ' advantage')} within {NEAR_ZERO} of 0: " + _NO_DIFFERENCE[name])
     return found
 
 
@@ -172,8 +175,8 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     found = {"end in a loop": [t for t in data.turns if loops(t.response_ids[t.sampled])],
              "were cut off": [t for t in data.turns if t.written is None and t.turn_id in cut]}  # fmt: skip
     return [
-        f"{len(some)} of {len(data.turns)} replies {what}, {sum(t.reward == 1 for t in some)} of them with reward +1: "
-        "rewarded, they become a habit"
+        f"{len(some)} of {counted(len(data.turns), 'reply')} {what}, {sum(t.reward == 1 for t in some)} of them with "
+        "reward +1: rewarded, they become a habit"
         for what, some in found.items()
         if len(some) >= MANY * len(data.turns) and some
     ]
@@ -249,10 +252,10 @@ def largest(data: TrainingSet) -> dict[str, str]:
     """The session and the source, by its name in the ids, that most of the turns are from, with their share."""
     sessions = [logged_session_id(turn.session_id) for turn in data.turns]
     found = {"session": Counter(sessions), "source": Counter(session.partition(":")[0] for session in sessions)}
-    return {what: f"{name}: {n:,} turns, {n / len(data.turns):.1%}"
+    return {what: f"{name}: {counted(n, 'turn')}, {n / len(data.turns):.1%}"
             for what, counts in found.items() for name, n in counts.most_common(1)}  # fmt: skip
 
 
 def _quantiles(values: NDArray[np.float32]) -> str:
     cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
-    return f"{len(values):,} tokens" + "".join(f", {q:.0%} {cut:+.3f}" for q, cut in cuts)
+    return counted(len(values), "token") + "".join(f", {q:.0%} {cut:+.3f}" for q, cut in cuts)

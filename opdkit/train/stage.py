@@ -23,7 +23,7 @@ from opdkit.config import JSON
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.models import load_tokenizer, resolve_device
 from opdkit.objective import SUPPORTED, Objective
-from opdkit.stages import TrainConfig, home
+from opdkit.stages import TrainConfig
 from opdkit.store import Counters, Summary
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps
@@ -109,7 +109,7 @@ def _dry_run(config: TrainConfig, data: TrainingSet, steps: Sequence[Step]) -> S
         describe(data, steps)
     counters = Counters()
     _count(counters, data, len(steps))
-    return Summary("train --dry-run", counters, 0, 1, home(config.run, "train"))
+    return Summary("train --dry-run", counters, 0, 1, where=None)
 
 
 def _count(counters: Counters, data: TrainingSet, steps: int) -> None:

@@ -1,6 +1,5 @@
 """The student in training: its weights, its optimizer, its learning rate, and how it is saved."""
 
-import importlib.util
 import math
 import os
 import shutil
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from opdkit.errors import ConfigError
 from opdkit.models import load_model, resolve_device, resolve_dtype
 from opdkit.stages import TrainConfig
 
@@ -47,8 +45,6 @@ def _recompute_activations(model: Any) -> None:
 
 
 def _with_lora(base: PreTrainedModel, config: TrainConfig) -> nn.Module:
-    if importlib.util.find_spec("peft") is None:
-        raise ConfigError('--lora-rank needs the package peft: pip install "opdkit[lora]"')
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(config.seed)  # the adapters' first matrices are random, and the same in every process

@@ -20,6 +20,7 @@ from opdkit.chat import Chat, ChatError, without_first
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model_folder import refuse_no_model
+from opdkit.nouns import counted, verb
 from opdkit.reviews import refuse_outdated_targets
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
 from opdkit.turn_ids import logged_session_id
@@ -81,7 +82,8 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
     without = sum(turn.support is None for turn in hinted)
     if supports and without:
         raise OpdkitError(
-            f"{without} of {len(hinted)} turns with a hint have no support, the tokens that this objective compares "
+            f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
+            "tokens that this objective compares "
             f"student and teacher on: run `opdkit teacher {run} ... --support K` again with --overwrite, K = 4 or more"
         )
     return turns

@@ -174,8 +174,10 @@ def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
     assert load(export(ExportConfig(run=written, to="trl-kto")).where)[0]["label"] is False
     context = load(export(ExportConfig(run=written, to="trl-sdft")).where)[0]["privileged_context"]
     assert context.endswith("\nSay it in French.")
+    shutil.rmtree(written / "export")
     with pytest.raises(OpdkitError, match="no turn for trl-sft: reward -1 1"):
         export(ExportConfig(run=written, to="trl-sft"))
+    assert not (written / "export").exists()
 
 
 def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) -> None:

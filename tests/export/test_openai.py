@@ -94,6 +94,6 @@ def test_thinking_has_no_place_in_the_file_and_that_is_said(tmp_path: Path, caps
     talk = session("a", message("user", "hi"), message("assistant", "ho", reasoning="Greet back."))
     written = write_run(tmp_path / "run", [([talk], [turn("a:1")], [verdict("a:1", None, 1)])])
     summary = export(ExportConfig(run=written, to="openai"))
-    assert "1 replies without their thinking" in summary.text()
+    assert "1 reply without the thinking" in summary.text()
     assert "Greet back." not in summary.where.read_text()
     assert "OpenAI takes no fewer than 10" in capsys.readouterr().err

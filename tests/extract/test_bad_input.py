@@ -38,7 +38,7 @@ def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
     assert found["rejected"][1]["raw"] == '{"messages": [{"role": "user", "content": "\ufffd"}]}'
     assert summary.counters.dropped == Counter(bad.values())
     assert summary.counters.rows_in == 17
-    assert "8 dropped" in summary.line()
+    assert "8 lines or sessions dropped" in summary.line()
     assert f"{log}: openai" in capsys.readouterr().err
 
 
@@ -95,7 +95,8 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
     (b"", "nothing to read"),
     (b"\n \n", "no JSON lines"),
     (b"[\n{},\n{}\n]\n", r"jq -c '\.\[\]'"),
-    (b"time,level\n", "no JSON lines"),
+    (b"time,level\n", "CSV, not JSON lines"),
+    (b'{"level": "info"}\n', r"--format names the format.*--map.*docs/logs\.md"),
 ])  # fmt: skip
 def test_a_named_file_that_is_no_log_is_an_error(tmp_path, data, message):
     """pitfall 22: an empty file, one JSON array."""

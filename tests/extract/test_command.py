@@ -45,7 +45,7 @@ def test_standard_input_is_extracted_and_resumed(tmp_path, log):
     data, parts = log.read_bytes(), ("--part-mb", str(lines_mb(log, 7)))
     first = command("run", "-", *parts, stdin=data, cwd=tmp_path)
     assert (first.returncode, first.stdout) == (0, b"")
-    assert b"extract: 20 in, 20 out, 0 dropped" in first.stderr
+    assert b"extract: 20 log sessions in, 20 sessions out, 0 dropped" in first.stderr
     (tmp_path / "run" / "extract" / "sessions" / "part-00001.parquet").unlink()
     again = command("run", "-", *parts, stdin=data, cwd=tmp_path)
     assert again.returncode == 0

@@ -68,6 +68,26 @@ def test_what_may_pass_is_tried_again(failure: Reply) -> None:
     assert server.requests[0] == server.requests[1]
 
 
+def test_the_first_attempt_that_fails_is_said_at_once_and_no_other(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.2)
+    said = list[str]()
+
+    def failing_twice(body: object, number: int) -> Reply:
+        said.append(capsys.readouterr().err)
+        return Reply(503, {"error": "loading"}) if number < 2 else GOOD
+
+    with serving(failing_twice) as server:
+        client(server.url).complete([ONE])
+    assert said[0] == said[2] == ""
+    assert said[1] == f"the judge at {server.url}: HTTP 503: loading; trying again, with growing pauses (--retries 3)\n"
+
+
+def test_a_server_that_is_silent_is_said_to_be(capsys) -> None:
+    with serving(once(Reply(body=GOOD.body, fault="hang"))) as server:
+        client(server.url, timeout=0.3).complete([ONE])
+    assert "no answer within 0.3 seconds; trying again" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
     """A server that sends one byte now and then never trips a socket's own timeout."""

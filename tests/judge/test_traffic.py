@@ -187,7 +187,7 @@ def test_a_server_that_mostly_fails_ends_the_stage() -> None:
         return 1.0, Failure("HTTP 502") if random.Random(f"{i}:{attempt}").random() < 0.9 else None
 
     simulation = Simulation(script, 30_000)
-    with pytest.raises(OpdkitError, match=r"answered \d+ and failed \d+ times besides"):
+    with pytest.raises(OpdkitError, match=r"answered [\d,]+ and failed [\d,]+ times besides"):
         simulation.run()
     assert not [answer for answer in simulation.answers.values() if answer is not None]
 

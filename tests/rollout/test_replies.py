@@ -87,7 +87,7 @@ def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> Non
     assert set(finished) == {"stop", "length"}
     assert (counters.rows_in, counters.rows_out, counters.extra["replies"]) == (6, 18, 18)
     assert counters.extra["cut off by the limit"] == finished.count("length")
-    assert summary.line().startswith("rollout: 6 in, 18 out, 0 dropped, ")
+    assert summary.line().startswith("rollout: 6 hinted turns in, 18 replies out, 0 dropped, ")
 
 
 def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys) -> None:
@@ -235,7 +235,7 @@ def test_prompts_that_cannot_be_answered_are_dropped_and_counted(tmp_path, confi
     assert (summary.counters.rows_in, summary.counters.rows_out) == (3, 2)
     assert {s["session_id"].partition(":")[0] for s in rows(config().run, "sessions")} == {"short"}
     said = " ".join(capsys.readouterr().err.split())
-    assert "1 prompts leave less than --max-new-tokens 100" in said
+    assert "1 prompt leaves less than --max-new-tokens 100" in said
 
 
 def test_a_limit_that_cuts_most_replies_off_is_said(config, capsys) -> None:

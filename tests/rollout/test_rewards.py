@@ -162,7 +162,7 @@ def test_votes_add_up_as_everywhere(config, answers, reward, status, agreement, 
     assert (row["reward"], row["reward_status"]) == (reward, status)
     assert row["reward_agreement"] == (None if agreement is None else pytest.approx(agreement))
     assert len(row["reward_votes"]) == 5
-    assert ("have no reward" in capsys.readouterr().err) == (status in ("failed", "no_quorum"))
+    assert ("has no reward" in capsys.readouterr().err) == (status in ("failed", "no_quorum"))
 
 
 def test_a_local_judge_that_makes_no_sense_gives_no_reward(config, plain_model_dir, capsys) -> None:

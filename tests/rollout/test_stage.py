@@ -167,7 +167,7 @@ def test_without_hints_there_is_nothing_to_do(tmp_path, config) -> None:
     sessions = [talk("a"), talk("b")]
     verdicts = [verdict("a:2", None, 1), verdict("b:2", HINT)]
     run = write_run(tmp_path / "from", one_part(sessions, [turn("a:2"), turn("b:2")], verdicts))
-    with pytest.raises(OpdkitError, match=r"no turn with a hint in its first 1 sessions.*a larger --limit"):
+    with pytest.raises(OpdkitError, match=r"no turn with a hint in its first 1 session,.*a larger --limit"):
         rollout.run(config(from_=run, limit=1))
     assert not config().run.exists()
     assert rollout.run(config(from_=run)).counters.rows_in == 1

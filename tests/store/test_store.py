@@ -16,7 +16,7 @@ import pytest
 from opdkit import __version__, store
 from opdkit.config import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, differences, limited, read_all, read_counters, read_part
+from opdkit.store import Counters, Stage, Summary, differences, limited, read_all, read_counters, read_part
 from opdkit.store.digests import file_digest, recorded
 from opdkit.store.placing import move_first
 from opdkit.tables import REJECTED, SESSIONS, TURNS
@@ -57,9 +57,40 @@ def test_the_closing_line_names_rows_reasons_and_what_is_missing(tmp_path):
     stage = opened(tmp_path)
     fill(stage, [0, 1, 2])
     line = stage.summary().line()
-    assert line.startswith("extract: 6 in, 3 out, 3 dropped (even 2, odd 1), 3 of 4 parts, ")
+    assert line.startswith(
+        "extract: 6 log sessions in, 3 sessions out, 3 lines or sessions dropped (even 2, odd 1), 3 of 4 parts, "
+    )
     assert line.endswith(str(tmp_path / "extract" / "rejected"))
     assert stage.summary().text().splitlines() == ["extract: 3 turns", line]
+
+
+def test_every_stage_says_what_it_counts(tmp_path):
+    def line(stage: str, counters: Counters) -> str:
+        return Summary(stage, counters, 1, 1, tmp_path).line().partition(", 0.0 s, ")[0]
+
+    assert line("judge", Counters(3, 1, Counter(side=2))) == "judge: 3 turns in, 1 verdict out, 2 dropped (side 2)"
+    assert line("teacher", Counters(1, 1)) == "teacher: 1 reply in, 1 target out, 0 dropped"
+    assert line("train", Counters(2, 2)) == "train: 2 targets in, 2 trained replies out, 0 dropped"
+    assert line("eval", Counters(2, 20)) == "eval: 2 prompts in, 20 replies out, 0 dropped"
+    assert line("export trl-kto", Counters(1, 1)) == "export trl-kto: 1 turn in, 1 turn out, 0 dropped"
+    dropped = "1 line or session dropped (not JSON 1)"  # of a session that was read: in and out do not show it
+    assert line("extract", Counters(2, 2, Counter({"not JSON": 1}))).endswith(f"2 sessions out, {dropped}")
+
+
+def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
+    extra = Counter({
+        "votes": 9, "failed votes": 5, "failed votes (cut off)": 4, "failed votes (no answer)": 1, "hints": 1,
+        "flagged loop": 2, "flagged loop, rewarded": 1, "rejected hints (too short, or empty)": 3, "rewards +1": 1,
+        "lost replies (too long)": 0, "skipped: side": 2, "skipped: retry": 1,
+    })  # fmt: skip
+    assert Summary("judge", Counters(extra=extra), 1, 1, tmp_path).details() == (
+        "5 failed votes (4 cut off, 1 no answer), 2 flagged loop (1 rewarded), 1 hint, "
+        "3 rejected hints (3 too short, or empty), 1 reward +1, 3 skipped (1 retry, 2 side), 9 votes"
+    )
+
+
+def test_a_dry_run_names_no_folder_that_is_not_there():
+    assert Summary("train --dry-run", Counters(2, 2), 0, 1, None).line().endswith(", 0.0 s, nothing written")
 
 
 def test_another_plan_is_refused_field_by_field(tmp_path):

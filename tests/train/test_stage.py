@@ -18,10 +18,12 @@ from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from opdkit import pipeline
 from opdkit.chat import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import load_model, load_tokenizer
 from opdkit.scoring import Sequence, score
+from opdkit.stages import RunConfig
 from opdkit.store import read_all
 from opdkit.train import checkpoints
 from opdkit.train import stage as train
@@ -293,8 +295,11 @@ def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_d
 
 def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="peft"):
+    with pytest.raises(ConfigError, match=r"pip install peft$"):
         train.run(train_config(run, plain_model_dir, lora_rank=4))
+    nothing_read_yet = RunConfig(run=run / "new", logs=("none",), model="none", set=("train.lora_rank=4",))
+    with pytest.raises(ConfigError, match=r"pip install peft$"):
+        pipeline.run(nothing_read_yet)
 
 
 def test_gradient_checkpointing_and_bfloat16_train_too(run, tmp_path, plain_model_dir) -> None:
