@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
         ShowConfig,
         "opdkit.show:run",
         "Show turns: a list, or one whole, with its votes, hints and every token in the colour of its advantage.",
-        "opdkit show runs/try --worst 1 --whole",
+        "opdkit show runs/try --worst 1",
     ),
     "review": Command(
         ReviewConfig,

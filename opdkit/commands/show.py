@@ -23,9 +23,11 @@ class ShowConfig(CommandConfig):
     status: str | None = option(None, "only turns with this reward_status or hint_status (no_quorum, leak, reviewed)")
     limit: int = option(50, "turns that are listed, unless --worst, --best or --random say how many", unit="turns",
                         low=1)  # fmt: skip
-    whole: bool = option(False, "each of the chosen turns whole, instead of a line each")
-    logprobs: bool = option(False, "turns shown whole: also each token's log-probs under student and teacher")
-    json: bool = option(False, "JSON on stdout: one turn's object, or a list")
+    whole: bool = option(False, "each of the turns whole; those of --worst, --best and --random are anyway")
+    rows: bool = option(False, "a line each, also with --worst, --best and --random")
+    logprobs: bool = option(False, "of turns shown whole: also each token's log-probs under student and teacher")
+    json: bool = option(False, "JSON on stdout: one turn's object with TURN_ID, else a list, of whole turns or of rows "
+                        "as without it")  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -37,3 +39,19 @@ class ShowConfig(CommandConfig):
         ]
         if self.turn_id is not None and chosen:
             raise ConfigError(f"{chosen[0]} chooses among all turns; leave out TURN_ID, or the option")
+        if self.rows and (self.whole or self.turn_id is not None):
+            raise ConfigError(f"--rows is a line a turn, {'--whole' if self.whole else 'TURN_ID'} shows it whole; "
+                              "give one of them")  # fmt: skip
+        if self.logprobs and not self.shows_whole:
+            raise ConfigError("--logprobs is for turns shown whole, and these would be rows: "
+                              + ("leave out --rows" if self.rows else "add --whole, or name a turn"))  # fmt: skip
+
+    @property
+    def picks(self) -> bool:
+        """Whether a number of turns is picked out of all that fit."""
+        return any(getattr(self, name) is not None for name in _ONE_OF)
+
+    @property
+    def shows_whole(self) -> bool:
+        """Whoever asks for the worst turn wants to see it; a line each is for many."""
+        return self.turn_id is not None or self.whole or (self.picks and not self.rows)
