@@ -20,7 +20,7 @@ class ShowConfig(CommandConfig):
     random: int | None = option(None, "N turns drawn by --seed", unit="turns", low=1)
     seed: int = option(0, "seed of --random", low=0)
     grep: str | None = option(None, "only turns whose request, reply or hints match this regular expression")
-    status: str | None = option(None, "only turns with this reward_status or hint_status (no_quorum, leak, reviewed)")
+    status: str | None = option(None, "only turns with this reward_status or hint_status (failed, leak, reviewed)")
     limit: int = option(50, "turns that are listed, unless --worst, --best or --random say how many", unit="turns",
                         low=1)  # fmt: skip
     whole: bool = option(False, "each of the turns whole; those of --worst, --best and --random are anyway")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import Watched
+from checked_runs import recommit
 
 from opdkit.report import page
 from opdkit.store import read_all
@@ -173,6 +174,24 @@ def test_a_click_shows_the_turn_token_by_token(report: Path, run: Path, opened: 
         assert f"id {target['response_ids'][1]}" in watched.text(".active-token")
     verdict = next(v for v in read_all(run, "verdicts") if v["turn_id"] == turn_id)
     assert verdict["hint"] in watched.text("#verdict")
+
+
+def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path, opened: Opening) -> None:
+    failed = shutil.copytree(run, tmp_path / "run")
+
+    def fail(rows: list[dict]) -> None:
+        for row in rows:
+            row["reward_votes"] = [{"score": None, "raw": "It was fine,\x1b[31m I think.", "error": "no decision"}]
+            row |= {"reward": None, "reward_status": "failed", "reward_agreement": None}
+
+    for part in range(3):
+        recommit(failed, "verdicts", part, fail)
+    path = tmp_path / "failed.html"
+    path.write_text(page(failed), encoding="utf-8")
+    watched = opened(path)
+    watched.page.locator("#verdict summary").click()
+    assert "no vote: no decision" in watched.text("#verdict")
+    assert "It was fine,U+001B[31m I think." in watched.text("#verdict")
 
 
 def test_the_keyboard_alone(report: Path, opened: Opening) -> None:
