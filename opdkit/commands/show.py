@@ -42,16 +42,3 @@ class ShowConfig(CommandConfig):
         if self.rows and (self.whole or self.turn_id is not None):
             raise ConfigError(f"--rows is a line a turn, {'--whole' if self.whole else 'TURN_ID'} shows it whole; "
                               "give one of them")  # fmt: skip
-        if self.logprobs and not self.shows_whole:
-            raise ConfigError("--logprobs is for turns shown whole, and these would be rows: "
-                              + ("leave out --rows" if self.rows else "add --whole, or name a turn"))  # fmt: skip
-
-    @property
-    def picks(self) -> bool:
-        """Whether a number of turns is picked out of all that fit."""
-        return any(getattr(self, name) is not None for name in _ONE_OF)
-
-    @property
-    def shows_whole(self) -> bool:
-        """Whoever asks for the worst turn wants to see it; a line each is for many."""
-        return self.turn_id is not None or self.whole or (self.picks and not self.rows)

@@ -13,7 +13,7 @@ from opdkit.commands.show import ShowConfig
 from opdkit.config import JSON
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.show.choose import Chosen, ListedTurn, chosen_turns
+from opdkit.show.choose import Chosen, ListedTurn, chosen_turns, picks, shows_whole
 from opdkit.show.listed import print_list
 from opdkit.show.whole import print_whole
 from opdkit.stages import home
@@ -26,6 +26,7 @@ def run(config: ShowConfig) -> None:
     Raises OpdkitError when the directory holds no run or has no such turn, and ConfigError for a selection that none
     can satisfy.
     """
+    whole = shows_whole(config)
     if not (home(config.run, "extract") / "manifest.json").exists():
         raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {config.run} LOGS...`")
     if config.turn_id is not None:
@@ -37,16 +38,16 @@ def run(config: ShowConfig) -> None:
         return
     chosen = chosen_turns(config)
     if config.json:
-        _print_json(_views(config, chosen.turns) if config.shows_whole else [turn.to_json() for turn in chosen.turns])
-    elif config.shows_whole:
+        _print_json(_views(config, chosen.turns) if whole else [turn.to_json() for turn in chosen.turns])
+    elif whole:
         for view in _views(config, chosen.turns):
             print_whole(view, stdout, logprobs=config.logprobs)
     elif chosen.turns:
         print_list(chosen.turns, stdout)
     if not chosen.turns:
         say(_nothing(config, chosen))
-    elif len(chosen.turns) < chosen.total and not config.picks:
-        one = "" if config.shows_whole else f", `opdkit show {config.run} TURN_ID` one whole"
+    elif len(chosen.turns) < chosen.total and not picks(config):
+        one = "" if whole else f", `opdkit show {config.run} TURN_ID` one whole"
         say(f"{len(chosen.turns):,} of {chosen.total:,} turns; --limit shows more{one}")
 
 

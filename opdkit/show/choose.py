@@ -55,6 +55,23 @@ class Chosen:
     hint_statuses: Counter[str] = field(default_factory=Counter)
 
 
+def picks(config: ShowConfig) -> bool:
+    """Whether a number of turns is picked out of all that fit, instead of the first of them."""
+    return any(number is not None for number in (config.worst, config.best, config.random))
+
+
+def shows_whole(config: ShowConfig) -> bool:
+    """Whoever asks for the worst turn wants to see it; a line each is for many.
+
+    Raises ConfigError for log-probs of lines.
+    """
+    whole = config.turn_id is not None or config.whole or (picks(config) and not config.rows)
+    if config.logprobs and not whole:
+        remedy = "leave out --rows" if config.rows else "add --whole, or name a turn"
+        raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
+    return whole
+
+
 def chosen_turns(config: ShowConfig) -> Chosen:
     """The chosen turns.
 

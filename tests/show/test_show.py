@@ -233,7 +233,7 @@ def test_a_few_turns_as_rows(scored, capsys):
 def test_logprobs_of_rows_are_refused(scored):
     for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
         with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
-            ShowConfig(run=scored, logprobs=True, **options)
+            show.run(ShowConfig(run=scored, logprobs=True, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"whole": True}, {"json": True}])
