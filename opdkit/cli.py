@@ -1,6 +1,8 @@
 """The command line: parse, build the configuration, call the command. Options derive from the configurations."""
 
 import inspect
+import os
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +30,45 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of `opdkit` and `python -m opdkit`."""
-    app()
+    try:
+        app()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered for stdout: here, and not when Python ends, it can be caught that it cannot be written."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_closed_pipe()
+    except OSError as error:
+        _drop_the_rest()
+        say(f"error: stdout: {error.strerror}")
+        raise SystemExit(1) from None
+
+
+def _leave_closed_pipe() -> NoReturn:
+    """Whoever read stdout, such as `head`, has gone: no failure, and nobody to tell. The exit code is SIGPIPE's."""
+    _drop_the_rest()
+    raise SystemExit(141) from None
+
+
+def _drop_the_rest() -> None:
+    """Python would try to write what is buffered once more when it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _reader_has_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads; other pipes break too, and theirs is a failure."""
+    watched = select.poll()
+    try:
+        watched.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # no file behind it
+        return False
+    return bool(watched.poll(0))
 
 
 @app.callback(invoke_without_command=True)
@@ -53,6 +93,8 @@ def guarded(action: Callable[[], bool], debug: bool) -> bool:
             raise
         _fail(str(error), error.exit_code)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+            _leave_closed_pipe()
         if debug:
             raise
         _fail(in_words(error) or f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)

@@ -30,6 +30,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def with_sign(value: float, digits: int) -> str:
+    """ "+0.12", "-0.12", and no sign before what rounds to nothing."""
+    text = f"{value:+z.{digits}f}"
+    return text if text.strip("+0.") else text[1:]
+
+
 def say(message: str) -> None:
     """One message on stderr. Plain text: markup in it is shown, not interpreted."""
     if is_main_process():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from runs import talk, write_extract
 from typer.testing import CliRunner
 
 from opdkit.cli import app
@@ -87,6 +88,9 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["check", "nowhere"], 1, "holds no run"),
         (["show", "nowhere"], 1, "holds no run"),
         (["show", "nowhere", "--worst", "1", "--best", "1"], 2, "--worst and --best choose different turns"),
+        (["show", "nowhere", "--logprobs"], 2, "add --whole"),
+        (["show", "nowhere", "--worst", "1", "--rows", "--logprobs", "--json"], 2, "leave out --rows"),
+        (["show", "nowhere", "--whole", "--rows"], 2, "--whole shows it whole"),
         (["review", "nowhere"], 1, "opdkit judge"),
         (["review", "nowhere", "--port", "70000"], 2, "--port is 70000"),
         (["report", "nowhere"], 1, "holds no run"),
@@ -124,6 +128,31 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
         done = CliRunner().invoke(app, [command, str(run), *rest])
         assert done.exit_code == 2
         assert f"RUN is '{run}', and {file} is a file; name a folder" in done.stderr
+
+
+@pytest.mark.parametrize("args", [["--help"], ["init", "-h"], ["show", "RUN"], ["show", "RUN", "--whole"],
+                                  ["show", "RUN", "--json"], ["status", "RUN"]])  # fmt: skip
+def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: Path) -> None:
+    """`opdkit show RUN | head -1`: nothing on stderr, whatever is printed with and however much."""
+    run = write_extract(tmp_path / "run", {f"s{n}": talk("Hi " * 2000, "Hello.", "Bye") for n in range(40)})
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "opdkit", *(str(run) if arg == "RUN" else arg for arg in args)]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=300)
+    os.close(writing)
+    assert (done.returncode in (1, 141), done.stderr) == (True, "")
+
+
+@pytest.mark.parametrize("args", [["show", "RUN"], ["show", "RUN", "--json"]])
+def test_a_stdout_that_cannot_be_written_is_a_failure(args: list[str], tmp_path: Path) -> None:
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
+    command = [sys.executable, "-m", "opdkit", *(str(run) if arg == "RUN" else arg for arg in args)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "no space left" in done.stderr.lower()
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

@@ -47,8 +47,11 @@ class Cases:
     guesses: list[str]
 
 
-def match(run: Path, labels: Sequence[Label]) -> Cases:
-    """Find the verdicts of every label. Raises what `read_arrow` raises, such as for a run that is not judged."""
+def match(run: Path, labels: Sequence[Label], file: Path | None = None) -> Cases:
+    """Find the verdicts of every label; `file` is where they come from, none for reviews.
+
+    Raises what `read_arrow` raises, such as for a run that is not judged.
+    """
     wanted = {kind: {label.id for label in labels if label.kind == kind} for kind in ("turn_id", "session_id")}
     verdicts: dict[tuple[str, str], list[Judged]] = {}
     for judged in _verdicts(run):
@@ -63,7 +66,7 @@ def match(run: Path, labels: Sequence[Label]) -> Cases:
             missing.append(label)
         else:
             cases.append(Case(label.value, found[0].turn_id.rpartition(":")[0], found, label.wanted))
-    dropped, guesses = _explained(run, missing)
+    dropped, guesses = _explained(run, missing, file)
     return Cases(cases, dropped, guesses)
 
 
@@ -78,7 +81,7 @@ def _verdicts(run: Path) -> Iterator[Judged]:
                          row["hint"] is not None)  # fmt: skip
 
 
-def _explained(run: Path, missing: Sequence[Label]) -> tuple[Counter[str], list[str]]:
+def _explained(run: Path, missing: Sequence[Label], file: Path | None) -> tuple[Counter[str], list[str]]:
     """Why these labels have no verdict: their turn was not judged, or there is none of that name."""
     if not missing:
         return Counter(), []
@@ -91,7 +94,8 @@ def _explained(run: Path, missing: Sequence[Label]) -> tuple[Counter[str], list[
     unknown = [label for label in missing if label.id not in known[label.kind]]
     counts = {"not judged": len(missing) - len(unknown), "unknown id": len(unknown)}
     guesses = [
-        f"line {label.line}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}"
+        f"{f'{file}:' if file else 'review '}{label.line}: no {label.kind[:-3]} {label.id!r} in this run; "
+        + nearest_turns(run, label.id)
         for label in unknown[:_GUESSED]
     ]
     return Counter({reason: n for reason, n in counts.items() if n}), guesses

@@ -23,7 +23,7 @@ def measure(config: CalibrateConfig) -> Calibration:
     Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
     """
     read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
-    matched = match(config.run, read.labels)
+    matched = match(config.run, read.labels, config.labels)
     for message in [*read.examples, *matched.guesses]:
         warn(message)
     if not matched.cases:

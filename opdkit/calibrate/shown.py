@@ -20,7 +20,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     )
     _say(f"accuracy {_with(measured.accuracy, measured.accuracy_interval)}")
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
-    _say(f"Cohen's kappa{weights} {_with(measured.kappa, measured.kappa_interval)}")
+    _say(f"Cohen's kappa{weights} {_with(measured.kappa, measured.kappa_interval)}{_no_kappa(measured)}")
     stdout.print(_confusion(measured))
     if measured.levels:
         stdout.print(_levels(measured))
@@ -30,13 +30,26 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         _say(f"hints: {found.hinted:,} on {counted(found.turns, 'turn')}; something was wanted on {found.wanted:,}: "
              f"precision "
              f"{_number(found.precision)}, recall {_number(found.recall)}")  # fmt: skip
-    if measured.curve:
+    if measured.stored_votes == 1:
+        _say("one vote a turn is stored: to know what more would bring, judge some sessions with --votes 3 or more")
+    elif measured.curve:
         stdout.print(_curve(measured))
         _say(_advice(measured, config.tolerance))
 
 
 def _say(text: str) -> None:
     stdout.print(printable(text), markup=False, soft_wrap=True)
+
+
+def _no_kappa(measured: Calibration) -> str:
+    """Why there is no kappa, or no interval of it."""
+    if not measured.answered:
+        return " (no label's turn has a reward)"
+    if measured.kappa is None:
+        return " (labels and judge all say the same one thing: nothing to disagree about)"
+    if measured.kappa_interval is None:
+        return " (no interval: few labels, or nearly all alike, so that in some resamples all say the same one thing)"
+    return ""
 
 
 def _confusion(measured: Calibration) -> RichTable:
@@ -76,11 +89,11 @@ def _advice(measured: Calibration, tolerance: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    return "-" if value is None else f"{value:z.3f}"
 
 
 def _range(found: Interval) -> str:
-    return "-" if found is None else f"{found[0]:.3f} to {found[1]:.3f}"
+    return "-" if found is None else f"{found[0]:z.3f} to {found[1]:z.3f}"
 
 
 def _with(value: float | None, found: Interval) -> str:

@@ -100,7 +100,7 @@ COMMANDS: dict[str, Command] = {
         ShowConfig,
         "opdkit.show:run",
         "Show turns: a list, or one whole, with its votes, hints and the advantage of every token.",
-        "opdkit show runs/try --worst 1 --whole",
+        "opdkit show runs/try --worst 1",
     ),
     "review": Command(
         ReviewConfig,

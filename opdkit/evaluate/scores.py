@@ -27,6 +27,21 @@ METRICS = {
     "logprob_bad": "log-prob, -1 replies",
     "logprob_neutral": "log-prob, neutral text",
 }
+# 1: more is better, -1: less is. The others say how much changed, which is neither.
+BETTER = {"passed_sampled": 1, "passed_greedy": 1, "cut_off": -1, "hint_echo": -1, "logprob_good": 1, "logprob_bad": -1}
+SHARE, NATS = "share", "nats a token"
+UNITS = {
+    "passed_sampled": SHARE,
+    "passed_greedy": SHARE,
+    "reply_tokens": "tokens",
+    "cut_off": SHARE,
+    "hint_echo": SHARE,
+    "kl_replies": NATS,
+    "kl_neutral": NATS,
+    "logprob_good": NATS,
+    "logprob_bad": NATS,
+    "logprob_neutral": NATS,
+}
 
 
 def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:

@@ -6,7 +6,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.config import JSON
-from opdkit.console import printable, stdout
+from opdkit.console import printable, stdout, with_sign
 from opdkit.evaluate.checks import POOLED
 from opdkit.evaluate.scores import METRICS, MODELS
 from opdkit.nouns import counted
@@ -47,9 +47,9 @@ def _shown(metric: str, scores: Sequence[JSON]) -> list[JSON]:
 
 def _cells(row: JSON) -> tuple[str, ...]:
     digits = 1 if row["metric"] == "reply_tokens" else 3
-    bounds = "-" if row["low"] is None else f"{row['low']:+.{digits}f} to {row['high']:+.{digits}f}"
-    change = "-" if row["difference"] is None else f"{row['difference']:+.{digits}f}"
-    numbers = ("-" if row[side] is None else f"{row[side]:.{digits}f}" for side in MODELS)
+    bounds = "-" if row["low"] is None else f"{with_sign(row['low'], digits)} to {with_sign(row['high'], digits)}"
+    change = "-" if row["difference"] is None else with_sign(row["difference"], digits)
+    numbers = ("-" if row[side] is None else f"{row[side]:z.{digits}f}" for side in MODELS)
     return (escape(printable(row["domain"])), *numbers, change, bounds, f"{row['count']:,}")
 
 

@@ -42,7 +42,8 @@ def evaluation(run: Path) -> JSON | None:
     """The scores, and the greedy replies side by side, those first that changed sides; None without `opdkit eval`."""
     if not part_path(run, "replies", 0).exists():
         return None
-    from opdkit.evaluate.scores import METRICS as WORDS  # imported here: it brings torch
+    from opdkit.evaluate.scores import BETTER, UNITS  # imported here: they bring torch
+    from opdkit.evaluate.scores import METRICS as WORDS
 
     pairs: dict[str, JSON] = {}
     for row in read_part(run, "replies", 0):
@@ -51,5 +52,5 @@ def evaluation(run: Path) -> JSON | None:
             pair[row["model"]] = {"reply": row["reply"][:_REPLY_CHARS], "passed": row["passed"]}
     both = [pair for pair in pairs.values() if "before" in pair and "after" in pair]
     both.sort(key=lambda pair: pair["before"]["passed"] == pair["after"]["passed"])
-    return {"scores": read_part(run, "scores", 0), "words": WORDS, "replies": both[:_REPLIES],
-            "prompts": len(both), "reply_chars": _REPLY_CHARS}  # fmt: skip
+    return {"scores": read_part(run, "scores", 0), "words": WORDS, "better": BETTER, "units": UNITS,
+            "replies": both[:_REPLIES], "prompts": len(both), "reply_chars": _REPLY_CHARS}  # fmt: skip

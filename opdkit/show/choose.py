@@ -2,8 +2,9 @@
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 
 import regex
@@ -43,31 +44,60 @@ class ListedTurn:
         return asdict(self)
 
 
-def chosen_turns(config: ShowConfig) -> tuple[list[ListedTurn], int]:
-    """The chosen turns, and how many there were to choose from.
+@dataclass
+class Chosen:
+    """The turns that are shown, and what there was to choose from."""
+
+    turns: list[ListedTurn] = field(default_factory=list)
+    total: int = 0  # turns that pass the filters
+    seen: int = 0  # all turns
+    reward_statuses: Counter[str] = field(default_factory=Counter)  # of all turns
+    hint_statuses: Counter[str] = field(default_factory=Counter)
+
+
+def picks(config: ShowConfig) -> bool:
+    """Whether a number of turns is picked out of all that fit, instead of the first of them."""
+    return any(number is not None for number in (config.worst, config.best, config.random))
+
+
+def shows_whole(config: ShowConfig) -> bool:
+    """Whoever asks for the worst turn wants to see it; a line each is for many.
+
+    Raises ConfigError for log-probs of lines.
+    """
+    whole = config.turn_id is not None or config.whole or (picks(config) and not config.rows)
+    if config.logprobs and not whole:
+        remedy = "leave out --rows" if config.rows else "add --whole, or name a turn"
+        raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
+    return whole
+
+
+def chosen_turns(config: ShowConfig) -> Chosen:
+    """The chosen turns.
 
     `--worst` and `--best` go by the sum of the advantages over the logged reply's sampled tokens: the turns without a
     teacher's log-probs have none. Raises ConfigError for a status that there is not, and for a bad pattern.
     """
-    total, statuses = 0, set[str]()
+    found = Chosen()
 
     def filtered() -> Iterator[ListedTurn]:
-        nonlocal total
         matches = None if config.grep is None else _Grep(config.grep)
         for joined in joined_turns(config.run):
             turn = _listed(joined)
-            statuses.update(status for status in (turn.reward_status, turn.hint_status) if status is not None)
+            found.seen += 1
+            found.reward_statuses.update([turn.reward_status] if turn.reward_status is not None else [])
+            found.hint_statuses.update([turn.hint_status] if turn.hint_status is not None else [])
             if config.status is not None and config.status not in (turn.reward_status, turn.hint_status):
                 continue
             if matches is None or matches(joined):
-                total += 1
+                found.total += 1
                 yield turn
 
-    chosen = _chosen(config, filtered())
-    known = sorted(statuses | STATUSES)
+    found.turns = _chosen(config, filtered())
+    known = sorted({*found.reward_statuses, *found.hint_statuses} | STATUSES)
     if config.status is not None and config.status not in known:
         raise ConfigError(f"--status is {config.status!r}; {did_you_mean(config.status, known)}")
-    return chosen, total
+    return found
 
 
 def _chosen(config: ShowConfig, turns: Iterator[ListedTurn]) -> list[ListedTurn]:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opdkit.config import JSON
-from opdkit.console import printable
+from opdkit.console import printable, with_sign
 
 STEPS = (0.1, 0.5, 1.5)  # nats: weakly, clearly, strongly; the report's too
 _STYLES = {
@@ -66,7 +66,8 @@ def logprob_table(tokens: Sequence[JSON], console: Console) -> Table | str:
     columns = ("#", "token", "id", "old", "teacher", "advantage", "")
     rows = [
         (str(n), _visible(token["text"]).replace("\n  ", ""), str(token["id"]), _number(token["old"]),
-         _number(token["teacher"]), _number(token["advantage"], "+"), "" if token["trained"] else "not sampled")
+         _number(token["teacher"]), "" if token["advantage"] is None else with_sign(token["advantage"], 4),
+         "" if token["trained"] else "not sampled")
         for n, token in enumerate(tokens)
     ]  # fmt: skip
     if not console.is_terminal:
@@ -91,5 +92,5 @@ def _visible(text: str) -> str:
     return printable(text.replace("\r", "␍").replace("\t", "␉")).replace("\n", "↵\n  ")
 
 
-def _number(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{value:{sign}.4f}"
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:z.4f}"

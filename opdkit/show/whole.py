@@ -6,11 +6,12 @@ from rich.console import Console
 from rich.text import Text
 
 from opdkit.config import JSON
-from opdkit.console import printable
+from opdkit.console import printable, with_sign
 from opdkit.nouns import counted
 from opdkit.show.tokens import in_colour, legend, logprob_table, reply_text, signed
 
-_MESSAGE, _ANSWER = 4000, 600  # characters that are shown of a message and of a judge's answer; --json has all
+# Characters that are shown of a message, of a judge's answer, and of one that is no vote; --json has all.
+_MESSAGE, _ANSWER, _FAILED = 4000, 600, 300
 
 
 def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
@@ -85,8 +86,11 @@ def _verdict(view: JSON) -> Iterator[Text]:
 
 
 def _vote(says: str, vote: JSON) -> Text:
-    why = vote["error"] or vote["raw"]
-    return Text(f"  {says}: {_cut(_line(why), _ANSWER).strip()}")
+    """A vote with its reason; one that failed with why, and below what the judge wrote instead of a vote."""
+    if not vote["error"]:
+        return Text(f"  {says}: {_cut(_line(vote['raw']), _ANSWER).strip()}")
+    wrote = _cut(_line(vote["raw"]), _FAILED).strip()
+    return Text(f"  {says}: {_line(vote['error'])}" + (f"\n    the judge wrote: {wrote}" if wrote else ""))
 
 
 def _target_head(target: JSON) -> Text:
@@ -99,7 +103,7 @@ def _target_head(target: JSON) -> Text:
     facts += [f"overlap {target['overlap']:.2f}"] if target["overlap"] is not None else []
     if advantages:
         total = sum(advantages)
-        facts.append(f"advantages: sum {total:+.3f}, mean {total / len(advantages):+.4f} nats")
+        facts.append(f"advantages: sum {with_sign(total, 3)}, mean {with_sign(total / len(advantages), 4)} nats")
     else:
         facts.append("no hint, so no advantages")
     return _title(f"target, {what}: {'; '.join(facts)}")

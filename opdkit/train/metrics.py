@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from opdkit.config import JSON
+from opdkit.console import with_sign
 from opdkit.objective import Objective
 from opdkit.train.targets import Turn
 
@@ -48,11 +49,11 @@ def metrics_row(
 
 def line(row: JSON, steps: int) -> str:
     """A row in words."""
-    shown = [f"{name} advantage {row[f'{name}_advantage']:+.3f}" for name in ADVANTAGES
+    shown = [f"{name} advantage {with_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
              if row[f"{name}_advantage"] is not None]  # fmt: skip
     if row["divergence_loss"] is not None:
         shown.append(f"divergence {row['divergence_loss']:.4f}")
     return ", ".join([
-        f"step {row['step']} of {steps}: loss {row['loss']:+.4f}", *shown, f"KL {row['approx_kl']:.4f}",
+        f"step {row['step']} of {steps}: loss {with_sign(row['loss'], 4)}", *shown, f"KL {row['approx_kl']:.4f}",
         f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip

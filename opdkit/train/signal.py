@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.console import printable, say, stdout, warn
+from opdkit.console import printable, say, stdout, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.nouns import counted, every, verb
 from opdkit.objective import Objective, group_normalised, overlong, terms_of, trained_positions
@@ -155,8 +155,8 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
                      f"{batch_turns}: a few replies decide what is "
                      "learned; a smaller --batch-turns, a stronger --judge or more logs")  # fmt: skip
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
-        found.append(f"all {len(rewards)} rewards are {rewards[0]:+d}: nothing tells a good reply from a bad one; look "
-                     "at some votes, and try a stronger --judge")  # fmt: skip
+        found.append(f"all {len(rewards)} rewards are {with_sign(rewards[0], 0)}: nothing tells a good reply from a "
+                     "bad one; look at some votes, and try a stronger --judge")  # fmt: skip
     for name, values in data.advantages.items():
         if len(values) and np.abs(values).max() < NEAR_ZERO:
             found.append(f"{every(len(values), name + ' advantage')} within {NEAR_ZERO} of 0: " + _NO_DIFFERENCE[name])
@@ -237,7 +237,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
         ("  reward alone", f"{kinds[False, True]:,}"),
-        *((f"  reward {value:+d}", f"{rewards[value]:,}") for value in (1, 0, -1)),
+        *((f"  reward {with_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
         *((f"largest {what}", words) for what, words in largest(data).items()),
         ("tokens in an epoch, prompts too", f"{sum(map(len, data.turns)):,}"),
         ("tokens trained in an epoch", f"{data.tokens:,}"),
@@ -258,4 +258,4 @@ def largest(data: TrainingSet) -> dict[str, str]:
 
 def _quantiles(values: NDArray[np.float32]) -> str:
     cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
-    return counted(len(values), "token") + "".join(f", {q:.0%} {cut:+.3f}" for q, cut in cuts)
+    return counted(len(values), "token") + "".join(f", {q:.0%} {with_sign(float(cut), 3)}" for q, cut in cuts)

@@ -144,7 +144,47 @@ def test_labels_of_sessions(how: str, right: int, tmp_path: Path) -> None:
 
 def test_an_unknown_id_is_met_with_a_similar_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     calibrated(tmp_path, {"chat-1:1": [1], "chat-2:1": [1]}, {"chat-1:1": 1, "chta-2:1": 1})
-    assert "line 2: no turn 'chta-2:1' in this run; did you mean chat-2:1" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/labels.jsonl:2: no turn 'chta-2:1' in this run; did you mean chat-2:1" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_every_warning_counts_lines_as_an_editor_does(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {
+        "jsonl": ['{"turn_id": "chat-1:1", "reward": 1}', "", '{"turn_id": "chat-9:1", "reward": 1}', "{broken"],
+        "csv": ["turn_id,reward", "chat-1:1,1", "chat-9:1,1", "chat-1:1,many"],
+    }[suffix]
+    file = tmp_path / f"labels.{suffix}"
+    file.write_text("\n".join(lines))
+    measure(CalibrateConfig(run=judged_run(tmp_path / "run", {"chat-1:1": [1]}), labels=file))
+    warnings = capsys.readouterr().err
+    assert f"{file}:4: " in warnings
+    assert f"{file}:3: no turn 'chat-9:1'" in warnings
+
+
+def test_one_stored_vote_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(5), 60, 1, (0.7,))
+    config = CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels))
+    run(config)
+    shown = capsys.readouterr().out
+    assert "one vote a turn is stored" in shown
+    assert "independent" not in shown
+    assert "worth paying" not in shown
+
+
+@pytest.mark.parametrize(("votes", "labels", "why"), [
+    ({"a:1": [1, 1], "b:1": [1, 1]}, {"a:1": 1, "b:1": 1}, "kappa - (labels and judge all say the same one thing"),
+    ({"a:1": [1, 1], "b:1": [-1, -1]}, {"a:1": 1, "b:1": -1}, "kappa 1.000 (no interval: few labels"),
+    ({"a:1": [None, None]}, {"a:1": 1}, "kappa - (no label's turn has a reward)"),
+])  # fmt: skip
+def test_a_kappa_without_interval_says_why(
+    votes: dict, labels: dict, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels)))
+    assert why in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:

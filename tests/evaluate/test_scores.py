@@ -8,9 +8,22 @@ import pytest
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, with_echoes
-from opdkit.evaluate.scores import logprob_score, neutral_kl_score, reply_kl_scores, reply_scores
+from opdkit.evaluate.scores import (
+    BETTER,
+    METRICS,
+    UNITS,
+    logprob_score,
+    neutral_kl_score,
+    reply_kl_scores,
+    reply_scores,
+)
 from opdkit.logs.messages import message
 from opdkit.scoring import Sequence
+
+
+def test_every_metric_has_a_unit() -> None:
+    assert set(UNITS) == set(METRICS)
+    assert set(BETTER) < set(METRICS)
 
 
 def reply(

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+from collections import Counter
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from scored_runs import Said, Toy, toy_sessions, write_run
 
 from opdkit import judge, reviews, show
 from opdkit.commands.show import ShowConfig
+from opdkit.console import with_sign
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.reviews import Review
 from opdkit.show.choose import chosen_turns
@@ -39,7 +41,7 @@ def written(console: Console) -> str:
 
 
 def ids(scored, **options) -> list[str]:
-    return [turn.turn_id for turn in chosen_turns(ShowConfig(run=scored, **options))[0]]
+    return [turn.turn_id for turn in chosen_turns(ShowConfig(run=scored, **options)).turns]
 
 
 def sums(scored) -> dict[str, float]:
@@ -59,7 +61,7 @@ def test_worst_and_best_go_by_the_sum_of_the_advantages(scored):
     assert ids(scored, worst=3) == expected[:3]
     assert ids(scored, best=2) == expected[:-3:-1]
     assert set(ids(scored, worst=100)) == set(expected), "a turn without a hint is neither bad nor good"
-    for turn in chosen_turns(ShowConfig(run=scored))[0]:
+    for turn in chosen_turns(ShowConfig(run=scored)).turns:
         assert turn.advantage == pytest.approx(sums(scored).get(turn.turn_id), abs=1e-4) or turn.advantage is None
 
 
@@ -73,8 +75,8 @@ def test_a_draw_depends_on_the_seed_and_the_turns_alone(scored):
 def test_the_list_is_in_the_order_of_the_run_and_limited(scored):
     every = [row["turn_id"] for row in read_all(scored, "turns")]
     assert ids(scored) == every
-    turns, total = chosen_turns(ShowConfig(run=scored, limit=2))
-    assert ([turn.turn_id for turn in turns], total) == (every[:2], len(every))
+    found = chosen_turns(ShowConfig(run=scored, limit=2))
+    assert ([turn.turn_id for turn in found.turns], found.total) == (every[:2], len(every))
 
 
 @pytest.mark.parametrize(("pattern", "found"), [
@@ -200,17 +202,84 @@ def test_a_turn_whole_in_a_pipe(scored, capsys):
 def test_json_is_one_document(scored, capsys):
     show.run(ShowConfig(run=scored, turn_id="toy-0:1", json=True))
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(turn_view(scored, "toy-0:1")))
-    show.run(ShowConfig(run=scored, worst=2, json=True))
+    show.run(ShowConfig(run=scored, worst=2, rows=True, json=True))
     rows = json.loads(capsys.readouterr().out)
     assert [row["turn_id"] for row in rows] == ids(scored, worst=2)
-    show.run(ShowConfig(run=scored, worst=2, whole=True, json=True))
-    assert [view["turn_id"] for view in json.loads(capsys.readouterr().out)] == ids(scored, worst=2)
+    assert "targets" not in rows[0]
+    show.run(ShowConfig(run=scored, worst=2, logprobs=True, json=True))
+    views = json.loads(capsys.readouterr().out)
+    assert [view["turn_id"] for view in views] == ids(scored, worst=2)
+    assert views == [json.loads(json.dumps(turn_view(scored, view["turn_id"]))) for view in views]
 
 
-def test_several_turns_whole_come_in_the_order_they_were_chosen(scored, capsys):
-    show.run(ShowConfig(run=scored, worst=3, whole=True))
-    shown = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("turn ")]
-    assert shown == ids(scored, worst=3)
+@pytest.mark.parametrize("options", [{"worst": 3}, {"best": 2}, {"random": 2}, {"grep": "Größe", "whole": True}])
+def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
+    """In the order they were chosen, with their tokens; no word of a limit that chose none of them."""
+    show.run(ShowConfig(run=scored, **options))
+    out, err = capsys.readouterr()
+    shown = [line.split()[1] for line in out.splitlines() if line.startswith("turn ")]
+    assert shown == ids(scored, **options)
+    assert "the teacher would say it" in out
+    assert err == ""
+
+
+def test_a_few_turns_as_rows(scored, capsys):
+    show.run(ShowConfig(run=scored, worst=3, rows=True))
+    out, err = capsys.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["turn", *ids(scored, worst=3)]
+    assert err == ""
+
+
+def test_logprobs_of_rows_are_refused(scored):
+    for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
+        with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
+            show.run(ShowConfig(run=scored, logprobs=True, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"whole": True}, {"json": True}])
+def test_nothing_to_show_says_what_there_is(scored, capsys, options):
+    counts = Counter(row["reward_status"] for row in read_all(scored, "verdicts"))
+    show.run(ShowConfig(run=scored, status="too_long", **options))
+    out, err = capsys.readouterr()
+    assert out == ("[]\n" if options.get("json") else "")
+    assert "no turn has the status too_long, of 10; reward_status: " in err
+    for status, count in counts.items():
+        assert f"{status} {count}" in err
+    show.run(ShowConfig(run=scored, grep="zzz", **options))
+    assert "no turn has a text that --grep 'zzz' matches, of 10\n" in capsys.readouterr().err
+
+
+def test_the_worst_of_a_run_without_advantages(tmp_path, capsys):
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
+    show.run(ShowConfig(run=run, worst=1))
+    assert "none of 1 turns has advantages: `opdkit teacher" in capsys.readouterr().err
+    show.run(ShowConfig(run=run, status="ok"))
+    assert "none is judged: `opdkit judge" in capsys.readouterr().err
+
+
+def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
+    """Shortened, in one line, and nothing of it drives the terminal."""
+    view = turn_view(scored, "other:1")
+    long = "I think\n\x1b[31m it is " + "very " * 200 + "good, \\boxed{7}"
+    view["verdict"]["reward_votes"] = [{"score": None, "raw": long, "error": "decision not on offer: '7'"}]
+    view["verdict"]["hint_votes"] = [{"decision": None, "hint": None, "raw": "", "error": "empty answer"}]
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    print_whole(view, console, logprobs=False)
+    lines = written(console).splitlines()
+    at = lines.index("  failed: decision not on offer: '7'")
+    assert lines[at + 1].startswith("    the judge wrote: I think \N{REPLACEMENT CHARACTER}[31m it is very very")
+    end = next(n for n in range(at, len(lines)) if lines[n].endswith("good, \\boxed{7}"))
+    assert len("".join(lines[at : end + 1])) < 500
+    assert "characters more" in "".join(lines[at : end + 1])
+    assert lines[lines.index("  failed: empty answer") + 1].startswith(("  -", "")), "nothing was written"
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (-0.0004, 3, "0.000"), (0.0, 2, "0.00"), (0.0004, 3, "0.000"), (-0.0, 0, "0"), (0.12, 2, "+0.12"), (-1, 0, "-1"),
+    (10.0, 1, "+10.0"),
+])  # fmt: skip
+def test_nothing_has_no_sign(value, digits, text):
+    assert with_sign(value, digits) == text
 
 
 def test_what_a_person_decided_stands_beside_what_the_votes_said(scored, tmp_path, capsys):
@@ -248,11 +317,12 @@ def test_a_run_that_is_only_extracted_can_be_shown(tmp_path, capsys):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_table_fits_the_terminal_and_cuts_no_name(scored, width):
     console = terminal(width, color_system=None)
-    print_list(chosen_turns(ShowConfig(run=scored))[0], console)
+    print_list(chosen_turns(ShowConfig(run=scored)).turns, console)
     lines = written(console).splitlines()
     for name in ids(scored):
         assert any(line.split()[0] == name for line in lines)
     if width >= 80:
+        assert all(words in "\n".join(lines[:2]) for words in ("(share)", "(nats)")), "numbers have their unit"
         assert max(map(len, lines)) <= width
 
 

@@ -67,15 +67,27 @@ const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : "'" + text.r
 
 const MISSING = "–";
 const count = (n) => (n === null || n === undefined ? MISSING : n.toLocaleString("en-US"));
+// As Python and so the terminal round: what is exactly in the middle goes to the even digit.
+function rounded(x, digits) {
+  const text = x.toFixed(digits),
+    middle = Math.abs(x * 2 ** (digits + 1)) % 2 === 1; // only such numbers are, in base 2, exactly in the middle
+  return middle && Number(text.at(-1)) % 2 ? (x * (1 - 2 ** -40)).toFixed(digits) : text;
+}
 function fixed(x, digits = 2) {
   if (x === null || x === undefined) return MISSING;
-  const text = x.toFixed(digits);
+  const text = rounded(x, digits);
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−"); // no minus before nothing
 }
 const signed = (x, digits = 2) =>
-  (x !== null && x !== undefined && Number(x.toFixed(digits)) > 0 ? "+" : "") + fixed(x, digits);
-const share = (part, whole) =>
-  whole ? ((100 * (part || 0)) / whole).toFixed(part && part / whole < 0.1 ? 1 : 0) + "%" : MISSING;
+  (x !== null && x !== undefined && Number(rounded(x, digits)) > 0 ? "+" : "") + fixed(x, digits);
+// Near 0 and near 100 with a decimal: 2 of 575 are not 0, and 573 are not all.
+function share(part, whole) {
+  if (!whole) return MISSING;
+  const percent = (100 * (part || 0)) / whole;
+  if (percent > 0 && percent < 0.05) return "under 0.1%";
+  if (percent >= 99.95 && percent < 100) return "over 99.9%";
+  return rounded(percent, percent > 0 && (percent < 10 || (percent > 90 && percent < 100)) ? 1 : 0) + "%";
+}
 const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : many);
 
 // -- tables ------------------------------------------------------------------------------------------------------------
@@ -150,7 +162,7 @@ const facts = (...pairs) =>
   el(
     "ul",
     {class: "facts"},
-    pairs.map(([name, value]) => el("li", {}, el("strong", {}, value), name)),
+    pairs.filter(Boolean).map(([name, value]) => el("li", {}, el("strong", {}, value), name)),
   );
 
 // -- data, colours -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,17 @@
 // The list of turns: searched, filtered, sorted, a page at a time.
 
 const PAGE = 50;
-const list = {turns: [], shown: [], at: 0, page: 0, terms: [], decisions: dictionary({}), whole: new Set()};
+const list = {
+  turns: [],
+  shown: [],
+  at: 0,
+  chosen: false,
+  page: 0,
+  terms: [],
+  decisions: dictionary({}),
+  whole: new Set(), // ids of the turns that the file shows whole
+  tokens: new Set(), // and of those that it shows token by token
+};
 
 function readTurns(rows) {
   const word = (name, n) => (rows[name].rows[n] === null ? null : rows[name].words[rows[name].rows[n]]);
@@ -52,7 +62,7 @@ const FILTERS = {
   whole: [
     "Shown whole",
     (turn) => (list.whole.has(turn.id) ? "yes" : "no"),
-    (value) => (value === "yes" ? "token by token" : "in the list only"),
+    (value) => (value === "yes" ? "whole" : "in the list only"),
   ],
   decision: ["Decision", (turn) => decisionWord(turn.id), (value) => value],
 };
@@ -81,6 +91,10 @@ function decisionWord(id) {
   if ("hint" in review && review.hint === null && "reward" in review && review.reward === null) return "struck";
   return "reward" in review || "hint" in review ? "edited" : "accepted";
 }
+
+// What matters most comes first; a reviewer goes through the log.
+const firstOrder = (reviewing) =>
+  !reviewing && list.turns.some((turn) => turn.strength !== null) ? "strength" : "log";
 
 function makeFilters(reviewing) {
   const form = byId("filters");
@@ -134,7 +148,9 @@ function makeFilters(reviewing) {
       el(
         "select",
         {id: "sort", onchange: refilter},
-        Object.entries(SORTS).map(([name, [words]]) => el("option", {value: name}, words)),
+        Object.entries(SORTS).map(([name, [words]]) =>
+          el("option", {value: name, selected: name === firstOrder(reviewing)}, words),
+        ),
       ),
     ),
     el(
@@ -168,7 +184,6 @@ function refilter() {
     if (select?.value) chosen.push([value, select.choices[Number(select.value)]]);
   }
   list.terms = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const current = list.shown[list.at];
   list.shown = list.turns.filter(
     (turn) =>
       chosen.every(([value, one]) => value(turn) === one) && list.terms.every((term) => turn.words.includes(term)),
@@ -178,7 +193,9 @@ function refilter() {
     const key = SORTS[order][1];
     list.shown.sort((a, b) => key(a) - key(b) || a.n - b.n);
   }
-  list.at = Math.max(0, list.shown.indexOf(current));
+  const place = list.shown.indexOf(whole.turn);
+  list.chosen = place >= 0;
+  list.at = Math.max(0, place);
   showPage(Math.floor(list.at / PAGE));
   performance.measure("filter", "filter-begins");
 }
@@ -238,7 +255,7 @@ function badges(turn) {
     ),
     hintOf(turn) ? el("span", {class: "badge"}, "hint") : null,
     turn.strength === null ? null : el("span", {class: "badge"}, `|A| ${fixed(turn.strength)}`),
-    list.whole.has(turn.id) ? el("span", {class: "badge"}, "tokens") : null,
+    list.tokens.has(turn.id) ? el("span", {class: "badge"}, "tokens") : null,
     word === "undecided" ? null : el("span", {class: "badge decided"}, word),
     unsent.has(turn.id) ? el("span", {class: "badge less"}, "not saved") : null,
   ];
@@ -263,6 +280,22 @@ function choose(place, follow = false) {
   const shown = showWhole(turn);
   if (follow && matchMedia("(max-width: 60rem)").matches) byId("whole").scrollIntoView({block: "start"});
   return shown;
+}
+
+// What the page opens with: the turn that matters most of those with their tokens, without going there.
+function openFirst() {
+  const matters = (turn) => turn.strength !== null && list.tokens.has(turn.id),
+    place = reviewing() ? -1 : list.shown.findIndex(matters);
+  if (place < 0) {
+    byId("whole").replaceChildren(
+      el("p", {class: "faint"}, "Choose a turn in the list, or press ", el("kbd", {}, "j"), ", to see it here."),
+    );
+    return;
+  }
+  list.at = place;
+  list.chosen = true;
+  showPage(Math.floor(place / PAGE));
+  showWhole(list.shown[place]);
 }
 
 // A row again, after a decision.

@@ -44,12 +44,6 @@ function showTraining(training) {
 
 function showEvaluation(found) {
   if (!found) return fill("evaluation", absent("A comparison", "opdkit eval"));
-  const widest = new Map();
-  for (const row of found.scores)
-    widest.set(
-      row.metric,
-      Math.max(widest.get(row.metric) || 0, ...[row.low, row.high, row.difference].map((x) => Math.abs(x ?? 0))),
-    );
   fill(
     "evaluation",
     el(
@@ -57,37 +51,22 @@ function showEvaluation(found) {
       {},
       "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance.",
     ),
+    el(
+      "p",
+      {class: "legend"},
+      [
+        ["better", "better"],
+        ["worse", "worse"],
+        ["neither", "neither good nor bad, or no more than chance"],
+      ].map(([kind, words]) => el("span", {}, el("b", {class: "change " + kind}), " " + words)),
+    ),
   );
-  const rows = (some) =>
-    some.map((row) => {
-      const digits = row.metric === "reply_tokens" ? 1 : 3;
-      return [
-        Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric),
-        quoted(row.domain),
-        {number: fixed(row.before, digits)},
-        {number: fixed(row.after, digits)},
-        {number: change(row, digits)},
-        {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`},
-        {kind: "", node: interval(row, widest.get(row.metric))},
-        {number: count(row.count)},
-      ];
-    });
-  const head = [
-    "metric",
-    "domain",
-    {number: "before"},
-    {number: "after"},
-    {number: "change"},
-    {number: "95% interval"},
-    "",
-    {number: "n"},
-  ];
   const pooled = found.scores.filter((row) => ["all", "corrected", "uncorrected"].includes(row.domain)),
     single = found.scores.filter((row) => !pooled.includes(row));
   fill(
     "evaluation",
-    table(head, rows(pooled)),
-    single.length ? lazily(`By domain (${single.length} rows)`, () => table(head, rows(single))) : "",
+    comparison(found, pooled),
+    single.length ? lazily(`By domain (${single.length} rows)`, () => el("div", {}, comparison(found, single))) : "",
   );
   if (found.replies.length)
     fill(
@@ -114,6 +93,55 @@ function showEvaluation(found) {
     );
 }
 
+// What is measured in one unit is drawn on one scale.
+function comparison(found, some) {
+  const units = dictionary(found.units),
+    better = dictionary(found.better),
+    unitOf = (row) => units[row.metric] ?? row.metric,
+    widest = new Map();
+  for (const row of some) {
+    const ends = [row.low, row.high, row.difference].map((x) => Math.abs(x ?? 0));
+    widest.set(unitOf(row), Math.max(widest.get(unitOf(row)) || 0, ...ends));
+  }
+  const head = [
+    "metric",
+    "domain",
+    {number: "before"},
+    {number: "after"},
+    {number: "change"},
+    {number: "95% interval"},
+    "",
+    {number: "n"},
+  ];
+  return [
+    el("p", {class: "faint small"}, "The lines go ", scales(widest), ", with 0 in the middle."),
+    table(
+      head,
+      some.map((row) => {
+        const digits = row.metric === "reply_tokens" ? 1 : 3,
+          judgement = judged(row, better);
+        return [
+          Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric),
+          {kind: "domain", node: quoted(row.domain)},
+          {number: fixed(row.before, digits)},
+          {number: fixed(row.after, digits)},
+          {number: change(row, digits) + (judgement === "neither" ? "" : " " + judgement)},
+          {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`},
+          {kind: "", node: interval(row, widest.get(unitOf(row)), judgement)},
+          {number: count(row.count)},
+        ];
+      }),
+    ),
+  ];
+}
+
+// "from −0.4 to +0.4 (share), from −1 to +1 (tokens)"
+const scales = (widest) =>
+  [...widest].map(([unit, most], place) => {
+    const end = rounded(most, most < 10 ? 2 : 0);
+    return [place ? ", " : "", `from −${end} to +${end} (`, quoted(unit), ")"];
+  });
+
 const passed = (value) => (value === null ? "? no verdict" : value ? "✓ passed" : "✗ failed");
 const clear = (row) => row.low !== null && (row.low > 0 || row.high < 0);
 const change = (row, digits) =>
@@ -121,14 +149,20 @@ const change = (row, digits) =>
     ? MISSING
     : `${clear(row) ? (row.difference > 0 ? "▲ " : "▼ ") : ""}${signed(row.difference, digits)}`;
 
+// Whether a change is for the better: by the direction of its metric, where it has one and there is more than chance.
+function judged(row, better) {
+  const sign = clear(row) ? Math.sign(row.difference) * (better[row.metric] ?? 0) : 0;
+  return sign > 0 ? "better" : sign < 0 ? "worse" : "neither";
+}
+
 // The change and its interval on a line; the dashed line is 0.
-function interval(row, widest) {
+function interval(row, widest, judgement) {
   const made = el("div", {class: "interval", "aria-hidden": "true"});
   if (row.difference === null || !widest) return made;
   const at = (x) => `${50 + (48 * x) / widest}%`;
   const zero = el("u"),
     range = el("i"),
-    point = el("b", {class: row.difference < 0 ? "less" : ""});
+    point = el("b", {class: "change " + judgement});
   zero.style.left = at(0);
   if (row.low !== null) {
     range.style.left = at(row.low);

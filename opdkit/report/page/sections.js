@@ -192,7 +192,9 @@ function showAdvantages(advantages) {
         ["tokens with a teacher's advantage", count(advantages.tokens)],
         ["mean (nats)", signed(advantages.mean, 3)],
         ["of them within 0.01 of 0", share(advantages.near_zero, 1)],
-        ["of the top tokens in common (overlap)", advantages.overlap === null ? MISSING : share(advantages.overlap, 1)],
+        advantages.overlap === null
+          ? null
+          : ["of the teacher's likeliest tokens are the student's too (overlap)", share(advantages.overlap, 1)],
       ),
     );
     fill(

@@ -84,6 +84,7 @@ async function start() {
   arrange();
   whole.views = new Map(views.map((view) => [view.turn_id, view]));
   list.whole = new Set(whole.views.keys());
+  list.tokens = new Set(views.filter((view) => view.targets.some((one) => one.tokens.length)).map((v) => v.turn_id));
   list.decisions = dictionary(rows.reviews);
   list.note =
     (rows.id.length < summary.turns
@@ -116,7 +117,7 @@ async function start() {
   if (place >= 0) {
     choose(place);
     byId("turns").scrollIntoView();
-  }
+  } else openFirst();
   document.documentElement.dataset.ready = "true";
 }
 

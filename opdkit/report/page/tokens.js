@@ -61,7 +61,7 @@ function heatMap(target, view) {
       {class: "faint small"},
       `${plural(target.tokens.length, "token")} shown${target.cut ? `, ${count(target.cut)} more` : ""}, after a prompt of ${plural(target.prompt_tokens, "token")}`,
       target.cut_messages ? `, ${plural(target.cut_messages, "message")} cut off its beginning` : "",
-      target.overlap === null || target.overlap === undefined ? "" : `, overlap ${share(target.overlap, 1)}`,
+      target.overlap === null || target.overlap === undefined ? "" : `, ${share(target.overlap, 1)} of the teacher's likeliest tokens are the student's too`,
       `; reward ${REWARD_WORDS[target.reward] ?? "none"}.`,
     ),
     target.hint
@@ -114,7 +114,7 @@ function tokenFacts(token, at) {
   const likely = (x) =>
     x === null || x === undefined
       ? MISSING
-      : `${fixed(x, 3)} (${Math.exp(x) < 0.001 ? "under 0.1%" : share(Math.exp(x), 1)})`;
+      : `${fixed(x, 3)} (${share(Math.exp(x), 1)})`;
   return [
     `Token ${at + 1}, `,
     el("strong", {class: "said"}, "“", spelled(token.text), "”"),

@@ -171,7 +171,7 @@ function verdict(view) {
           {
             kind: "texts",
             node: [
-              vote.error ? el("p", {}, "no answer: ", quoted(vote.error)) : null,
+              vote.error ? el("p", {}, "no vote: ", quoted(vote.error)) : null,
               quoted(vote.raw, "div", "text small"),
             ],
           },
