@@ -61,7 +61,7 @@ def test_what_never_happens_is_one_line(monkeypatch) -> None:
         "hint echo: 0 of 5 replies, before 0 of 4",
     ]
     greedy = [{"model": m, "sample": 0} for m in ("before", "after")]
-    assert "hint echo: 0 of 1 replies, before 0 of 1" in shown(monkeypatch, rows(POOLED, hint_echo=0.0), greedy)
+    assert "hint echo: 0 of 1 reply, before 0 of 1" in shown(monkeypatch, rows(POOLED, hint_echo=0.0), greedy)
     assert sum(line.startswith("hint echo") for line in shown(monkeypatch, rows(POOLED))) == 1
 
 
