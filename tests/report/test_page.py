@@ -190,6 +190,7 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
     path.write_text(page(failed), encoding="utf-8")
     watched = opened(path)
     watched.page.locator("#verdict summary").click()
+    watched.page.get_by_text("no vote: no decision").first.wait_for()
     assert "no vote: no decision" in watched.text("#verdict")
     assert "It was fine,U+001B[31m I think." in watched.text("#verdict")
 

@@ -90,7 +90,7 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
 def test_no_room_for_a_reply_is_counted(run, config):
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
     summary = teacher.run(config(run, overwrite=True, max_tokens=longest + 40, written=1, max_new_tokens=longest))
-    assert summary.counters.extra["written (no room for a reply)"] == 6
+    assert summary.counters.extra["not written (no room for a reply)"] == 6
     assert summary.counters.rows_out == 9
 
 
