@@ -1,51 +1,33 @@
-"""Flags in the messages of a stage, as `opdkit run` takes them, which has few flags of its own."""
+"""Flags in the messages of a stage, as a command takes them that has few flags of its own (`opdkit run`)."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 
-from opdkit.config import Field, fields_of
 from opdkit.errors import OpdkitError
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-_stage: ContextVar[str | None] = ContextVar("stage", default=None)  # the one that `opdkit run` is at
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+_written: ContextVar[Mapping[str, str]] = ContextVar("written", default=_NOTHING)
 
 
 @contextmanager
-def within_run(stage: str) -> Iterator[None]:
-    """Where a stage is a step of `opdkit run`: its warnings and errors say how that is told what they advise."""
-    before = _stage.set(stage)
+def written_as(flags: Mapping[str, str]) -> Iterator[None]:
+    """In the block, warnings and errors that name one of these flags say how `opdkit run` is told the same."""
+    before = _written.set(flags)
     try:
         yield
     except OpdkitError as error:
         error.args = (for_run(str(error)),)
         raise
     finally:
-        _stage.reset(before)
+        _written.reset(before)
 
 
 def for_run(message: str) -> str:
-    """The message; where a step of `opdkit run` names flags that are not those of `run`, with what to write there."""
-    stage = _stage.get()
-    if stage is None:
-        return message
-    written = dict.fromkeys(filter(None, (_written(flag, stage) for flag in _FLAG.findall(message))))
+    """The message; where it names flags that `opdkit run` has not, with what to write there."""
+    flags = _written.get()
+    written = dict.fromkeys(flags[flag] for flag in _FLAG.findall(message) if flag in flags)
     return f"{message} (with `opdkit run`: {' '.join(written)})" if written else message
-
-
-def _written(flag: str, stage: str) -> str | None:
-    """`--set STAGE.OPTION=VALUE` for a flag of `stage`, or else of another one; None for a flag of `run` itself."""
-    from opdkit.stages import ORDER, STAGES, RunConfig  # imported here: they import what says their messages
-
-    if any(field.flag == flag for field in fields_of(RunConfig)):
-        return None
-    for name in (stage, *ORDER):
-        for field in fields_of(STAGES[name][0]):
-            if field.flag == flag and not field.meta.positional:
-                return f"--set {name}.{field.name}={_value(field)}"
-    return None
-
-
-def _value(field: Field) -> str:
-    return {bool: "true", int: "N", float: "X"}.get(field.type, "VALUE")

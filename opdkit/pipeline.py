@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from opdkit.advice import within_run
+from opdkit.advice import written_as
 from opdkit.config import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.console import say
 from opdkit.errors import ConfigError
@@ -12,6 +12,8 @@ from opdkit.model_folder import refuse_no_model
 from opdkit.stages import ORDER, STAGES, RunConfig, configure, imported
 from opdkit.stopping import listening
 from opdkit.store import Summary
+
+_PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
 
 
 def run(config: RunConfig) -> Summary:
@@ -26,8 +28,19 @@ def run(config: RunConfig) -> Summary:
 
 
 def _step(name: str, config: StageConfig) -> Summary:
-    with within_run(name):
+    with written_as(flags_of(name)):
         return run_stage(name, config)
+
+
+def flags_of(stage: str) -> dict[str, str]:
+    """flag -> `--set STAGE.OPTION=VALUE`, for the flags that `opdkit run` has not; those of `stage` first."""
+    own = {field.flag for field in fields_of(RunConfig)}
+    return {
+        field.flag: f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}"
+        for name in (*reversed(ORDER), stage)  # of two stages with one flag the last one here counts
+        for field in fields_of(STAGES[name][0])
+        if not field.meta.positional and field.flag not in own
+    }
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:

@@ -4,11 +4,12 @@ import pytest
 from runs import talk, write_extract
 
 from opdkit import judge
-from opdkit.advice import for_run, within_run
+from opdkit.advice import for_run, written_as
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.judge import local
 from opdkit.judge.exchange import Answer
+from opdkit.pipeline import flags_of
 from opdkit.stages import JudgeConfig
 
 
@@ -22,21 +23,21 @@ from opdkit.stages import JudgeConfig
     ],
 )
 def test_flags_of_a_stage_are_said_as_run_takes_them(stage: str, message: str, written: str) -> None:
-    with within_run(stage):
+    with written_as(flags_of(stage)):
         assert for_run(message) == f"{message} (with `opdkit run`: {written})"
     assert for_run(message) == message
 
 
 @pytest.mark.parametrize("message", ["pass --overwrite", "a stronger --judge", "no flag at all - or --"])
 def test_flags_of_run_itself_need_no_translation(message: str) -> None:
-    with within_run("judge"):
+    with written_as(flags_of("judge")):
         assert for_run(message) == message
 
 
 def test_warnings_and_errors_have_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with within_run("teacher"):
+    with written_as(flags_of("teacher")):
         warn("lower --batch-tokens")
-    with pytest.raises(ConfigError) as caught, within_run("teacher"):
+    with pytest.raises(ConfigError) as caught, written_as(flags_of("teacher")):
         raise ConfigError("lower --max-tokens")
     assert str(caught.value) == "lower --max-tokens (with `opdkit run`: --set teacher.max_tokens=N)"
     assert "lower --batch-tokens (with `opdkit run`: --set teacher.batch_tokens=N)" in capsys.readouterr().err
@@ -48,6 +49,6 @@ def test_a_judge_whose_votes_are_cut_off(tmp_path, monkeypatch, capsys) -> None:
     config = JudgeConfig(run=tmp_path, judge="local", model="hub/name")
     monkeypatch.setattr("opdkit.judge.stage.refuse_no_model", lambda name: None)
     monkeypatch.setattr("opdkit.judge.stage.model_identity", lambda name: {})
-    with within_run("judge"):
+    with written_as(flags_of("judge")):
         judge.run(config)
     assert "Raise --max-new-tokens. (with `opdkit run`: --set judge.max_new_tokens=N)" in capsys.readouterr().err
