@@ -17,13 +17,13 @@ import pytest
 from checked_runs import PART_MB, recommit, whole_run
 from runs import talk, write_extract
 
-from opdkit import check, extract, judge, reviews
+from opdkit import check, extract, judge, reviews, train
 from opdkit.check.finding import Finding, Report
 from opdkit.check.stage import examine
 from opdkit.commands import CheckConfig
 from opdkit.errors import OpdkitError
 from opdkit.reviews import Review
-from opdkit.stages import ExtractConfig, JudgeConfig, home
+from opdkit.stages import ExtractConfig, JudgeConfig, TrainConfig, home
 from opdkit.store import Stage, fingerprint, part_path, read_all
 from opdkit.tables import TABLES
 
@@ -275,6 +275,18 @@ def test_damage_is_found_and_named(kind: str, run: Path) -> None:
 def fits(finding: Finding, stage: str, table: str | None, words: str) -> bool:
     same = finding.stage == stage and (table is None or finding.table == table)
     return same and re.search(words, finding.what) is not None
+
+
+def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> None:
+    """Judged anew: the targets are all to do again, so that to remove some of them would not help."""
+    judge.run(JudgeConfig(run=run, max_hint_chars=50, overwrite=True, shard="0/1"))
+    flip(part_path(run, "targets", 0), 0.5)
+    found = [finding for finding in examine(run).findings if finding.stage == "teacher"]
+    assert len(found) > 1
+    assert {(f.todo or "").partition(" --")[0] for f in found} == {f"run `opdkit teacher {run}"}
+    assert all((f.todo or "").endswith("--overwrite`") for f in found)
+    with pytest.raises(OpdkitError, match="teacher was computed from another judge stage"):
+        train.run(TrainConfig(run=run, model="any"))
 
 
 def test_there_are_more_than_thirty_kinds_of_damage() -> None:

@@ -75,10 +75,10 @@ def _links(run: Path, stage: str, document: JSON, manifests: dict[str, JSON]) ->
         if version is not None and version != table.version:
             yield Finding(stage, f"version {version} of the table; this opdkit reads {table.version}", table.name,
                           todo=todo)  # fmt: skip
-    for before, pinned in plan["upstream"].items():
-        if before in manifests and manifests[before]["fingerprint"] != pinned:
-            yield Finding(stage, f"computed from a {before} stage of another plan ({pinned})", key="manifest.json",
-                          todo=todo)  # fmt: skip
+    for before in of_another(stage, manifests):
+        yield Finding(stage, f"computed from a {before} stage of another plan ({plan['upstream'][before]})",
+                      key="manifest.json", todo=todo)  # fmt: skip
+    for before in plan["upstream"]:
         if not (home(run, before) / "manifest.json").exists():
             yield Finding(stage, f"the {before} stage that it was computed from is gone", key="manifest.json",
                           todo=f"put {home(run, before)} back, or run `opdkit {before} {run} ...` again")  # fmt: skip
@@ -91,6 +91,12 @@ def _links(run: Path, stage: str, document: JSON, manifests: dict[str, JSON]) ->
         if ours != theirs:
             yield Finding(stage, "trained another model, or another tokenizer, than the teacher stage scored",
                           key="manifest.json", todo=todo)  # fmt: skip
+
+
+def of_another(stage: str, manifests: dict[str, JSON]) -> list[str]:
+    """The stages that `stage` was computed from and that are other ones by now."""
+    upstream = manifests[stage]["plan"]["upstream"] if stage in manifests else {}
+    return [s for s, pinned in upstream.items() if s in manifests and manifests[s]["fingerprint"] != pinned]
 
 
 def _model_files(document: JSON) -> Any:

@@ -169,6 +169,8 @@ class _Walk:
     ) -> None:
         command = plans.again(self.run, stage, self.manifests[stage])
         todo = f"run `opdkit check {self.run} --recompute`, then `{command}`"
+        if plans.of_another(stage, self.manifests):  # then all of it is to do again
+            todo = f"run `{command} --overwrite`"
         self.report.add(Finding(stage, what, table, part, row, key, todo, gone=(table,)))
 
     def reviews(self) -> None:

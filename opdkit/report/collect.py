@@ -52,7 +52,7 @@ def collect(run: Path, rows: int) -> Collected:
         "advantages": advantages.result() if "teacher" in found else None,
         "shares": shared,
         "training": training(run) if "train" in found else None,
-        "evaluation": evaluation(run) if "eval" in found else None,
+        "evaluation": evaluation(run) if "eval" in found and not stages.of_another(run, "eval") else None,
         "configuration": stages.configuration(run, found),
         "turns": listing.total,
         "reviewed": seen["reviewed"],

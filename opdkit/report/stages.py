@@ -8,11 +8,22 @@ from pathlib import Path
 
 from opdkit.commands import COMMANDS
 from opdkit.config import JSON, fields_of
+from opdkit.errors import OpdkitError
 from opdkit.failures import failures
 from opdkit.nouns import counted
 from opdkit.report.joined import has_stage
 from opdkit.stages import STAGES
-from opdkit.store import Summary, command_of, manifest, mostly_dropped, part_count, part_path, read_arrow, summary_of
+from opdkit.store import (
+    Summary,
+    command_of,
+    manifest,
+    mostly_dropped,
+    outdated,
+    part_count,
+    part_path,
+    read_arrow,
+    summary_of,
+)
 from opdkit.tables import TABLES
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -46,10 +57,22 @@ def _stage(run: Path, stage: str, found: Summary | None) -> JSON:
     }  # fmt: skip
 
 
+def of_another(run: Path, stage: str) -> str | None:
+    """The stage that was done anew, or removed, since `stage` was computed from it; None where there is none."""
+    try:
+        return outdated(run, stage)
+    except OpdkitError:  # it is gone
+        return "earlier"
+
+
 def notices(run: Path, found: dict[str, Summary]) -> list[str]:
     """In words, what a reader should know first: what failed, what is not finished, what lost most of its input."""
     said = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in failures(run)]
     for stage, summary in found.items():
+        if before := of_another(run, stage):
+            kept = "and is left out" if stage == "eval" else "whose figures these are"
+            said.append(f"{stage} was computed from another {before} stage than is there now, {kept}: run `opdkit "
+                        f"{command_of(run, stage)}` again, with --overwrite")  # fmt: skip
         if summary.parts_done < summary.parts:
             said.append(f"{stage} has finished {summary.parts_done:,} of {counted(summary.parts, 'part')}; the rest "
                         "is not in this report")  # fmt: skip

@@ -22,7 +22,16 @@ reading.py   reading
 """
 
 from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters
-from opdkit.store.plans import command_of, differences, file_identity, fingerprint, manifest, model_identity
+from opdkit.store.plans import (
+    command_of,
+    differences,
+    file_identity,
+    fingerprint,
+    manifest,
+    model_identity,
+    outdated,
+    refuse_outdated,
+)
 from opdkit.store.reading import (
     limited,
     part_count,
@@ -48,6 +57,7 @@ __all__ = [
     "manifest",
     "model_identity",
     "mostly_dropped",
+    "outdated",
     "part_count",
     "part_path",
     "parts_of_turns",
@@ -55,5 +65,6 @@ __all__ = [
     "read_arrow",
     "read_counters",
     "read_part",
+    "refuse_outdated",
     "summary_of",
 ]

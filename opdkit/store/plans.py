@@ -42,14 +42,21 @@ def command_of(run: Path, stage: str) -> str:
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
+def outdated(run: Path, stage: str) -> str | None:
+    """The first stage that `stage` was computed from and that is another one by now; None where there is none.
+
+    Raises OpdkitError when one of them is gone.
+    """
+    before = manifest(run, stage)["plan"]["upstream"]
+    return next((name for name, pinned in before.items() if manifest(run, name)["fingerprint"] != pinned), None)
+
+
 def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
-    """Raise OpdkitError where one of these stages was computed from others than are there now, and say which."""
+    """Raise OpdkitError where one of these stages was computed from another than is there now, and say which."""
     for stage in stages:
-        for before, pinned in manifest(run, stage)["plan"]["upstream"].items():
-            if manifest(run, before)["fingerprint"] != pinned:
-                command = command_of(run, stage)
-                raise OpdkitError(f"{home(run, stage)} was computed from another {before} stage than is there now: run "
-                                  f"`opdkit {command} {run} ... --overwrite` first")  # fmt: skip
+        if before := outdated(run, stage):
+            raise OpdkitError(f"{home(run, stage)} was computed from another {before} stage than is there now: run "
+                              f"`opdkit {command_of(run, stage)} {run} ...` as before, with --overwrite")  # fmt: skip
 
 
 def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:

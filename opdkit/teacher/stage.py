@@ -19,6 +19,7 @@ from opdkit.config import JSON, parse_pairs
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
+from opdkit.nouns import counted
 from opdkit.reviews import Reviews, in_force, part_inputs, read_verdicts
 from opdkit.stages import TeacherConfig
 from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
@@ -270,5 +271,8 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
             f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
             "name that stands in that field (the column `metadata` of the sessions table shows what does)"
         )
+    if long := counters.dropped["too long"]:
+        found.append(f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves "
+                     "out the beginnings of such conversations")  # fmt: skip
     message = off_policy(counters.extra, config.model)
     return [*found, message] if message else found

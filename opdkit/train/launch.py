@@ -17,7 +17,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import resolve_device
 from opdkit.reviews import decided_in, plan_inputs
 from opdkit.stages import TrainConfig
-from opdkit.store import PartWriter, Stage
+from opdkit.store import PartWriter, Stage, refuse_outdated
 from opdkit.tables import METRICS
 
 PATIENCE = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
@@ -25,6 +25,7 @@ PATIENCE = timedelta(hours=1)  # while the main process writes a large model, th
 
 def refuse(config: TrainConfig) -> None:
     config.refuse_missing()
+    refuse_outdated(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip

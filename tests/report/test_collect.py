@@ -86,6 +86,18 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     assert {one["stage"] for one in summary["funnel"]} == set(there)
 
 
+def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    judge.run(JudgeConfig(run=tmp_path / "run", max_hint_chars=50, overwrite=True, shard="0/1"))
+    summary = collect(tmp_path / "run", 100).summary
+    assert summary["evaluation"] is None
+    said = [notice.partition(":")[0] for notice in summary["notices"]]
+    assert "eval was computed from another judge stage than is there now, and is left out" in said
+    assert "teacher was computed from another judge stage than is there now, whose figures these are" in said
+    shutil.rmtree(tmp_path / "run" / "train")
+    assert any("eval was computed from another" in notice for notice in collect(tmp_path / "run", 9).summary["notices"])
+
+
 def test_a_part_that_is_missing_is_said_and_left_out(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     (tmp_path / "run/judge/verdicts/part-00001.parquet").unlink()

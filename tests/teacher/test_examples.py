@@ -86,7 +86,7 @@ def test_tokens_that_the_model_has_no_row_for_are_set_aside(tmp_path, config, ti
     assert teacher.run(config(run, model=str(folder))).counters.dropped == {"tokens outside the model's vocabulary": 2}
 
 
-def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_dir):
+def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_dir, capsys):
     """The student's prompt loses the same messages as the teacher's, which is the longer one."""
     long = talk("a", replies=6)
     run = write_run(tmp_path / "run", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
@@ -99,6 +99,7 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
     assert row["prompt_tokens"] == len(chat.prompt_ids(kept))
     other = write_run(tmp_path / "other", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
     assert teacher.run(config(other, max_tokens=whole)).counters.dropped == {"too long": 1}
+    assert "what came before: 1 reply; --too-long cut leaves out" in " ".join(capsys.readouterr().err.split())
 
 
 def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
