@@ -122,6 +122,8 @@ def _messages(row: JSON) -> list[JSON]:
     if ("prompt" in row) == ("messages" in row):
         raise ValueError("one of 'prompt' (text) and 'messages' is needed, and not both")
     if "prompt" in row:
+        if isinstance(row["prompt"], list):
+            raise ValueError("'prompt' is a text; a list of messages goes under 'messages'")
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise ValueError("'prompt' must be a text that is not empty")
         return [message("user", row["prompt"])]

@@ -79,7 +79,7 @@ def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path)
     (GOOD | {"id": "b", "corrected": None}, "'corrected' must be true or false"),
     (GOOD | {"id": "b", "messages": []}, "not both"),
     ({k: v for k, v in GOOD.items() if k != "prompt"} | {"id": "b"}, "not both"),
-    (GOOD | {"id": "b", "prompt": " "}, "not empty"),
+    (GOOD | {"id": "b", "prompt": " "}, "not empty"), (GOOD | {"id": "b", "prompt": [{}]}, "under 'messages'"),
     ({"id": "b", "domain": "d", "messages": [{"role": "assistant", "content": "x"}], "check": GOOD["check"]},
      "assistant's"),
     ({"id": "b", "domain": "d", "messages": [{"role": "alien"}], "check": GOOD["check"]}, "unknown role"),
@@ -95,6 +95,17 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, message) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         read_prompts(prompts_file(tmp_path, GOOD, row))
     assert "prompts.jsonl, line 2: " in str(error.value)
+
+
+def test_the_rows_of_the_guide_are_rows(tmp_path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text(encoding="utf-8")
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(guide.split("```json\n")[1].split("```")[0], encoding="utf-8")
+    first, second = read_prompts(path)
+    assert isinstance(first.check, Patterns)
+    assert first.check.passes("At 09:30.")
+    assert not first.check.passes("At 9 am.")
+    assert second.check == Criterion("It asks for the date.")
 
 
 def test_a_missing_empty_or_binary_file_is_refused(tmp_path) -> None:
