@@ -52,6 +52,12 @@ class Watched:
         found: str = self.page.locator(selector).first.inner_text()
         return found
 
+    def says(self, selector: str, words: str) -> None:
+        """Wait until the words are there to be read: what a click unfolds is made a moment after it."""
+        from playwright.sync_api import expect
+
+        expect(self.page.locator(selector).first).to_contain_text(words, use_inner_text=True, timeout=10_000)
+
     def close(self) -> None:
         self.context.close()
 

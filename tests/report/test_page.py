@@ -30,7 +30,7 @@ def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening
     }.items():  # fmt: skip
         if section == "configuration":
             watched.page.get_by_text("All options").nth(1).click()
-        assert words in watched.text(f"#{section}"), section
+        watched.says(f"#{section}", words)
     assert watched.page.locator("canvas").count() > 5
     assert watched.page.locator("#list button").count() == 50
 
@@ -155,7 +155,7 @@ def test_tables_fit_and_legends_wait_for_the_pointer(report: Path, opened: Openi
     assert watched.page.evaluate(wide) == 0
     assert not watched.page.locator(".u-legend").first.is_visible()
     watched.page.locator(".u-over").first.hover()
-    assert watched.page.locator(".u-legend").first.is_visible()
+    watched.page.locator(".u-legend").first.wait_for(state="visible")
 
 
 def test_a_click_shows_the_turn_token_by_token(report: Path, run: Path, opened: Opening) -> None:
@@ -190,9 +190,8 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
     path.write_text(page(failed), encoding="utf-8")
     watched = opened(path)
     watched.page.locator("#verdict summary").click()
-    watched.page.get_by_text("no vote: no decision").first.wait_for()
-    assert "no vote: no decision" in watched.text("#verdict")
-    assert "It was fine,U+001B[31m I think." in watched.text("#verdict")
+    watched.says("#verdict", "no vote: no decision")
+    watched.says("#verdict", "It was fine,U+001B[31m I think.")
 
 
 def test_the_keyboard_alone(report: Path, opened: Opening) -> None:
