@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 from opdkit.config import JSON
 from opdkit.judge.exchange import Ask
@@ -53,13 +54,18 @@ def hint_messages(messages: Sequence[JSON], hint: str, reply: str) -> list[JSON]
     return criterion_messages(messages, "The reply does what the hint asks for.", reply, hint)
 
 
-def open_criterion_judge(config: EvalConfig | RolloutConfig) -> Ask:
-    """The judge that `--judge-model` names: a local model, or with `--judge-url` one on a server."""
+def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None = None) -> Ask:
+    """The judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
+
+    `folder`: of the stage that the votes are for, where they are given by more than one process.
+    """
     judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local", model=config.judge_model,
                         base_url=config.judge_url, api_key_env=config.api_key_env, device=config.device,
                         dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
     if config.judge_url:
-        from opdkit.judge.endpoint import open_judge
-    else:
-        from opdkit.judge.local import open_judge
+        from opdkit.judge.endpoint import open_server
+
+        return open_server(judge, folder)
+    from opdkit.judge.local import open_judge
+
     return open_judge(judge)

@@ -14,25 +14,25 @@ import json
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from opdkit.config import JSON, parse_pairs
-from opdkit.console import printable, progress, say, warn
+from opdkit.console import printable, progress, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.judge.identity import Identity
 from opdkit.judge.traffic import Failure, Server, Traffic
 from opdkit.nouns import counted
-from opdkit.stages import JudgeConfig
+from opdkit.stages import JudgeConfig, home
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
-_FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
 
 # Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
@@ -68,11 +68,12 @@ class Endpoint:
         retries: int,
         concurrency: int,
         template_args: JSON | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/").removesuffix("/chat/completions")
         self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
         self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
-        self.server, self.judge = Server(), Identity(model)
+        self.server, self.judge = Server(), identity or Identity(model)
         self._failure_said = False
         # Reading the certificates takes a while; once is enough, and plain http needs none.
         self.tls = httpx.create_ssl_context() if base_url.startswith("https:") else False
@@ -236,40 +237,6 @@ class Endpoint:
         return text.replace(self.key, "[the API key]") if self.key else text
 
 
-class Identity:
-    """Under which name the judge answers: the one that was asked for, or one that stands for it.
-
-    Servers answer under another name for good reasons (an alias, a dated version, a path), so a name is taken for the
-    judge's when it is the one asked for, or when the first few answers all bear it. From then on an answer under
-    another name comes from another model: votes of two judges in one table could not be told apart, so it is no vote;
-    it is asked for again. Where a server says no name there is nothing to compare.
-    """
-
-    def __init__(self, asked: str) -> None:
-        self.asked = asked
-        self.known: str | None = None
-        self.others: Counter[str] = Counter()
-
-    def is_it(self, name: object) -> bool:
-        """Whether an answer under `name` is the judge's."""
-        if not isinstance(name, str) or not name:
-            return True
-        if self.known is None and name == self.asked:
-            self.known = name
-        if name == self.known:
-            return True
-        self.others[name] += 1
-        if self.known is None and self.others.total() == self.others[name] == _FIRST_ANSWERS:
-            self.known = name
-            self.others.clear()
-            say(f"{self.asked} answers as {printable(name)[:100]}")
-            return True
-        if self.known is not None and self.others[name] == 1:
-            warn(f"the judge's server answers as {printable(name)[:100]}, too, not only as {self.known}: another "
-                 "model's answers are not counted, they are asked for again")  # fmt: skip
-        return False
-
-
 def _retry_after(response: httpx.Response) -> float:
     """Seconds from a Retry-After header (a number or a date). Raises OpdkitError when that is too long to sit out."""
     value = response.headers.get("retry-after", "")
@@ -314,7 +281,15 @@ def _run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
 
 
 def open_judge(config: JudgeConfig) -> Ask:
-    """m requests a question, `seed` derived from (seed, turn_id, question, vote)."""
+    """The judge of the stage `judge`."""
+    return open_server(config, home(config.run, "judge"))
+
+
+def open_server(config: JudgeConfig, folder: Path | None) -> Ask:
+    """m requests a question, `seed` derived from (seed, turn_id, question, vote).
+
+    `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
+    """
     assert config.base_url is not None  # JudgeConfig sees to both
     assert config.model is not None
     endpoint = Endpoint(
@@ -325,6 +300,7 @@ def open_judge(config: JudgeConfig) -> Ask:
         retries=config.retries,
         concurrency=config.concurrency,
         template_args=parse_pairs(config.template_arg, "--template-arg"),
+        identity=Identity(config.model, folder),
     )
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:
@@ -342,3 +318,8 @@ def open_judge(config: JudgeConfig) -> Ask:
         return [answers[i : i + config.votes] for i in range(0, len(answers), config.votes)]
 
     return ask
+
+
+def try_server(config: JudgeConfig) -> None:
+    """Put a question whose answer nobody keeps. Raises OpdkitError when the server has none."""
+    open_server(config, None)([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])

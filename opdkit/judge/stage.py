@@ -65,7 +65,7 @@ def run(config: JudgeConfig) -> Summary:
     if config.judge == "local" and config.model:
         refuse_no_model(config.model)
     inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
-    ask = _open_judge(config, tried=True) if config.overwrite else None
+    ask = _tried(config) if config.overwrite else None
     # A server answers otherwise the next time, whatever the seed.
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"],
                        drawn=config.judge == "endpoint")  # fmt: skip
@@ -84,16 +84,22 @@ def run(config: JudgeConfig) -> Summary:
     return summary
 
 
-def _open_judge(config: JudgeConfig, tried: bool = False) -> Ask | None:
-    """The judge; None for the rules. `tried`: it is there and answers, so that votes may be thrown away for its own.
+def _tried(config: JudgeConfig) -> Ask | None:
+    """A judge that is there and answers, so that votes may be thrown away for its own.
 
     Raises OpdkitError when it is not.
     """
+    if config.judge != "endpoint":
+        return _open_judge(config)
+    imported("opdkit.judge.endpoint:try_server")(config)
+    return None  # it is opened when the name is gone that the old votes bear
+
+
+def _open_judge(config: JudgeConfig) -> Ask | None:
+    """None for the rules, which are not asked."""
     if config.judge == "rules":
         return None
     ask: Ask = imported(JUDGES[config.judge])(config)
-    if tried and config.judge == "endpoint":
-        ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])
     return ask
 
 

@@ -15,7 +15,7 @@ from opdkit.judge.stage import count_reward, count_votes
 from opdkit.judge.votes import Reward, reward_of
 from opdkit.models import load_tokenizer
 from opdkit.reviews import Reviews, read_verdicts
-from opdkit.stages import RolloutConfig
+from opdkit.stages import RolloutConfig, home
 from opdkit.store import Counters, PartWriter, read_part
 from opdkit.turn_ids import answered_turn_id
 
@@ -29,7 +29,7 @@ class Judge:
     """Asks the model of `--judge-model` about replies."""
 
     def __init__(self, config: RolloutConfig) -> None:
-        self.ask: Ask = open_criterion_judge(config)
+        self.ask: Ask = open_criterion_judge(config, home(config.run, "judge"))
         self.chat = Chat(load_tokenizer(config.model), parse_pairs(config.template_arg, "--template-arg"))
 
     def judged(self, sessions: Sequence[JSON], hints: Sequence[str]) -> list[Judged]:

@@ -15,8 +15,9 @@ from opdkit.cli import app
 from opdkit.errors import OpdkitError
 from opdkit.judge import run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint
+from opdkit.judge.identity import Identity
 from opdkit.stages import JudgeConfig
-from opdkit.store import read_all
+from opdkit.store import read_all, read_part
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
 BIG = os.environ.get("OPDKIT_FULL_CHAOS")
@@ -97,9 +98,9 @@ def test_hangs_of_a_minute(monkeypatch) -> None:
 # -- dead servers, through the command line -------------------------------------------------------------------------
 
 
-def judge(path: Path, url: str) -> Result:
+def judge(path: Path, url: str, *more: str) -> Result:
     command = ["judge", str(path), "--judge", "endpoint", "--base-url", url, "--model", MODEL, "--votes", "2",
-               "--retries", "1", "--shard", "0/1"]  # fmt: skip
+               "--retries", "1", "--shard", "0/1", *more]  # fmt: skip
     return CliRunner().invoke(app, command)
 
 
@@ -155,6 +156,41 @@ def test_a_server_may_know_the_model_by_another_name(name: str | None, capsys) -
     with serving(lambda body, number: named(name)) as server:
         assert len(client(server.url).complete(requests(30))) == 30
     assert capsys.readouterr().err.count(f"{MODEL} answers as {name}") == (name is not None)
+
+
+@pytest.mark.parametrize("first", [MODEL, "judge-model-2026-01-01"])
+def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> None:
+    """A server that was given another model between two starts, or that another shard asked under the first one."""
+    path = write_extract(tmp_path / "run", SESSIONS)
+    verdicts = path / "judge" / "verdicts"
+    with serving(lambda body, number: named(first, r"\boxed{1}") if number < 20 else Reply(500, "")) as server:
+        assert judge(path, server.url).exit_code == 1
+    kept = {p.name: p.read_bytes() for p in verdicts.iterdir()}
+    assert len(kept) == 1
+    with serving(lambda body, number: named("other", r"\boxed{-1}")) as server:
+        refused = judge(path, server.url)
+        assert refused.exit_code == 1
+        assert "an answer of another model: other" in " ".join(refused.stderr.split())
+        assert f"answers as other, and the votes that are there are by {first}" in " ".join(refused.stderr.split())
+        assert {p.name: p.read_bytes() for p in verdicts.iterdir()} == kept
+        anew = judge(path, server.url, "--overwrite")
+        assert anew.exit_code == 0, anew.stderr
+    assert {v["reward"] for part in range(2) for v in read_part(path, "verdicts", part)} == {-1}
+    with serving(lambda body, number: named(first, r"\boxed{1}")) as server:
+        assert judge(path, server.url).exit_code == 0  # nothing is left to ask
+        (verdicts / "part-00001.parquet").unlink()
+        assert judge(path, server.url).exit_code == 1  # the votes are the other's now
+
+
+def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, capsys) -> None:
+    one, other = Identity(MODEL, tmp_path), Identity(MODEL, tmp_path)
+    assert [one.is_it("a") for _ in range(3)] == [False, False, True]
+    assert [other.is_it("b") for _ in range(4)] == [False] * 4
+    assert other.is_it("a")
+    assert "answers as b, and the votes that are there are by a" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "answers-as.json").write_text("[]")
+    with pytest.raises(OpdkitError, match="is damaged: remove it"):
+        Identity(MODEL, tmp_path)
 
 
 def test_a_server_of_many_names_is_refused() -> None:
