@@ -178,7 +178,8 @@ SCORES = Table("eval", "scores", 2, pa.schema([
     _col("before", F64, "value before training", null=True),
     _col("after", F64, "value after training", null=True),
     _col("difference", F64, "after - before", null=True),
-    _col("low", F64, "2.5% quantile of the difference over resamples of the prompts, turns or passages", null=True),
+    _col("low", F64, "2.5% quantile of the difference over resamples of the prompts, turns or passages; null where "
+         "there are fewer than six", null=True),
     _col("high", F64, "97.5% quantile", null=True),
     _col("count", I64, "prompts behind the value; logprob_good, logprob_bad: turns; logprob_neutral, kl_neutral: "
          "passages"),

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 RESAMPLES = 10_000
+# Differences that all have one sign are chance with probability 2 / 2^n (the sign test): with five that is 6%. So of
+# fewer than six values no interval at 95% may keep clear of 0, and the bootstrap's would.
+FEWEST = 6
 _AT_ONCE = 1 << 22  # drawn indices held in memory
 
 
@@ -14,11 +17,11 @@ def interval(
     """The 2.5% and 97.5% quantiles of the (weighted) mean of `values` over resamples with replacement.
 
     For paired data hand in the differences: then a resample takes before and after of a prompt together. With
-    `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than two
-    values, which say nothing about their spread. (Efron 1979)
+    `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than
+    FEWEST values, which say too little about their spread. (Efron 1979)
     """
     count = len(values)
-    if count < 2:
+    if count < FEWEST:
         return None
     values_n = np.asarray(values, np.float64)
     weights_n = np.ones(count) if weights is None else np.asarray(weights, np.float64)

@@ -7,6 +7,7 @@ from rich.table import Table as RichTable
 
 from opdkit.config import JSON
 from opdkit.console import printable, stdout, with_sign
+from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import POOLED
 from opdkit.evaluate.scores import METRICS, MODELS
 from opdkit.nouns import counted
@@ -25,13 +26,16 @@ def show(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
     table.add_column("domain", overflow="fold")
     for name in ("before", "after", "change", "95% interval", "n"):
         table.add_column(name, justify="right", no_wrap=True)
-    for metric, words in METRICS.items():
-        for n, row in enumerate(_shown(metric, scores) if metric not in never else []):
-            table.add_row("" if n else f"[bold]{words}[/]", *_cells(row))
+    some = {metric: _shown(metric, scores) for metric in METRICS if metric not in never}
+    for metric, rows in some.items():
+        for n, row in enumerate(rows):
+            table.add_row("" if n else f"[bold]{METRICS[metric]}[/]", *_cells(row))
     stdout.print(table)
     for metric in never:
         stdout.print(_never(metric, replies))
     stdout.print("KL(before || after), log-probs: nats a token. n: prompts, turns or passages.")
+    if any(0 < row["count"] < FEWEST for rows in some.values() for row in rows):
+        stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")
 
 
 def _happens(row: JSON) -> bool:

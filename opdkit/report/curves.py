@@ -42,6 +42,7 @@ def evaluation(run: Path) -> JSON | None:
     """The scores, and the greedy replies side by side, those first that changed sides; None without `opdkit eval`."""
     if not part_path(run, "replies", 0).exists():
         return None
+    from opdkit.evaluate.bootstrap import FEWEST
     from opdkit.evaluate.scores import BETTER, UNITS  # imported here: they bring torch
     from opdkit.evaluate.scores import METRICS as WORDS
 
@@ -53,4 +54,5 @@ def evaluation(run: Path) -> JSON | None:
     both = [pair for pair in pairs.values() if "before" in pair and "after" in pair]
     both.sort(key=lambda pair: pair["before"]["passed"] == pair["after"]["passed"])
     return {"scores": read_part(run, "scores", 0), "words": WORDS, "better": BETTER, "units": UNITS,
+            "fewest": FEWEST,
             "replies": both[:_REPLIES], "prompts": len(both), "reply_chars": _REPLY_CHARS}  # fmt: skip

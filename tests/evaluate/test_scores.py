@@ -40,17 +40,18 @@ def by_key(rows: list[dict]) -> dict[tuple[str, str], dict]:
 
 
 def test_shares_are_means_over_prompts_worked_by_hand() -> None:
-    replies = [reply("a", "before", k, p) for k, p in ((1, False), (2, False))]
-    replies += [reply("a", "after", k, p) for k, p in ((1, True), (2, None))]  # a null vote leaves one reply
-    replies += [reply("b", "before", k, p, "e") for k, p in ((1, True), (2, False))]
-    replies += [reply("b", "after", k, p, "e") for k, p in ((1, True), (2, True))]
-    replies += [reply("c", "before", 1, None), reply("c", "after", 1, True)]  # nothing to compare with
+    replies = [reply("c", "before", 1, None), reply("c", "after", 1, True)]  # nothing to compare with
+    for n in range(3):
+        replies += [reply(f"a{n}", "before", k, p) for k, p in ((1, False), (2, False))]
+        replies += [reply(f"a{n}", "after", k, p) for k, p in ((1, True), (2, None))]  # a null vote leaves one reply
+        replies += [reply(f"b{n}", "before", k, p, "e") for k, p in ((1, True), (2, False))]
+        replies += [reply(f"b{n}", "after", k, p, "e") for k, p in ((1, True), (2, True))]
     rows = by_key(reply_scores(replies, seed=0))
     row = rows["passed_sampled", "all"]
-    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.25, 1.0, 0.75, 2)
-    assert (row["low"], row["high"]) == (0.5, 1.0)
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.25, 1.0, 0.75, 6)
+    assert (row["low"], row["high"]) == pytest.approx((3.5 / 6, 5.5 / 6))  # of six draws at least one a, one b
     assert rows["passed_sampled", "e"]["difference"] == 0.5
-    assert rows["passed_sampled", "e"]["low"] is None  # one prompt says nothing about the spread
+    assert rows["passed_sampled", "e"]["low"] is None  # three prompts say too little about the spread
     assert rows["reply_tokens", "all"]["difference"] == 5
     assert ("passed_greedy", "all") not in rows
 
@@ -92,13 +93,15 @@ def test_echoes_are_counted_in_sampled_replies_and_in_greedy_ones_where_there_ar
 
 
 def test_kl_is_a_mean_over_tokens_and_prompts_are_drawn_whole_worked_by_hand() -> None:
-    replies = [reply("a", "before", 1, corrected=True), reply("a", "before", 2, corrected=True),
-               reply("b", "before", 1, domain="e", corrected=False)]  # fmt: skip
-    shifts = [Shift(2, -1.0, -2.0, 1.0), Shift(2, -1.0, -2.0, 3.0), Shift(4, -1.0, -2.0, 8.0)]
+    replies, shifts = [], []
+    for n in range(3):
+        replies += [reply(f"a{n}", "before", 1, corrected=True), reply(f"a{n}", "before", 2, corrected=True),
+                    reply(f"b{n}", "before", 1, domain="e", corrected=False)]  # fmt: skip
+        shifts += [Shift(2, -1.0, -2.0, 1.0), Shift(2, -1.0, -2.0, 3.0), Shift(4, -1.0, -2.0, 8.0)]
     found = by_key(reply_kl_scores(replies, shifts, seed=0))
     row = found["kl_replies", "all"]
-    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.0, 1.5, 1.5, 2)
-    assert (row["low"], row["high"]) == (1.0, 2.0)  # both draws prompt a, or both prompt b
+    assert (row["before"], row["after"], row["difference"], row["count"]) == (0.0, 1.5, 1.5, 6)
+    assert (row["low"], row["high"]) == pytest.approx((7 / 6, 11 / 6))  # of six draws at least one a, one b
     assert found["kl_replies", "corrected"]["after"] == found["kl_replies", "d"]["after"] == 1.0
     assert found["kl_replies", "uncorrected"]["after"] == found["kl_replies", "e"]["after"] == 2.0
     assert found["kl_replies", "e"]["low"] is None

@@ -65,6 +65,15 @@ def test_what_never_happens_is_one_line(monkeypatch) -> None:
     assert sum(line.startswith("hint echo") for line in shown(monkeypatch, rows(POOLED))) == 1
 
 
+def test_too_few_for_an_interval_is_said(monkeypatch) -> None:
+    few = rows(("all",), hint_echo=0.0)[0] | {"low": None, "high": None, "count": 5}
+    assert (
+        shown(monkeypatch, [few])[-1]
+        == "n under 6: too few for an interval, and for a difference to be more than chance."
+    )
+    assert not any("too few" in line for line in shown(monkeypatch, [few | {"count": 6}]))
+
+
 def test_nothing_to_compare_is_a_dash(monkeypatch) -> None:
     row = rows(("all",))[0] | {"before": None, "after": None, "difference": None, "low": None, "high": None, "count": 0}
     (line,) = [line for line in shown(monkeypatch, [row]) if "share passed" in line]

@@ -49,7 +49,8 @@ function showEvaluation(found) {
     el(
       "p",
       {},
-      "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance.",
+      "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance. " +
+        `Fewer than ${found.fewest} prompts, turns or passages are too few for one.`,
     ),
     el(
       "p",
