@@ -91,8 +91,9 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
     _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
-    _col("reward_status", STR, "ok, tie, no_quorum or failed; of fresh replies also empty (nothing but a stop token or "
-         "thinking: -1 without a vote), or not_judged. To the stages after the judge also reviewed: a person decided"),
+    _col("reward_status", STR, "ok, tie, no_quorum or failed; outcome: what the log says of the session, without a "
+         "vote (--good, --bad); of fresh replies also empty (nothing but a stop token or thinking: -1 without a vote), "
+         "or not_judged. To the stages after the judge also reviewed: a person decided"),
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
     _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
     _col("hint", STR, "the chosen one", null=True),

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from opdkit.calibrate.labels import Label
 from opdkit.config import JSON
+from opdkit.judge.votes import OUTCOME
 from opdkit.nearest import nearest_turns
 from opdkit.store import part_count, read_arrow
 
@@ -77,6 +78,8 @@ def _verdicts(run: Path) -> Iterator[Judged]:
         scores = pa.ListArray.from_arrays(votes.offsets, votes.values.field("score"))
         rows = table.drop_columns("reward_votes").to_pylist()
         for row, given in zip(rows, scores.to_pylist(), strict=True):
+            if row["reward_status"] == OUTCOME:  # which no judge has said
+                continue
             yield Judged(row["turn_id"], tuple(given), row["reward"], row["reward_status"], row["reward_agreement"],
                          row["hint"] is not None)  # fmt: skip
 

@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import OUTCOME, reward_of
 from opdkit.nouns import counted
 from opdkit.reviews import REVIEWED
 from opdkit.turn_ids import turn_id
 
 _ROLES = ("system", "user", "assistant", "tool")
 _REWARDS = (-1, 0, 1)
-_REWARDED = ("ok", "tie", "empty")  # the states of a reward that is not null
+_REWARDED = ("ok", "tie", "empty", OUTCOME)  # the states of a reward that is not null
 _ROUNDING = 1e-3  # log-probs are at most 0, but for rounding; an average of several teachers' rounds once more
 _MASS = 1.01  # the probabilities of a support, from half-precision log-probs
 

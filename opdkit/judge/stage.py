@@ -9,9 +9,10 @@ from opdkit.console import progress, warn
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
+from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import Reward, reward_of
 from opdkit.model_folder import refuse_no_model
 from opdkit.nouns import counted, verb
 from opdkit.stages import JudgeConfig, imported
@@ -21,6 +22,7 @@ from opdkit.tables import VERDICTS
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
 JUDGES = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
 
+_OUTCOMES = "outcomes"  # rewards that the log brought along
 _FEW_REWARDS = 10  # that fewer rewards than this are all alike means nothing
 
 
@@ -30,6 +32,7 @@ class Case:
 
     turn: JSON
     messages: list[JSON]
+    outcome: Reward | None = None  # what its log says instead of votes
 
     @property
     def index(self) -> int:
@@ -79,7 +82,7 @@ def run(config: JudgeConfig) -> Summary:
                 row = _verdict(config, case, hint_votes, reward_votes, out.counters)
                 out.rows("verdicts", [row])
     summary = stage.summary()
-    for message in warnings(summary.counters):
+    for message in [*warnings(summary.counters), *_no_outcome(config, summary.counters)]:
         warn(message)
     return summary
 
@@ -106,14 +109,15 @@ def _open_judge(config: JudgeConfig) -> Ask | None:
 def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
     """The trainable turns of a part, within `--limit`. The others are counted as dropped, by their reason."""
     sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
-    messages = {session["session_id"]: session["messages"] for session in sessions}
+    outcomes = Outcomes(config.good, config.bad)
+    told = {session["session_id"]: (session["messages"], outcomes.reward(session)) for session in sessions}
     cases = []
     for turn in read_part(config.run, "turns", part):
-        if turn["session_id"] not in messages:
+        if turn["session_id"] not in told:
             continue
         counters.rows_in += 1
         if turn["trainable"]:
-            cases.append(Case(turn, messages[turn["session_id"]]))
+            cases.append(Case(turn, *told[turn["session_id"]]))
         else:
             counters.drop(turn["skip_reason"] or "not trainable")
     return cases
@@ -124,19 +128,19 @@ def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
 
 def _by_rules(case: Case) -> Votes:
     hint_vote, reward_vote = rules.votes(case.messages, case.index, case.next_count)
-    return [hint_vote], [reward_vote]
+    return [hint_vote], [] if case.outcome else [reward_vote]
 
 
 def _ask(config: JudgeConfig, ask: Ask, cases: Sequence[Case]) -> list[Votes]:
     questions = []
     for case in cases:
         common = turn_text(case.messages, case.index, case.next_count, config.max_section_chars)
-        for name in ("hint", "reward"):
+        for name in ("hint",) if case.outcome else ("hint", "reward"):
             questions.append(Question(case.turn["turn_id"], name, judge_messages(common, name)))
-    answers = ask(questions)
+    answers = iter(ask(questions))
     return [
-        ([parse_hint(a) for a in on_hint], [parse_reward(a) for a in on_reward])
-        for on_hint, on_reward in zip(answers[::2], answers[1::2], strict=True)
+        ([parse_hint(a) for a in next(answers)], [] if case.outcome else [parse_reward(a) for a in next(answers)])
+        for case in cases
     ]
 
 
@@ -144,7 +148,7 @@ def _verdict(
     config: JudgeConfig, case: Case, hint_votes: list[HintVote], reward_votes: list[RewardVote], counters: Counters
 ) -> JSON:
     """One row of `verdicts`."""
-    reward = reward_of([v.score for v in reward_votes])
+    reward = case.outcome or reward_of([v.score for v in reward_votes])
     choice = hints.choose(
         [v.decision for v in hint_votes],
         [v.hint for v in hint_votes],
@@ -155,6 +159,8 @@ def _verdict(
     shown = flags(case.messages, case.index, case.next_count, case.turn["finish_reason"])
     count_votes(counters.extra, [*hint_votes, *reward_votes])
     count_reward(counters.extra, reward.reward)
+    if case.outcome:
+        counters.extra[_OUTCOMES] += 1
     _count_hint(counters.extra, choice)
     _count_flags(counters.extra, shown, reward.reward)
     return {
@@ -232,6 +238,15 @@ def warnings(counters: Counters) -> list[str]:
                 "at some before training on them"
             )
     return found
+
+
+def _no_outcome(config: JudgeConfig, counters: Counters) -> list[str]:
+    """In words, when conditions on outcomes hold nowhere: a misspelt field is the usual reason."""
+    asked = [f"{flag} {text}" for flag, texts in (("--good", config.good), ("--bad", config.bad)) for text in texts]
+    if not asked or not counters.rows_out or counters.extra[_OUTCOMES]:
+        return []
+    return [f"{' and '.join(asked)}: true of no session, so that votes decide everywhere. What logs say is in the "
+            "column metadata of the table sessions"]  # fmt: skip
 
 
 def all_alike(extra: Counter[str]) -> list[str]:

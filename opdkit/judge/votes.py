@@ -4,13 +4,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
+
 
 @dataclass(frozen=True)
 class Reward:
     """The reward of one turn. `agreement` is the share of the valid votes that equal it; null where it is null."""
 
     reward: int | None
-    status: str  # ok, tie, no_quorum or failed
+    status: str  # ok, tie, no_quorum, failed or outcome
     agreement: float | None
 
 

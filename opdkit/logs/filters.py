@@ -69,27 +69,27 @@ class Filter:
         return _COMPARE[self.op](found, parse_time(self.value))
 
 
-def parse_filters(texts: Sequence[str]) -> list[Filter]:
+def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
     """The conditions, all of which must hold. Raises ConfigError."""
-    return [_parse(text) for text in texts]
+    return [_parse(text, flag) for text in texts]
 
 
-def _parse(text: str) -> Filter:
+def _parse(text: str, flag: str) -> Filter:
     match = _EXPRESSION.fullmatch(text)
     if match is None:
-        raise ConfigError(f"--filter {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
+        raise ConfigError(f"{flag} {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
     field, op, value = match.groups()
     root, _, path = field.partition(".")
     if root not in FIELDS or (root == "metadata") != bool(path):
-        raise ConfigError(f"--filter {text!r}: there is no field {field!r}; {did_you_mean(field, _WRITTEN)}")
+        raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, _WRITTEN)}")
     if not value:
-        raise ConfigError(f"--filter {text!r}: there is no value to compare with")
+        raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
     if field == "time" and not _DAY.fullmatch(value) and parse_time(value) is None:
-        raise ConfigError(f"--filter {text!r}: write a time like 2026-01-31 or 2026-01-31T12:00:00Z")
+        raise ConfigError(f"{flag} {text!r}: write a time like 2026-01-31 or 2026-01-31T12:00:00Z")
     if _DAY.fullmatch(value) and field == "time" and parse_time(value) is None:
-        raise ConfigError(f"--filter {text!r}: there is no such day")
+        raise ConfigError(f"{flag} {text!r}: there is no such day")
     if root in ("model", "format", "source", "language") and op not in ("=", "!="):
-        raise ConfigError(f"--filter {text!r}: {root} is text; compare it with = or !=")
+        raise ConfigError(f"{flag} {text!r}: {root} is text; compare it with = or !=")
     return Filter(text.strip(), field, op, value)
 
 
@@ -122,7 +122,11 @@ def _holds(found: Any, op: str, value: str) -> bool | None:
         return None
     if op in ("=", "!="):
         return any(fnmatch.fnmatchcase(found, pattern) for pattern in value.split("|")) == (op == "=")
-    return _COMPARE[op](found, value)
+    bound = _number(value)
+    if bound is None:
+        return _COMPARE[op](found, value)
+    number = _number(found)  # a number that was logged as text; "high" is neither above 1 nor below
+    return None if number is None else _COMPARE[op](number, bound)
 
 
 def _number(text: str) -> float | None:
@@ -133,14 +137,27 @@ def _number(text: str) -> float | None:
 
 
 def value_at(value: Any, path: str) -> Any:
-    """What a dotted path leads to in nested objects, `_MISSING` where it leads nowhere."""
+    """What a dotted path leads to in nested objects, `_MISSING` where it leads nowhere.
+
+    A list of {"name": ..., "value": ...}, as scores and attributes are often logged, counts as an object of lists.
+    """
     if isinstance(value, dict) and path in value:  # keys may hold dots
         return value[path]
     for key in path.split("."):
+        if isinstance(value, list):
+            value = _by_name(value)
         if not isinstance(value, dict) or key not in value:
             return _MISSING
         value = value[key]
     return value
+
+
+def _by_name(items: list[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for item in items:
+        if isinstance(item, dict) and isinstance(item.get("name"), str) and "value" in item:
+            found.setdefault(item["name"], []).append(item["value"])
+    return found
 
 
 def first_of(metadata: JSON, keys: Sequence[str]) -> Any:

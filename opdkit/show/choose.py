@@ -12,12 +12,13 @@ import regex
 from opdkit.commands.show import ShowConfig
 from opdkit.config import JSON, did_you_mean
 from opdkit.errors import ConfigError
+from opdkit.judge.votes import OUTCOME
 from opdkit.report.joined import JoinedTurn, joined_turns
 from opdkit.reviews import REVIEWED
 
 # Those of the tables; a run may hold more.
-STATUSES = {"ok", "tie", "no_quorum", "failed", "empty", "not_judged", "none", "outvoted", "too_short", "too_long",
-            "empty_judgement", "leak", REVIEWED}  # fmt: skip
+STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, "empty", "not_judged", "none", "outvoted", "too_short",
+            "too_long", "empty_judgement", "leak", REVIEWED}  # fmt: skip
 _CHARS = 200  # of a text in a list
 _PATIENCE = 2.0  # seconds for one turn
 

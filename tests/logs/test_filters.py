@@ -27,7 +27,9 @@ def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | 
     ("time>=2026-01-01", {"records": [{"timestamp": "2026-03-01"}]}), ("metadata.task=retail", {"task": "retail"}),
     ("metadata.reward>0.5", {"reward": 1}), ("metadata.reward=1", {"reward": 1.0}), ("metadata.ok=true", {"ok": True}),
     ("metadata.a.b=1", {"a": {"b": 1}}), ("metadata.a.b=1", {"a.b": "1"}), ("metadata.tags=b*", {"tags": ["a", "bc"]}),
-    ("metadata.tags!=c", {"tags": ["a", "b"]}), ("metadata.version>=2.0", {"version": "2.1"}),
+    ("metadata.tags!=c", {"tags": ["a", "b"]}), ("metadata.version>=2.0", {"version": "10.1"}),
+    ("metadata.day>=2026-01", {"day": "2026-01-05"}),
+    ("metadata.scores.ok=1", {"scores": [{"name": "ok", "value": 1}]}),
 ])  # fmt: skip
 def test_what_holds(expression, metadata):
     assert verdict(expression, **metadata) is None
@@ -43,6 +45,9 @@ def test_what_holds(expression, metadata):
     ("metadata.reward>0.5", {}, "filtered: no metadata.reward"),
     ("metadata.reward>0.5", {"reward": {}}, "filtered: no metadata.reward to compare"),
     ("metadata.reward>high", {"reward": 1}, "filtered: no metadata.reward to compare"),
+    ("metadata.reward>1", {"reward": "high"}, "filtered: no metadata.reward to compare"),
+    ("metadata.scores.ok=1", {"scores": [{"name": "no", "value": 1}, {"name": "ok"}]},
+     "filtered: no metadata.scores.ok"),
     ("metadata.tags!=b", {"tags": ["a", "b"]}, "filtered: metadata.tags!=b"),
 ])  # fmt: skip
 def test_what_does_not_hold_says_why(expression, metadata, reason):

@@ -1,0 +1,122 @@
+"""Rewards that the log brings along: `--good` and `--bad`."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from http_server import completion, serving
+from runs import talk, write_extract
+from typer.testing import CliRunner
+
+from opdkit import judge
+from opdkit.cli import app
+from opdkit.errors import ConfigError
+from opdkit.judge.outcomes import Outcomes
+from opdkit.judge.votes import Reward
+from opdkit.stages import JudgeConfig
+from opdkit.store import read_all
+
+TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")
+SESSIONS = dict.fromkeys(("solved", "failed", "unknown"), TALK)
+
+
+def session(**metadata: object) -> dict:
+    return {"source": "a.jsonl", "line": 3, "model": "m-1", "format": "openai", "metadata": json.dumps(metadata)}
+
+
+@pytest.mark.parametrize(("metadata", "reward"), [
+    ({"reward": 1.0}, 1), ({"reward": 0}, -1), ({"reward": "0.5"}, -1), ({"reward": "high"}, None), ({}, None),
+    ({"reward": None}, None), ({"reward": True}, None), ({"reward": [0, 1]}, None),
+])  # fmt: skip
+def test_a_number_and_what_is_none(metadata: dict, reward: int | None) -> None:
+    """Of a list one element is enough: then both sides hold, and nobody knows."""
+    found = Outcomes(["metadata.reward>=1"], ["metadata.reward<1"]).reward(session(**metadata))
+    assert found == (Reward(reward, "outcome", None) if reward else None)
+
+
+def test_words_other_fields_and_conditions_that_must_all_hold() -> None:
+    thumbs = Outcomes(["metadata.feedback=up|good*"], ["metadata.feedback=down"])
+    assert [thumbs.reward(session(feedback=f)) for f in ("up", "good job", "down", "DOWN")] == [
+        Reward(1, "outcome", None), Reward(1, "outcome", None), Reward(-1, "outcome", None), None
+    ]  # fmt: skip
+    both = Outcomes([], ["model=m-*", "metadata.resolved=false"])
+    assert both.reward(session(resolved=False)) == Reward(-1, "outcome", None)
+    assert both.reward(session(resolved=True)) is None
+    assert Outcomes([], []).reward(session(resolved=True)) is None
+
+
+def test_scores_that_are_a_list_of_names_and_values() -> None:
+    scores = [{"name": "user-feedback", "value": 0, "comment": "no"}, {"name": "length", "value": 1}, {"value": 2}, "x"]
+    stars = Outcomes(["metadata.scores.user-feedback=1"], ["metadata.scores.user-feedback=0"])
+    assert stars.reward(session(scores=scores)) == Reward(-1, "outcome", None)
+    assert stars.reward(session(scores=scores[1:])) is None
+    assert stars.reward(session(scores=[*scores, {"name": "user-feedback", "value": 1}])) is None
+
+
+@pytest.mark.parametrize("field", ["good", "bad"])
+def test_what_is_no_condition_is_refused(field: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--{field} 'metadata.reward': write it as"):
+        JudgeConfig(run=tmp_path, **{field: ("metadata.reward",)})
+
+
+@pytest.fixture
+def extracted(tmp_path: Path) -> Path:
+    path = write_extract(tmp_path / "run", SESSIONS)
+    outcomes = {"solved": {"reward": 1}, "failed": {"reward": 0}, "unknown": {}}
+    for part in sorted((path / "extract" / "sessions").iterdir()):
+        table = pq.read_table(part)
+        told = [json.dumps(outcomes[name]) for name in table["session_id"].to_pylist()]
+        at = table.schema.get_field_index("metadata")
+        pq.write_table(table.set_column(at, table.schema.field(at), [told]), part)
+    return path
+
+
+GOOD, BAD = ("metadata.reward=1",), ("metadata.reward=0",)
+
+
+def test_every_turn_of_a_session_has_its_outcome_and_the_others_are_voted_on(extracted: Path) -> None:
+    """Hints are asked for all the same."""
+    before = JudgeConfig(run=extracted, shard="0/1")
+    judge.run(before)
+    voted = {row["turn_id"]: row for row in read_all(extracted, "verdicts")}
+    summary = judge.run(JudgeConfig(run=extracted, shard="0/1", good=GOOD, bad=BAD, overwrite=True))
+    for row in read_all(extracted, "verdicts"):
+        name, old = row["turn_id"].partition(":")[0], voted[row["turn_id"]]
+        told = {"solved": 1, "failed": -1}.get(name)
+        if told is None:
+            assert row == old
+        else:
+            changed = {"reward": told, "reward_status": "outcome", "reward_agreement": None, "reward_votes": []}
+            assert row == old | changed
+    assert summary.counters.extra["outcomes"] == 4
+    assert (summary.counters.extra["rewards +1"], summary.counters.extra["rewards -1"]) == (3, 3)
+    assert "4 outcomes" in summary.text()
+
+
+def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with serving(lambda body, number: completion(r"\boxed{1}")) as server:
+        judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", model="judge-model", base_url=server.url,
+                              votes=3, good=GOOD, bad=BAD))  # fmt: skip
+    assert len(server.requests) == 3 * (6 + 2)
+    assert [len(row["reward_votes"]) for row in read_all(extracted, "verdicts")].count(0) == 4
+
+
+def test_a_field_that_no_log_has_is_said(extracted: Path, capsys) -> None:
+    judge.run(JudgeConfig(run=extracted, shard="0/1", good=("metadata.rewrad>0",)))
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--good metadata.rewrad>0: true of no session, so that votes decide everywhere" in said
+
+
+def test_what_comes_after_takes_it_for_a_reward(extracted: Path, tmp_path: Path) -> None:
+    """show lists it by its status, and calibrate does not call it the judge's."""
+    judge.run(JudgeConfig(run=extracted, shard="0/1", good=GOOD, bad=BAD))
+    listed = CliRunner().invoke(app, ["show", str(extracted), "--status", "outcome", "--json"])
+    assert listed.exit_code == 0, listed.stderr
+    assert [row["turn_id"] for row in json.loads(listed.stdout)] == ["solved:1", "solved:3", "failed:1", "failed:3"]
+    labels = tmp_path / "labels.jsonl"
+    labels.write_text("".join(json.dumps({"turn_id": f"{name}:1", "label": -1}) + "\n" for name in SESSIONS))
+    measured = CliRunner().invoke(app, ["calibrate", str(extracted), str(labels), "--json"])
+    assert measured.exit_code == 0, measured.stderr
+    assert json.loads(measured.stdout)["labels"] == 1
