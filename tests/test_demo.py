@@ -3,6 +3,7 @@
 The demo runs here unless OPDKIT_DEMO_RUN names the directory of one that has just been run.
 """
 
+import io
 import json
 import os
 import re
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pyarrow.dataset
 import pytest
+from rich.console import Console
 from sample_world import DATA, NAMES, labels
 
+from opdkit import demo
+from opdkit.cli import app
 from opdkit.stages import home
 from opdkit.store import read_all
 from opdkit.tables import TABLES
@@ -30,9 +34,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("demo") / "run"
     done = subprocess.run([sys.executable, "-m", "opdkit", "demo", str(directory)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "before" in done.stdout
-    assert "opdkit extract" in done.stdout, "it says what to type next"
     return directory
+
+
+def test_it_closes_with_the_figures_and_what_to_type_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a command that is there, and with the run's own name."""
+    screen = io.StringIO()
+    monkeypatch.setattr(demo, "stdout", Console(file=screen, width=100))
+    demo.show(run, DATA / "prompts.jsonl")
+    said = screen.getvalue()
+    assert "before" in said
+    commands = re.findall(r"^  opdkit (\w+) (\S+)", said, re.MULTILINE)
+    assert ("show", str(run)) in commands
+    assert {name for name, _ in commands} <= {command.name for command in app.registered_commands}
+    assert ("run", "runs/mine") in commands
 
 
 def share(run: Path, *, corrected: bool, model: str) -> float:

@@ -77,6 +77,24 @@ def process_of(run: Path, shard: int) -> int | None:
     return None
 
 
+def held_after_a_part(run: Path, shard: int) -> int:
+    """The process of a judge task, stopped with a part done: it runs for moments, and is looked at in between."""
+    pid = until(lambda: process_of(run, shard), f"the process of task {shard}")
+
+    def stopped() -> bool:
+        for _ in range(100):
+            os.kill(pid, signal.SIGSTOP)
+            if parts_of(run, "judge", shard):
+                return True
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+        return False
+
+    until(stopped, f"a part of task {shard}")
+    assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
+    return pid
+
+
 def submitted(said: str) -> dict[str, tuple[str, str]]:
     """Stage -> (job, what it waits for)."""
     return {m[1]: (m[2], m[3] or "") for m in re.finditer(r"^(\w+) (\d+)(?: (afterok:\S+))?$", said, re.MULTILINE)}
@@ -118,7 +136,7 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
     """pitfall 25, pitfall 26: the same tables and the same model as the plain run, whatever happened on the way.
 
     Task 0 of the judge is killed with `scancel --signal=KILL` and queued again; task 1 runs into its time limit: its
-    process is held up (SIGSTOP) after a part until Slurm has sent the signal, which Slurm does when it comes to it.
+    process is held up until Slurm has sent the signal, which Slurm does when it comes to it.
     """
     plain, run = tmp_path / "plain", tmp_path / "run"
     opdkit("run", str(plain), *OPTIONS)
@@ -128,14 +146,11 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
     assert list(jobs) == list(ORDER)
     judge, waiting = jobs["judge"][0], jobs["teacher"]
 
-    until(lambda: parts_of(run, "judge", 1), "a part of task 1")
-    held = until(lambda: process_of(run, 1), "the process of task 1")
-    os.kill(held, signal.SIGSTOP)
-    until(lambda: parts_of(run, "judge", 0), "a part of task 0")
+    held_after_a_part(run, 0)
+    held = held_after_a_part(run, 1)
     slurm("scancel", "--signal=KILL", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=1")
     until(lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
-    assert parts_of(run, "judge", 0) < part_count(run, "judge") // 4, "the kill came too late to test anything"
     slurm("scontrol", "requeue", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={waiting[0]}", f"dependency={waiting[1]}")
 
