@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,22 +77,27 @@ def process_of(run: Path, shard: int) -> int | None:
     return None
 
 
-def held_after_a_part(run: Path, shard: int) -> int:
-    """The process of a judge task, stopped with a part done: it runs for moments, and is looked at in between."""
-    pid = until(lambda: process_of(run, shard), f"the process of task {shard}")
+def held_after_a_part(run: Path, shards: Sequence[int]) -> list[int]:
+    """The processes of judge tasks, each stopped with a part done: they run for moments, with a look in between."""
+    held: dict[int, int] = {}
 
-    def stopped() -> bool:
-        for _ in range(100):
-            os.kill(pid, signal.SIGSTOP)
-            if parts_of(run, "judge", shard):
-                return True
-            os.kill(pid, signal.SIGCONT)
+    def all_held() -> bool:
+        for _ in range(10):
+            for shard in [s for s in shards if s not in held]:
+                if (pid := process_of(run, shard)) is None:
+                    continue
+                os.kill(pid, signal.SIGSTOP)
+                if parts_of(run, "judge", shard):
+                    held[shard] = pid
+                else:
+                    os.kill(pid, signal.SIGCONT)
             time.sleep(0.02)
-        return False
+        return len(held) == len(shards)
 
-    until(stopped, f"a part of task {shard}")
-    assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
-    return pid
+    until(all_held, f"a part of each of the tasks {shards}")
+    for shard in shards:
+        assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
+    return [held[shard] for shard in shards]
 
 
 def submitted(said: str) -> dict[str, tuple[str, str]]:
@@ -146,8 +151,7 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
     assert list(jobs) == list(ORDER)
     judge, waiting = jobs["judge"][0], jobs["teacher"]
 
-    held_after_a_part(run, 0)
-    held = held_after_a_part(run, 1)
+    _, held = held_after_a_part(run, (0, 1))
     slurm("scancel", "--signal=KILL", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=1")
     until(lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
