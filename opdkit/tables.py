@@ -91,7 +91,7 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
     _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
     _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
-    _col("reward_status", STR, "ok, tie, no_quorum or failed; outcome: what the log says of the session, without a "
+    _col("reward_status", STR, "ok, tie, no_quorum or failed; outcome: what the log says of the turn, without a "
          "vote (--good, --bad); of fresh replies also empty (nothing but a stop token or thinking: -1 without a vote), "
          "or not_judged. To the stages after the judge also reviewed: a person decided"),
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),

@@ -1,7 +1,7 @@
-"""Rewards that the log brings along: what `--good` and `--bad` say of a session, in place of votes."""
+"""Rewards that the log brings along: what `--good` and `--bad` find in its metadata, in place of votes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from opdkit.config import JSON
 from opdkit.judge.votes import OUTCOME, Reward
@@ -10,7 +10,10 @@ from opdkit.logs.filters import parse_filters, refused
 
 
 class Outcomes:
-    """Conditions on a session, as for `opdkit extract --filter`; of several on one side all must hold.
+    """Conditions on a turn, as `opdkit extract --filter` has them on a session; of several on one side all must hold.
+
+    Where a session was put together of logged calls, a turn is told by the call that wrote it, and by what is said of
+    the session; elsewhere what is said of the session holds for each of its turns.
 
     Raises ConfigError where one is none.
     """
@@ -18,15 +21,28 @@ class Outcomes:
     def __init__(self, good: Sequence[str], bad: Sequence[str]) -> None:
         self._conditions = {1: parse_filters(good, "--good"), -1: parse_filters(bad, "--bad")}
 
-    def reward(self, session: JSON) -> Reward | None:
-        """Of every turn of a row of `sessions`; None where neither side holds, or both do: then votes decide."""
+    def told(self, session: JSON) -> Callable[[int], Reward | None]:
+        """message_index -> the reward of that turn of a row of `sessions`.
+
+        None where neither side holds, or both do: then votes decide.
+        """
         if not any(self._conditions.values()):
-            return None
-        told = Conversation(session["source"], session["line"], [], session["model"],
-                            metadata=json.loads(session["metadata"] or "{}"))  # fmt: skip
+            return lambda index: None
+        metadata: JSON = json.loads(session["metadata"] or "{}")
+        listed = metadata.get("records")
+        calls = {call["message_index"]: call for call in listed if _is_call(call)} if isinstance(listed, list) else {}
+        whole = {key: value for key, value in metadata.items() if key != "records"} if calls else metadata
+        return lambda index: self._reward(session, whole | calls.get(index, {}))
+
+    def _reward(self, session: JSON, metadata: JSON) -> Reward | None:
+        about = Conversation(session["source"], session["line"], [], session["model"], metadata=metadata)
         found = [
             reward
             for reward, conditions in self._conditions.items()
-            if conditions and refused(conditions, told, session["format"]) is None
+            if conditions and refused(conditions, about, session["format"]) is None
         ]
         return Reward(found[0], OUTCOME, None) if len(found) == 1 else None
+
+
+def _is_call(told: object) -> bool:
+    return isinstance(told, dict) and isinstance(told.get("message_index"), int)

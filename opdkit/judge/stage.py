@@ -110,14 +110,15 @@ def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
     """The trainable turns of a part, within `--limit`. The others are counted as dropped, by their reason."""
     sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
     outcomes = Outcomes(config.good, config.bad)
-    told = {session["session_id"]: (session["messages"], outcomes.reward(session)) for session in sessions}
+    told = {session["session_id"]: (session["messages"], outcomes.told(session)) for session in sessions}
     cases = []
     for turn in read_part(config.run, "turns", part):
         if turn["session_id"] not in told:
             continue
         counters.rows_in += 1
         if turn["trainable"]:
-            cases.append(Case(turn, *told[turn["session_id"]]))
+            messages, outcome = told[turn["session_id"]]
+            cases.append(Case(turn, messages, outcome(turn["message_index"])))
         else:
             counters.drop(turn["skip_reason"] or "not trainable")
     return cases
@@ -245,7 +246,7 @@ def _no_outcome(config: JudgeConfig, counters: Counters) -> list[str]:
     asked = [f"{flag} {text}" for flag, texts in (("--good", config.good), ("--bad", config.bad)) for text in texts]
     if not asked or not counters.rows_out or counters.extra[_OUTCOMES]:
         return []
-    return [f"{' and '.join(asked)}: true of no session, so that votes decide everywhere. What logs say is in the "
+    return [f"{' and '.join(asked)}: true of no turn, so that votes decide everywhere. What logs say is in the "
             "column metadata of the table sessions"]  # fmt: skip
 
 

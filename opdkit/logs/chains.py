@@ -238,7 +238,7 @@ def _tell(
         notes[node.depth] = own.note
         skip = RETRY if node.position in retries else DUPLICATE if node.position in told else None
         own.note.skip_reason = skip or own.note.skip_reason
-        logged.append({"line": unit[node.position].number} | own.logged)
+        logged.append({"line": unit[node.position].number} | own.logged | {"message_index": node.depth})
     first = unit[path[0].position]
     metadata = {"session_id": last.session, "records": logged}
     return Conversation(first.source, first.number, messages, last.model, last.tools, metadata, notes)

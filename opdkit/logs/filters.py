@@ -44,7 +44,7 @@ class Filter:
     def refuses(self, told: Conversation, name: str) -> str | None:
         """Why a session of the format `name` is left out; None if it is kept."""
         found = self._found(told, name)
-        if found in (None, ""):
+        if found in (None, "", []):
             return f"{FILTERED}no {self.field}"
         holds = self._holds_at(found) if self.field == "time" else _holds(found, self.op, self.value)
         if holds is None:
@@ -60,8 +60,11 @@ class Filter:
             return time_of(told.metadata)
         if self.field == "language":
             return first_of(told.metadata, LANGUAGES)
-        found = value_at(told.metadata, self.field.partition(".")[2])
-        return None if found is _MISSING else found
+        path = self.field.partition(".")[2]
+        found = value_at(told.metadata, path)
+        if found is _MISSING:
+            found = [value for record in _records(told.metadata) if (value := value_at(record, path)) is not _MISSING]
+        return found
 
     def _holds_at(self, found: datetime.datetime) -> bool:
         if _DAY.fullmatch(self.value):
@@ -107,7 +110,7 @@ def refused(filters: Sequence[Filter], told: Conversation, name: str) -> str | N
 def _holds(found: Any, op: str, value: str) -> bool | None:
     """Whether the comparison holds; None where there is none. Of a list, one element that does is enough."""
     if isinstance(found, list):
-        each = [_holds(item, op, value) for item in found]
+        each = [_holds(item, op, value) for item in found if item is not None]
         if op == "!=":
             return all(e is not False for e in each)
         return any(each) if any(e is not None for e in each) else None
@@ -171,9 +174,13 @@ def first_of(metadata: JSON, keys: Sequence[str]) -> Any:
 
 def _holders(metadata: JSON) -> Iterator[JSON]:
     yield metadata
+    yield from _records(metadata)[:1]
+
+
+def _records(metadata: JSON) -> list[JSON]:
+    """What the log says of each call, where a session is put together of calls."""
     records = metadata.get("records")
-    if isinstance(records, list) and records and isinstance(records[0], dict):
-        yield records[0]
+    return [each for each in records if isinstance(each, dict)] if isinstance(records, list) else []
 
 
 def time_of(metadata: JSON) -> datetime.datetime | None:

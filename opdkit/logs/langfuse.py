@@ -14,13 +14,16 @@ from opdkit.logs.chains import Call, read_chains, unit_of
 from opdkit.logs.conversation import JSON, LEFT_OUT, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable
 from opdkit.logs.messages import read_messages
 from opdkit.logs.openai import read_tools
+from opdkit.logs.parse import dump
 from opdkit.logs.spans import parsed
 
 NO_CALL = f"{LEFT_OUT}no model call"
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                     "GUARDRAIL"))  # fmt: skip
 _MODELS = ("model", "provided_model_name", "providedModelName")
-_KEPT = ("id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
+# What is said of a trace and holds for its observations: people's feedback is among its scores.
+_OF_A_TRACE = ("name", "scores", "metadata", "environment", "version")
+_KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
          "modelParameters", "model_parameters", "usage", "usageDetails", "usage_details")  # fmt: skip
 
 
@@ -45,7 +48,16 @@ def unfold(record: JSON) -> list[JSON]:
     if not isinstance(observations, list) or not any(isinstance(o, dict) for o in observations):
         return [record]  # of a trace alone, the observations may be ids
     shared = {key: record[key] for key in ("sessionId", "userId", "tags", "release") if record.get(key)}
-    return [shared | o for o in observations if isinstance(o, dict)]
+    trace = {key: record[key] for key in _OF_A_TRACE if record.get(key)}
+    pieces = [shared | o for o in observations if isinstance(o, dict)]
+    return _with_trace(pieces, trace, len(dump(record))) if trace else pieces
+
+
+def _with_trace(pieces: list[JSON], trace: JSON, size: int) -> list[JSON]:
+    """The trace with each of its observations; with the first alone where that would more than double the line."""
+    calls = [n for n, piece in enumerate(pieces) if piece.get("type", "GENERATION") == "GENERATION"]
+    told = set(calls if len(calls) * len(dump(trace)) <= size else calls[:1])
+    return [piece | {"trace": trace} if n in told else piece for n, piece in enumerate(pieces)]
 
 
 def id_of(record: JSON) -> str | None:

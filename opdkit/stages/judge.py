@@ -20,9 +20,9 @@ class JudgeConfig(ModelOptions):
     votes: int = option(5, "votes per question and turn; rules always give one", unit="votes", low=1, high=255)
     temperature: float = option(0.6, "sampling temperature of a vote", low=0.0, high=5.0)
     max_new_tokens: int = option(512, "a vote longer than this is cut off and counts as none", unit="tokens", low=1)
-    good: tuple[str, ...] = option((), "reward the turns of a session +1, without a vote, where its log says this: "
-                                   "written as for extract --filter, metadata.stars>=4; may be given repeatedly, then "
-                                   "all must hold")  # fmt: skip
+    good: tuple[str, ...] = option((), "reward a turn +1, without a vote, where the log says this of its session, or "
+                                   "of the call that wrote it: written as for extract --filter, metadata.stars>=4; may "
+                                   "be given repeatedly, then all must hold")  # fmt: skip
     bad: tuple[str, ...] = option((), "the same for -1; where neither holds, or both do, votes decide")
     hint_select: str = option("consensus", "which accepted hint is chosen; consensus: the one that has most words in "
                               "common with all votes", choices=("consensus", "longest", "shortest", "score"),

@@ -64,7 +64,8 @@ def test_records_that_continue_each_other_are_one_session():
     assert texts(told) == ["u1", "a1", "u2", "a2", "u3"]
     assert [m["reasoning"] for m in told.messages] == [None, "hm", None, "hm", None]
     assert reasons(told) == [None, None]
-    logged = [{"line": 1, "turn": 1, "timestamp": "t1"}, {"line": 2, "turn": 2, "timestamp": "t2"}]
+    logged = [{"line": 1, "turn": 1, "timestamp": "t1", "message_index": 1},
+              {"line": 2, "turn": 2, "timestamp": "t2", "message_index": 3}]  # fmt: skip
     assert told.metadata == {"session_id": "s", "records": logged}
 
 

@@ -9,6 +9,7 @@ from small_logs import jsonl, run, tables
 from opdkit.logs import READERS
 from opdkit.logs.conversation import Conversation, LeftOut, Line, Rejected
 from opdkit.logs.detect import detect
+from opdkit.logs.filters import parse_filters, refused
 from opdkit.logs.spans import attributes_of, plain
 
 U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))
@@ -72,6 +73,34 @@ def test_a_trace_holds_its_observations_and_their_session(tmp_path):
     assert [(r["line"], r.get("userId")) for r in records] == [(1, "ann"), (2, None)]
 
 
+def scored(n: int, feedback: int, *observations: dict, **more) -> dict:
+    scores = [{"id": "x", "name": "user-feedback", "value": feedback, "comment": "why"}]
+    return {"id": f"t{n}", "sessionId": "s1", "scores": scores, "observations": list(observations), **more}
+
+
+def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
+    """And can be asked for: a session is kept when one of its calls is like that."""
+    traces = [scored(1, 0, {"type": "SPAN", "traceId": "t"}, observation([U], A), metadata={"shop": 7}),
+              scored(2, 1, observation([U, A, V], "b"))]  # fmt: skip
+    found = extracted(tmp_path, *traces)
+    (session,) = found["sessions"]
+    kept = json.loads(session["metadata"])["records"]
+    assert [(r["message_index"], r["trace"]["scores"][0]["value"]) for r in kept] == [(1, 0), (3, 1)]
+    assert kept[0]["trace"]["metadata"] == {"shop": 7}
+    (told,) = read("langfuse", *(piece for trace in traces for piece in READERS["langfuse"].unfold(trace)[-1:]))
+    for condition, holds in {
+        "metadata.trace.scores.user-feedback=1": True, "metadata.trace.scores.user-feedback>1": False,
+        "metadata.trace.scores.stars=1": False, "metadata.trace.metadata.shop=7": True,
+    }.items():  # fmt: skip
+        assert (refused(parse_filters([condition]), told, "langfuse") is None) == holds
+
+
+def test_a_long_trace_does_not_multiply():
+    calls = [observation([{"role": "user", "content": f"u{n}"}], A) for n in range(50)]
+    pieces = READERS["langfuse"].unfold(scored(1, 0, *calls, metadata={"shop": "x" * 10_000}))
+    assert ["trace" in piece for piece in pieces] == [True] + 49 * [False]
+
+
 @pytest.mark.parametrize(("prompt", "reply", "expected"), [
     ("u", "a", [("user", "u"), ("assistant", "a")]),
     (json.dumps([U]), json.dumps(A), [("user", "u"), ("assistant", "a")]),
@@ -132,7 +161,7 @@ def test_openinference_however_it_is_exported(form):
     assert told.messages[2]["tool_call_id"] == "c1"
     assert (told.model, told.tools, told.metadata["session_id"]) == ("m", '[{"name":"find"}]', "s1")
     assert told.metadata["records"][0] == {"line": 1, "name": "chat", "trace_id": "t", "span_id": "x",
-                                           "timestamp": "2026-01-02T03:04:05Z"}  # fmt: skip
+                                           "timestamp": "2026-01-02T03:04:05Z", "message_index": 1}  # fmt: skip
 
 
 def test_columns_of_phoenix():
