@@ -12,7 +12,10 @@ from opdkit.nouns import counted, verb
 def show(measured: Calibration, config: CalibrateConfig) -> None:
     """Print everything on stdout."""
     aside = "".join(f", {reason} {n:,}" for reason, n in measured.set_aside.items())
+    turns = sum(measured.statuses.values())
     statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())
+    if turns != measured.labels:  # of sessions, which have several
+        statuses = f"of their {counted(turns, 'turn')}: {statuses}"
     _say(f"{counted(measured.rows, 'label')}: {measured.labels:,} of judged turns or sessions{aside}")
     _say(
         f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "

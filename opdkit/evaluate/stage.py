@@ -31,7 +31,7 @@ from opdkit.evaluate.screen import show
 from opdkit.model_folder import refuse_no_model
 from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
 from opdkit.nouns import counted
-from opdkit.reviews import decided_in, in_force, plan_inputs
+from opdkit.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.scoring import Sequence as ScoredSequence
 from opdkit.stages import EvalConfig, home
 from opdkit.store import (
@@ -53,6 +53,7 @@ def run(config: EvalConfig) -> Summary:
     """Compare `--model` (before) with `--trained` (after); prints the scores as a table on stdout."""
     prompts = read_prompts(Path(config.prompts), config.limit)
     _refuse(config, prompts)
+    refuse_outdated_targets(config.run)
     names = _names(config)
     passages = neutral_passages(config.run, config.neutral) if config.neutral or _has(config, "extract") else []
     hints = run_hints(config.run) if _has(config, "judge") else set()

@@ -120,6 +120,8 @@ def _event(line: Line, record: JSON) -> _Event:
                    record.get("isSidechain") is True, [], None, {}, False, set(), {})  # fmt: skip
     if kind == "summary":
         event.summary = _text(record, "summary")
+    if kind == "attachment" and _text(record.get("attachment"), "type") == "queued_command":
+        return _typed_meanwhile(event, record["attachment"])
     if kind not in _TOLD:
         event.compacts = kind == "system" and record.get("subtype") == "compact_boundary"
         return event  # progress, hooks, errors before a retry, snapshots, queues: nothing that the model was told
@@ -144,6 +146,14 @@ def _event(line: Line, record: JSON) -> _Event:
                         if isinstance(b, dict) and b.get("is_error") is True}  # fmt: skip
         text = event.messages[-1]["content"] or ""
         event.client = record.get("isMeta") is True or (not event.results and text.startswith(_OF_CLIENT))
+    return event
+
+
+def _typed_meanwhile(event: _Event, attachment: JSON) -> _Event:
+    """What a person typed while the agent was at work: the model is told before its next reply."""
+    event.kind = "user"
+    event.messages, _ = read_messages([{"role": "user", "content": attachment.get("prompt")}])
+    event.client = attachment.get("commandMode", "prompt") != "prompt"  # a background task that has ended, say
     return event
 
 

@@ -21,6 +21,7 @@ NO_CALL = f"{LEFT_OUT}no model call"
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                     "GUARDRAIL"))  # fmt: skip
 _MODELS = ("model", "provided_model_name", "providedModelName")
+_SAID = {"content", "tool_calls", "function_call", "additional_kwargs"}
 # What is said of a trace and holds for its observations: people's feedback is among its scores.
 _OF_A_TRACE = ("name", "scores", "metadata", "environment", "version")
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
@@ -89,7 +90,8 @@ def _call(record: JSON) -> Call | LeftOut:
         items = [items]
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"the input is {'empty' if not items else 'a ' + type(items).__name__}")
-    prompt, _ = read_messages(items)
+    tools = read_tools(inside.get("tools")) or read_tools([d for item in items if (d := _definition(item))])
+    prompt, _ = read_messages([item for item in items if not _definition(item)])
     system = inside.get("system")
     if isinstance(system, str) and system:
         prompt = read_messages([{"role": "system", "content": system}])[0] + prompt
@@ -106,10 +108,18 @@ def _call(record: JSON) -> Call | LeftOut:
         reply,
         note,
         model=_one(record, *_MODELS),
-        tools=read_tools(inside.get("tools")),
+        tools=tools,
         logged=logged,
         session=_one(record, "sessionId", "session_id"),
     )
+
+
+def _definition(item: Any) -> JSON | None:
+    """The definition of a tool, which the callback for LangChain logs as a message of role tool."""
+    content = item.get("content") if isinstance(item, dict) and item.get("role") == "tool" else None
+    if isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict):
+        return content
+    return None
 
 
 def _reply(answered: Any) -> JSON:
@@ -122,7 +132,7 @@ def _reply(answered: Any) -> JSON:
         answered = {"content": answered} if parts else answered[-1]
     if isinstance(answered, str):
         answered = {"content": answered}
-    if not isinstance(answered, dict) or not ({"content", "tool_calls", "function_call"} & answered.keys()):
+    if not isinstance(answered, dict) or not _SAID & answered.keys():
         raise Unreadable("no reply", "the output is no message")
     return answered | {"role": "assistant"}
 

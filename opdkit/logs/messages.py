@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from opdkit.logs.conversation import JSON, Note, Unreadable
@@ -17,11 +18,14 @@ ROLES = {
     "function": "tool",
 }
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_BESIDE_THE_TEXT = ("thinking", "redacted_thinking", "tool_use")  # blocks of a reply that have fields of their own
 _PLACEHOLDERS = {"image_url": "image", "input_image": "image", "input_audio": "audio", "input_file": "file",
                  "video_url": "video", "audio_url": "audio"}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
 MOST_MESSAGES = 100_000  # in a session; each takes hundreds of bytes, however few the log spends on it
+_ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
+NOT_ONLY_TEXT = "not only text"  # why a reply with a picture or a search in it is not trained on
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
 
 
@@ -65,6 +69,8 @@ def read_messages(items: Sequence[Any], first: int = 0) -> tuple[list[JSON], dic
         elif role == "assistant":
             if not _NOTED.isdisjoint(item):
                 notes[len(messages)] = read_note(item)
+            if content.__class__ is list and not _all_written(content):
+                notes.setdefault(len(messages), Note()).skip_reason = NOT_ONLY_TEXT
             messages.append(_assistant(item, content))
         elif content.__class__ is str or content is None:
             messages.append({"role": role, "content": content, "reasoning": None, "name": _text(item, "name"),
@@ -105,20 +111,28 @@ def _assistant(item: JSON, content: Any) -> JSON:
                 "tool_calls": calls}  # fmt: skip
     reasoning = _text(item, "reasoning_content") or _text(item, "reasoning")
     calls = read_calls(item["tool_calls"]) if item.get("tool_calls") else []
+    beside = item.get("additional_kwargs")  # where LangChain keeps what its provider answered
+    if not calls and isinstance(beside, dict) and beside.get("tool_calls"):
+        calls = read_calls(beside["tool_calls"])
     if item.get("function_call"):
         calls += read_calls([item["function_call"]])
     if content.__class__ is list:
         thoughts = [b["thinking"] for b in content if _is_block(b, "thinking") and isinstance(b.get("thinking"), str)]
         reasoning = reasoning or "\n".join(thoughts) or None
         calls += [read_call(b) for b in content if _is_block(b, "tool_use")]
-        content = [b for b in content if not _is_block(b, "thinking", "redacted_thinking", "tool_use")]
-        content = flatten(content) if content else None
+        content = [b for b in content if not _is_block(b, *_BESIDE_THE_TEXT)]
+        content = flatten(content, between="") if content else None
     elif content.__class__ is not str and content is not None:
         content = flatten(content)
     if content is None:
         content = _text(item, "refusal")
     return {"role": "assistant", "content": content, "reasoning": reasoning, "name": _text(item, "name"),
             "tool_call_id": None, "tool_calls": calls}  # fmt: skip
+
+
+def _all_written(content: list[Any]) -> bool:
+    """Whether a reply's parts are text, thinking and calls: what leaves a placeholder was never written like that."""
+    return all(_is_text(p) or _is_block(p, "refusal", *_BESIDE_THE_TEXT) for p in content)
 
 
 def _from_parts(item: JSON, role: str, content: Any) -> Iterator[JSON]:
@@ -142,13 +156,24 @@ def _is_block(block: Any, *types: str) -> bool:
     return isinstance(block, dict) and block.get("type") in types
 
 
-def flatten(content: Any) -> str:
-    """A list of content parts as one text, a line each; what is no text leaves a placeholder such as `[image]`."""
+def flatten(content: Any, between: str = "\n") -> str:
+    """A list of content parts as one text; what is no text leaves a placeholder such as `[image]` on a line of its own.
+
+    `between`: what goes between two texts. Those of a reply were written in one go: cited passages, say.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise Unreadable("content of unknown shape", f"content is a {type(content).__name__}")
-    return "\n".join(_part(part) for part in content)
+    if between == "\n":
+        return "\n".join(_part(part) for part in content)
+    texts = [_is_text(part) for part in content]
+    glue = [between if one and other else "\n" for one, other in pairwise(texts)]
+    return "".join(_part(part) + after for part, after in zip(content, [*glue, ""], strict=True))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and (part.get("type") or "text") in _TEXT_PARTS)
 
 
 def _part(part: Any) -> str:
@@ -190,7 +215,7 @@ def read_call(call: Any) -> JSON:
     name = body.get("name") if isinstance(body, dict) else None
     if not isinstance(name, str):
         raise Unreadable("tool calls of unknown shape", "a call without a function name")
-    arguments = body.get("arguments", body.get("input"))
+    arguments = next((body[key] for key in _ARGUMENTS if body.get(key) is not None), None)
     if arguments.__class__ is not str:
         arguments = "" if arguments is None else dump(arguments)
     return {"id": _text(call, "id") or "", "name": name, "arguments": arguments}

@@ -60,15 +60,31 @@ def _call(record: JSON) -> Call | LeftOut:
         raise Unreadable("no messages", "the span has a reply and no prompt")
     if not answered:
         raise Unreadable("no reply", "the span has a prompt and no reply")
-    prompt, _ = read_messages([m for item in asked for m in _plain_message(item)])
-    reply = next(_plain_message(answered[0]), None)
-    if not isinstance(reply, dict):
+    prompt = _joined(read_messages([m for item in asked for m in _plain_message(item)])[0])
+    replies = [m for item in answered for m in _plain_message(item)]
+    if not replies or not isinstance(replies[0], dict):
         raise Unreadable("no reply", "the reply is no message")
-    (told, *_), notes = read_messages([reply | {"role": "assistant"}])
-    note = notes.get(0) or Note()
+    said, notes = read_messages([m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies])
+    told, note = _joined(said)[0], notes.get(0) or Note()
     note.finish_reason = note.finish_reason or _finish(tree, answered[0])
     return Call(prompt, told, note, model=_model(tree), tools=_tools(tree), logged=_logged(tree, record),
                 session=_session(tree, record))  # fmt: skip
+
+
+def _joined(messages: list[JSON]) -> list[JSON]:
+    """Messages, those of an assistant that only call right after another of its own joined to that one.
+
+    OpenAI's Responses have text and calls of one reply as items, and OpenInference has each of them as a message. (Of
+    several texts, which are choices, none is joined.)
+    """
+    found: list[JSON] = []
+    for told in messages:
+        of_one = told["role"] == "assistant" and told["tool_calls"] and not told["content"] and not told["reasoning"]
+        if of_one and found and found[-1]["role"] == "assistant":
+            found[-1] = found[-1] | {"tool_calls": [*found[-1]["tool_calls"], *told["tool_calls"]]}
+        else:
+            found.append(told)
+    return found
 
 
 # -- where the messages are --------------------------------------------------------------------------------------------
@@ -219,6 +235,10 @@ def _tools(tree: JSON) -> str | None:
     if isinstance(tools, list):
         schemas = [parsed(at(tool, "tool", "json_schema") or tool) for tool in tools]
         return dump(schemas) if schemas else None
+    functions = at(tree, "llm", "request", "functions")  # OpenLLMetry
+    if isinstance(functions, list) and functions:
+        each = [{key: parsed(value) for key, value in f.items()} for f in functions if isinstance(f, dict)]
+        return dump([{"type": "function", "function": function} for function in each])
     defined = at(tree, "gen_ai", "tool", "definitions")
     return defined if isinstance(defined, str) and defined else dump(defined) if defined else None
 

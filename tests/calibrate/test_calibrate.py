@@ -129,13 +129,15 @@ def test_worked_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "right"), [("last", 2), ("mean", 1), ("min", 0)])
-def test_labels_of_sessions(how: str, right: int, tmp_path: Path) -> None:
+def test_labels_of_sessions(how: str, right: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     votes = {"a:1": [-1, -1, 1], "a:3": [1, 1, 1], "b:1": [1, 1, 1], "b:3": [-1, -1, -1], "b:5": [1, 1, 1]}
     found = calibrated(tmp_path, votes, {"a": 1, "b": 1}, key="session_id", session_reward=how)
     assert found.answered == 2
     assert found.accuracy == pytest.approx(right / 2)
     assert found.curve[-1].accuracy == found.accuracy
     assert all(p.independent is None for p in found.curve), "the turns of a session have no labels"
+    run(CalibrateConfig(run=tmp_path / "run", labels=tmp_path / "labels.jsonl", session_reward=how))
+    assert "2 have a reward (coverage 1.000; of their 5 turns: ok 5)" in " ".join(capsys.readouterr().out.split())
     if how == "last":
         assert found.curve[0].accuracy == 1.0
     if how == "min":

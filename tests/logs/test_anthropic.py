@@ -51,6 +51,25 @@ def test_a_request_with_its_response(record):
     assert told.metadata["max_tokens"] == 9
 
 
+def test_cited_passages_of_a_reply_are_one_text():
+    cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
+    parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
+    thanks = {"role": "user", "content": "thanks"}
+    told = read_one({"messages": [ASK, {"role": "assistant", "content": [*CALL["content"][:1], *parts]}, thanks]})
+    assert (told.messages[1]["content"], told.messages[1]["reasoning"]) == ("The capital is Rome.", "a tool")
+    assert turn_rows("s", told)[0]["skip_reason"] is None
+    asked = {"role": "user", "content": parts}
+    assert read_one({"messages": [asked, CALL]}).messages[0]["content"] == "The capital is \nRome\n."
+
+
+def test_what_a_server_put_into_a_reply_was_not_written_by_the_model():
+    parts = [{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}},
+             {"type": "text", "text": "It rains."}]  # fmt: skip
+    told = read_one({"messages": [ASK, {"role": "assistant", "content": parts}, ASK]})
+    assert told.messages[1]["content"] == "[server_tool_use]\nIt rains."
+    assert turn_rows("s", told)[0]["skip_reason"] == "not only text"
+
+
 def test_a_reply_that_was_cut_off():
     told = read_one({**REQUEST, **REPLY, "stop_reason": "max_tokens", "messages": [ASK]})
     assert turn_rows("s", told)[0]["skip_reason"] == "truncated"

@@ -236,3 +236,19 @@ def test_reading_is_linear():
     told = only(*events)
     assert len(told.messages) == 20_001
     assert skips(told).count(None) == 10_000
+
+
+@pytest.mark.parametrize(("mode", "skip"), [("prompt", None), ("task-notification", None)])
+def test_what_a_person_types_while_the_agent_works(mode, skip):
+    """It is told before the next reply, and belongs to the next state of the one before."""
+    queued = {"type": "queued_command", "prompt": "no, fix b.py instead", "commandMode": mode}
+    told = only(
+        user("1", None, "fix a.py"), piece("2", "1", "r1", use("c1")), user("3", "2", result("c1")),
+        event("attachment", "4", "3", attachment=queued), piece("5", "4", "r2", text("OK, b.")),
+        user("6", "5", "thanks"), event("attachment", "7", "6", attachment={"type": "edited_text_file"}),
+    )  # fmt: skip
+    assert said(told) == [("user", "fix a.py"), ("assistant", None), ("tool", "done"), ("user", "no, fix b.py instead"),
+                          ("assistant", "OK, b."), ("user", "thanks")]  # fmt: skip
+    assert [row["next_count"] for row in turn_rows("s", told)] == [2, 1]
+    assert skips(told) == [skip, None]
+    assert told.machine == (set() if mode == "prompt" else {3})

@@ -52,11 +52,21 @@ def test_content_null_stays_null_and_calls_stay_verbatim():
     ({"function": {"name": "f", "arguments": {"a": [1, None]}}}, ("", "f", '{"a":[1,null]}')),
     ({"id": None, "function": {"name": "f", "arguments": None}}, ("", "f", "")),
     ({"id": "1", "name": "f", "arguments": "x"}, ("1", "f", "x")),
+    ({"id": "1", "name": "f", "args": {"city": "Rome"}, "type": "tool_call"}, ("1", "f", '{"city":"Rome"}')),
+    ({"name": "f", "parameters": {"q": 1}}, ("", "f", '{"q":1}')),
     ({"id": "1", "type": "custom", "custom": {"name": "f", "input": "go"}}, ("1", "f", "go")),
 ])  # fmt: skip
 def test_the_shapes_of_a_call(call, read_as):
     (told,) = message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"]
     assert tuple(told.values()) == read_as
+
+
+def test_calls_that_langchain_keeps_beside_the_message():
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    told = message({"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [call], "refusal": None}})
+    assert told["tool_calls"] == [{"id": "c1", "name": "f", "arguments": "{}"}]
+    both = {"role": "assistant", "content": "", "tool_calls": [call], "additional_kwargs": {"tool_calls": [call]}}
+    assert len(message(both)["tool_calls"]) == 1
 
 
 def test_legacy_function_calls_and_their_results():

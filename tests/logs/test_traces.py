@@ -101,6 +101,18 @@ def test_a_long_trace_does_not_multiply():
     assert ["trace" in piece for piece in pieces] == [True] + 49 * [False]
 
 
+def test_an_agent_of_langchain_is_one_session():
+    """Its callback logs the definitions of tools as messages, and the calls where the provider's answer is kept."""
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    call = {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [CALL]}}
+    result, definition = {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": weather}
+    (told,) = read("langfuse", observation([U, definition], call), observation([U, call, result, definition], A))
+    assert said(told) == [("user", "u"), ("assistant", ""), ("tool", "rain"), ("assistant", "a")]
+    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+    assert json.loads(told.tools) == [weather]
+    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+
+
 @pytest.mark.parametrize(("prompt", "reply", "expected"), [
     ("u", "a", [("user", "u"), ("assistant", "a")]),
     (json.dumps([U]), json.dumps(A), [("user", "u"), ("assistant", "a")]),
@@ -247,6 +259,36 @@ def test_a_batch_that_is_none_is_set_aside(tmp_path):
     assert [(r["line"], r["reason"]) for r in found["rejected"]] == [
         (2, "spans of unknown shape"), (3, "spans of unknown shape")]  # fmt: skip
     assert len(found["sessions"]) == 3
+
+
+def test_text_and_calls_of_one_reply_that_are_logged_apart():
+    """As OpenInference has the items of OpenAI's Responses; of several choices the first is the reply."""
+    items = {"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": "u"}
+    prefixed = [("llm.output_messages.{}.message.", 0, items), ("llm.input_messages.{}.message.", 1, dict(items))]
+    spans = []
+    for prefix, first, attributes in prefixed:
+        attributes[prefix.format(first) + "role"] = "assistant"
+        attributes[prefix.format(first) + "contents.0.message_content.text"] = "I look."
+        attributes[prefix.format(first) + "contents.0.message_content.type"] = "text"
+        attributes |= {prefix.format(first + 1) + key: value for key, value in CALLING.items()}
+        spans.append(attributes)
+    spans[1] |= {f"llm.input_messages.3.message.{key}": value for key, value in RESULT.items()}
+    spans[1] |= {f"llm.output_messages.0.message.{key}": value for key, value in A.items()}
+    spans[1] |= {"llm.output_messages.1.message.role": "assistant", "llm.output_messages.1.message.content": "other"}
+    (told,) = read("otel", span(spans[0]), span(spans[1]))
+    assert said(told) == [("user", "u"), ("assistant", "I look."), ("tool", "found"), ("assistant", "a")]
+    assert [call["name"] for call in told.messages[1]["tool_calls"]] == ["find"]
+    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+
+
+def test_tools_of_openllmetry():
+    flat_form = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u",
+                 "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a", "llm.request.functions.0.name": "find",
+                 "llm.request.functions.0.parameters": '{"type": "object"}'}  # fmt: skip
+    (told,) = read("otel", span(flat_form))
+    assert json.loads(told.tools) == [
+        {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+    ]
 
 
 def test_values_of_otlp():
