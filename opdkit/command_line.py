@@ -1,8 +1,14 @@
 """A configuration back into the words of the command that makes it: for batch scripts, and for "run this again"."""
 
+import shlex
 from pathlib import Path
 
 from opdkit.config import JSON, StageConfig, fields_of
+
+
+def typed(path: Path) -> str:
+    """A path as it is typed in a shell: in quotation marks where it holds a space, say."""
+    return shlex.quote(str(path))
 
 
 def command_line(

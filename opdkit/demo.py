@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
+from opdkit.command_line import typed
 from opdkit.commands import DemoConfig
 from opdkit.config import JSON, StageConfig
 from opdkit.console import say, stdout
@@ -92,8 +93,8 @@ def _closing(directory: Path, prompts: int) -> None:
         f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
         f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"
         "Look at what taught it, token by token:\n"
-        f"  opdkit show {directory} --worst 1\n"
-        f"  opdkit report {directory}         # one HTML page, opens offline\n\n"
+        f"  opdkit show {typed(directory)} --worst 1\n"
+        f"  opdkit report {typed(directory)}         # one HTML page, opens offline\n\n"
         "Next, on your own logs (--judge rules needs no server; a model judges better):\n"
         "  opdkit doctor my-logs.jsonl --model PATH\n"
         "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",

@@ -49,7 +49,7 @@ def in_words(error: BaseException, where: Path | None = None) -> str | None:
     if found is None:
         return None
     code, named = found
-    path = named or where
+    path = named.parent if named and named.name.startswith(".") else named or where  # a file of ours beside its place
     if code in _FULL:
         what = f"no space left on the disk of {path}" if path else "no space left on the disk of the run or of TMPDIR"
         return f"{what}: make room there, then start the same command again; what is finished is kept"

@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
+from opdkit.command_line import typed
 from opdkit.store import part_count, read_arrow
 
 _SHOWN = 5
@@ -21,7 +22,9 @@ def nearest_turns(run: Path, name: str) -> str:
     near = difflib.get_close_matches(name, alike, n=_SHOWN)
     if near:
         return f"did you mean {_listed(near)}?"
-    return f"its turns are named like {ids[0]}; `opdkit show {run}` lists them" if ids else "it has no turns at all"
+    return (
+        f"its turns are named like {ids[0]}; `opdkit show {typed(run)}` lists them" if ids else "it has no turns at all"
+    )
 
 
 def _turn_ids(run: Path, part: int) -> Iterator[str]:

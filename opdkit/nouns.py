@@ -4,7 +4,7 @@ import re
 
 _CONSONANT_Y = re.compile(r"[^aeiou]y$")
 # The nouns that the stages count under, in the plural, in their parts' footers.
-_COUNTED = re.compile(r"\b(vote|hint|turn|step|reward|token|session|conversation|target|verdict|repl)(ies|s)\b")
+_COUNTED = re.compile(r"\b(vote|hint|turn|step|reward|token|session|conversation|target|verdict|outcome|repl)(ies|s)\b")
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -83,9 +83,12 @@ def _flags(config: RunConfig) -> dict[str, JSON]:
 
 
 def _overrides(config: RunConfig) -> dict[str, JSON]:
-    """["judge.votes=7"] -> {"judge": {"votes": 7}}, checked against the stages' options."""
+    """["judge.votes=7"] -> {"judge": {"votes": 7}}, checked against the stages' options.
+
+    An option that may be given repeatedly has all its values; of another one the last counts, as on a command line.
+    """
     found: dict[str, dict[str, Any]] = {}
-    for path, value in parse_pairs(config.set, "--set").items():
+    for path, value in (pair for text in config.set for pair in parse_pairs([text], "--set").items()):
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
             raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
@@ -95,5 +98,7 @@ def _overrides(config: RunConfig) -> dict[str, JSON]:
         field = fields[name]
         value = [value] if field.is_list and isinstance(value, str) else value
         value = str(value) if field.type is str and not isinstance(value, str) else value
-        found.setdefault(stage, {})[name] = convert(field, value, f"--set {path}")
+        value = convert(field, value, f"--set {path}")
+        own = found.setdefault(stage, {})
+        own[name] = (*own.get(name, ()), *value) if field.is_list else value
     return found

@@ -22,6 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.disk import explained
 from opdkit.errors import OpdkitError
@@ -212,8 +213,8 @@ def refuse_outdated_targets(run: Path) -> None:
         raise OpdkitError(
             f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
             f"{verb(len(outdated), 'is', 'are')} older than the "
-            f"decisions of `opdkit review` on their turns: run `opdkit teacher {run} ...` again as before; it does "
-            "only these"
+            f"decisions of `opdkit review` on their turns: run `opdkit teacher {typed(run)} ...` again as before; it "
+            "does only these"
         )
 
 

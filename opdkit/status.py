@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
+from opdkit.command_line import typed
 from opdkit.commands import StatusConfig
 from opdkit.config import JSON
 from opdkit.console import printable, stdout
@@ -14,7 +15,7 @@ from opdkit.failures import failures
 from opdkit.nouns import counted
 from opdkit.reviews import Reviews, in_force, outdated_targets
 from opdkit.stages import STAGES, home
-from opdkit.store import Summary, part_count, part_path, summary_of
+from opdkit.store import Summary, outdated, part_count, part_path, summary_of
 from opdkit.store.marks import parts_under_way
 from opdkit.tables import TABLES
 
@@ -27,7 +28,7 @@ def run(config: StatusConfig) -> None:
     started = [stage for stage in STAGES if (home(directory, stage) / "manifest.json").exists()]
     errors = failures(directory)
     if not started and not errors:
-        raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {directory} LOGS...`")
+        raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {typed(directory)} LOGS...`")
     failed = Counter(error["stage"] for error in errors)
     table = RichTable(*COLUMNS)
     for stage in started:
@@ -35,6 +36,10 @@ def run(config: StatusConfig) -> None:
     stdout.print(table)
     if decided := in_force(directory):
         stdout.print(_reviewed(directory, decided), markup=False, soft_wrap=True)
+    for stage in started:
+        if before := _outdated(directory, stage):
+            stdout.print(f"{stage}: computed from another {before} stage than is there now; do it again, with "
+                         "--overwrite", markup=False, soft_wrap=True)  # fmt: skip
     for error in errors:
         stdout.print(_last_error(error), markup=False, soft_wrap=True)
 
@@ -50,6 +55,13 @@ def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
     rows = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, rate
     return (stage, f"{found.parts_done}/{found.parts}", str(running), shards, *rows, time_left(found, running))
+
+
+def _outdated(directory: Path, stage: str) -> str | None:
+    try:
+        return outdated(directory, stage)
+    except OpdkitError:  # one of them is gone: `opdkit check` says what to do
+        return None
 
 
 def _reviewed(directory: Path, decided: Reviews) -> str:

@@ -169,7 +169,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "another stage's manifest": (lambda r: shutil.copy(at("extract", "manifest.json")(r),
                                                        at("judge", "manifest.json")(r)), "judge", None, "that of the"),
     "another plan before it": (lambda r: edit_manifest(r, "judge", lambda d: d["plan"]["config"].update(votes=9),
-                                                       pinned=True), "teacher", None, "judge stage of another plan"),
+                                                       pinned=True), "teacher", None, "from another judge stage"),
     "another number of parts": (lambda r: edit_manifest(r, "teacher", lambda d: d["plan"].update(parts=2), pinned=True),
                                 "teacher", None, "2 parts, extract has 3"),
     "a table of another version": (lambda r: edit_manifest(
@@ -397,6 +397,16 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
     assert {p: p.stat().st_mtime_ns for p in kept} == kept, "the other parts are those that were there"
     assert examine(run).findings == []
     assert examine(run).parts["teacher"] == (2, 3)
+
+
+def test_the_first_stage_to_run_again_is_that_of_the_lost_part(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Although nothing of it is left to remove."""
+    part_path(run, "sessions", 1).unlink()
+    assert not check.run(CheckConfig(run=run, recompute=True))
+    lines = [line.split()[:2] for line in capsys.readouterr().err.partition("run again")[2].splitlines()]
+    assert [name for word, *name in filter(None, lines) if word == "opdkit"] == [
+        ["extract"], ["judge"], ["teacher"], ["train"], ["eval"]
+    ]  # fmt: skip
 
 
 def test_a_lost_table_of_a_part_is_computed_again(run: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from opdkit.commands import COMMANDS
 from opdkit.config import StageConfig, build, fields_of, option, parse_pairs, parse_shard
 from opdkit.errors import ConfigError
+from opdkit.pipeline import configurations
 from opdkit.stages import (
     CONFIGURED,
     STAGES,
@@ -16,6 +17,7 @@ from opdkit.stages import (
     ExtractConfig,
     JudgeConfig,
     RolloutConfig,
+    RunConfig,
     TrainConfig,
     configure,
 )
@@ -223,3 +225,12 @@ def test_optional_fields_may_be_absent():
     assert field.optional
     assert field.type is float
     assert Config(run=RUN).maybe is None
+
+
+def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
+    given = ("extract.filter=model=a*", "extract.filter=metadata.b=1", "judge.votes=3", "judge.votes=7",
+             'judge.good=["metadata.c=1", "metadata.d=1"]', "judge.good=metadata.e=1")  # fmt: skip
+    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", set=given))
+    assert stages["extract"].filter == ("model=a*", "metadata.b=1")
+    assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
+    assert stages["judge"].votes == 7

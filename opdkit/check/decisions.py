@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 from opdkit import reviews
 from opdkit.check.finding import Finding
 from opdkit.check.plans import again
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
 from opdkit.tables import REVIEWS
@@ -34,7 +35,7 @@ def wrong(run: Path, turns: set[int] | None) -> Iterator[Finding]:
         readable += found
     for review in readable:
         if (what := reviews.invalid(review)) is not None:
-            yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {run}`")
+            yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {typed(run)}`")
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:
             yield _finding("a decision on a turn that is not there", name, "it changes nothing: extract the logs that "

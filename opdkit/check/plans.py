@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.check.finding import Finding
-from opdkit.command_line import command_line
+from opdkit.command_line import command_line, typed
 from opdkit.config import JSON
 from opdkit.stages import STAGES, home
 from opdkit.store import fingerprint
@@ -37,7 +37,7 @@ def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Find
         if wrong is None and document is not None:
             manifests[stage] = document
         else:
-            todo = f"run `opdkit {stage} {run} ...` again with --overwrite"
+            todo = f"run `opdkit {stage} {typed(run)} ...` again with --overwrite"
             findings.append(Finding(stage, str(wrong), key="manifest.json", todo=todo))
     for stage, document in manifests.items():
         findings += _links(run, stage, document, manifests)
@@ -76,12 +76,13 @@ def _links(run: Path, stage: str, document: JSON, manifests: dict[str, JSON]) ->
             yield Finding(stage, f"version {version} of the table; this opdkit reads {table.version}", table.name,
                           todo=todo)  # fmt: skip
     for before in of_another(stage, manifests):
-        yield Finding(stage, f"computed from a {before} stage of another plan ({plan['upstream'][before]})",
+        yield Finding(stage, f"computed from another {before} stage than is there now ({plan['upstream'][before]})",
                       key="manifest.json", todo=todo)  # fmt: skip
     for before in plan["upstream"]:
         if not (home(run, before) / "manifest.json").exists():
             yield Finding(stage, f"the {before} stage that it was computed from is gone", key="manifest.json",
-                          todo=f"put {home(run, before)} back, or run `opdkit {before} {run} ...` again")  # fmt: skip
+                          todo=f"put {home(run, before)} back, or run `opdkit {before} {typed(run)} ...` "
+                               "again")  # fmt: skip
     first = next((s for s in _SAME_PARTS if s in manifests), stage)
     if stage in _SAME_PARTS and plan["parts"] != manifests[first]["plan"]["parts"]:
         yield Finding(stage, f"{plan['parts']} parts, {first} has {manifests[first]['plan']['parts']}",
@@ -107,7 +108,7 @@ def _model_files(document: JSON) -> Any:
 def again(run: Path, stage: str, document: JSON | None) -> str:
     """The command that wrote a stage, with its options, from the manifest."""
     if document is None:
-        return f"opdkit {stage} {run} ..."
+        return f"opdkit {stage} {typed(run)} ..."
     command = document["plan"].get("command", stage)
     options = document.get("configuration") or {}
     return shlex.join(command_line(command, STAGES[command][0], run, options, without=("overwrite", "shard")))

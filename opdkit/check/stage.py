@@ -12,8 +12,9 @@ from rich.table import Table as RichTable
 from opdkit.check import decisions, plans, weights
 from opdkit.check.finding import Finding, Report
 from opdkit.check.parts import Part, digests_of, files_pinned, look, miscounted, missing, strangers
-from opdkit.check.recompute import doomed, remove
+from opdkit.check.recompute import Gone, doomed, remove
 from opdkit.check.rows import CHECKS, Known, Seen
+from opdkit.command_line import typed
 from opdkit.commands import CheckConfig
 from opdkit.config import JSON
 from opdkit.console import printable, progress, say, stdout
@@ -23,7 +24,7 @@ from opdkit.nouns import counted
 from opdkit.stages import home
 from opdkit.store import part_path
 from opdkit.store.footers import inputs_in
-from opdkit.tables import TARGETS, Table
+from opdkit.tables import TABLES, TARGETS, Table
 
 _BY_PART = ("extract", "judge", "teacher")
 _COLUMNS = ("stage", "table", "part", "row", "key", "what", "todo")
@@ -38,19 +39,21 @@ def run(config: CheckConfig) -> bool:
     begin, directory = time.monotonic(), config.run
     report = examine(directory, deep=config.deep)
     removed: list[Path] = []
+    gone: Gone = set()
     if config.recompute:
+        gone = doomed(report.findings, plans.started(directory))
         with explained(directory):
-            removed = remove(directory, doomed(report.findings, plans.started(directory)))
+            removed = remove(directory, gone)
     if config.json:
         print(json.dumps(_document(directory, report, removed), indent=2, ensure_ascii=True))
     elif report.findings:
         _show(report.findings)
-    if removed:
+    if gone:
         say(
             f"removed {counted(len(removed), 'part')}, damaged or computed from one that is; now run again, in this "
             "order:"
         )
-        stages = {path.parent.parent.name for path in removed}
+        stages = {TABLES[table].stage for table, _ in gone}
         manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
         for command in dict.fromkeys(plans.again(directory, stage, manifests.get(stage)) for stage in manifests):
             say(f"  {command}")
@@ -62,7 +65,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     """Everything that is wrong with a run. Reads each file once, and holds the rows of one part at a time."""
     stages = plans.started(run)
     if not stages:
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {run} LOGS...`")
+        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {typed(run)} LOGS...`")
     manifests, findings = plans.read_plans(run, stages)
     walk = _Walk(run, manifests, Report(findings))
     walk.tables()
@@ -168,7 +171,7 @@ class _Walk:
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
     ) -> None:
         command = plans.again(self.run, stage, self.manifests[stage])
-        todo = f"run `opdkit check {self.run} --recompute`, then `{command}`"
+        todo = f"run `opdkit check {typed(self.run)} --recompute`, then `{command}`"
         if plans.of_another(stage, self.manifests):  # then all of it is to do again
             todo = f"run `{command} --overwrite`"
         self.report.add(Finding(stage, what, table, part, row, key, todo, gone=(table,)))
@@ -188,7 +191,7 @@ class _Walk:
         for folder in sorted({"model", *pinned}):
             for name, what in weights.broken(home(self.run, "train") / folder, pinned.get(folder, {}), deep=deep):
                 command = plans.again(self.run, "train", self.manifests["train"])
-                todo = f"run `opdkit check {self.run} --recompute`, then `{command}`"
+                todo = f"run `opdkit check {typed(self.run)} --recompute`, then `{command}`"
                 self.report.add(Finding("train", what, part=0, key=f"{folder}/{name}", todo=todo, gone=("metrics",)))
 
 

@@ -13,9 +13,10 @@ from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from opdkit.chat import Chat
+from opdkit.chat import Chat, ChatError
 from opdkit.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.logs.messages import message
 from opdkit.model_folder import read_config, refuse_no_model
 from opdkit.models import load_tokenizer, resolve_device, resolve_dtype
 
@@ -51,6 +52,12 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
         return
     stops = ", ".join(sorted(map(repr, tokenizer.convert_ids_to_tokens(sorted(chat.stop_ids)))))
     yield Finding("tokenizer", OK, f"{len(tokenizer):,} tokens; a reply ends with {stops}")
+    try:
+        chat.prompt_ids([message("user", "Are you there?")])
+    except ChatError as error:
+        yield Finding("template", PROBLEM, f"one question cannot be rendered: {error}", "mend the chat template, or "
+                      "copy that of the chat version of the model")  # fmt: skip
+        return
     yield from _template(tokenizer.chat_template)
 
 

@@ -16,7 +16,13 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
     """Whether the server answers, knows `model`, accepts the key, and how long an answer takes."""
     base = base_url.rstrip("/")
     key = os.environ.get(api_key_env, "").strip()
-    with httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {key}"} if key else {}) as client:
+    try:
+        client = httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {key}"} if key else {})
+    except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
+        yield Finding(_TOPIC, PROBLEM, f"no connection can be made: {error}", "see the environment variables "
+                      "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE")  # fmt: skip
+        return
+    with client:
         try:
             yield _models(client.get(f"{base}/models"), base, model)
             began = time.monotonic()

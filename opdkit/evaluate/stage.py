@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from opdkit.chat import Chat
+from opdkit.command_line import typed
 from opdkit.config import JSON, parse_pairs
 from opdkit.console import is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
@@ -151,8 +152,8 @@ def _names(config: EvalConfig) -> dict[str, str]:
     """The two models. Raises OpdkitError when they are to come from a training that has not finished."""
     trained = config.trained or str(home(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
-        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {config.run} ...` first, or pass "
-                          "--model and --trained")  # fmt: skip
+        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {typed(config.run)} ...` first, "
+                          "or pass --model and --trained")  # fmt: skip
     return {"before": config.model or manifest(config.run, "train")["plan"]["config"]["model"], "after": trained}
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import ssl
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,7 +77,7 @@ class Endpoint:
         self.server, self.judge = Server(), identity or Identity(model)
         self._failure_said = False
         # Reading the certificates takes a while; once is enough, and plain http needs none.
-        self.tls = httpx.create_ssl_context() if base_url.startswith("https:") else False
+        self.tls = _certificates() if base_url.startswith("https:") else False
         self.key = os.environ.get(api_key_env, "").strip()
         if not (self.key.isascii() and (self.key.isprintable())):
             raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
@@ -99,7 +100,7 @@ class Endpoint:
         limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
         async with (
             # The time that a request may take is measured as a whole (see Traffic), not from byte to byte.
-            httpx.AsyncClient(headers=headers, timeout=None, limits=limits, verify=self.tls) as client,
+            _client(headers=headers, timeout=None, limits=limits, verify=self.tls) as client,
             aclosing(self._arriving(client, requests, traffic)) as arriving,
         ):
             for _ in progress(range(len(requests)), "judging", len(requests), "votes"):
@@ -235,6 +236,24 @@ class Endpoint:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if self.key else text
+
+
+def _certificates() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
+                          "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
+
+
+def _client(**options: Any) -> httpx.AsyncClient:
+    try:
+        return httpx.AsyncClient(**options)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise OpdkitError(
+            f"the proxy that the environment names cannot be used ({error}): see the variables ALL_PROXY, "
+            "HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without it"
+        ) from error
 
 
 def _retry_after(response: httpx.Response) -> float:

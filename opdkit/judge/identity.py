@@ -73,10 +73,9 @@ class Identity:
     def _kept(self) -> str | None:
         if self.file is None or not self.file.exists():
             return None
-        with explained(self.file):
-            text = self.file.read_text(encoding="utf-8")
         try:
-            return str(json.loads(text)["name"])
+            with explained(self.file):
+                return str(json.loads(self.file.read_text(encoding="utf-8"))["name"])
         except (ValueError, LookupError, TypeError):
             raise OpdkitError(f"{self.file} is damaged: remove it, or pass --overwrite to judge anew") from None
 

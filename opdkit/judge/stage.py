@@ -4,8 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.console import progress, warn
+from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
@@ -15,8 +17,19 @@ from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Reward, reward_of
 from opdkit.model_folder import refuse_no_model
 from opdkit.nouns import counted, verb
-from opdkit.stages import JudgeConfig, imported
-from opdkit.store import Counters, Stage, Summary, limited, model_identity, mostly_dropped, part_count, read_part
+from opdkit.stages import JudgeConfig, home, imported
+from opdkit.store import (
+    Counters,
+    Stage,
+    Summary,
+    limited,
+    manifest,
+    model_identity,
+    mostly_dropped,
+    part_count,
+    part_path,
+    read_part,
+)
 from opdkit.tables import VERDICTS
 
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
@@ -73,6 +86,7 @@ def run(config: JudgeConfig) -> Summary:
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"],
                        drawn=config.judge == "endpoint")  # fmt: skip
     if todo := stage.todo():
+        _refuse_lost_votes(config, stage, todo)
         ask = ask or _open_judge(config)
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
@@ -85,6 +99,18 @@ def run(config: JudgeConfig) -> Summary:
     for message in [*warnings(summary.counters), *_no_outcome(config, summary.counters)]:
         warn(message)
     return summary
+
+
+def _refuse_lost_votes(config: JudgeConfig, stage: Stage, parts: Sequence[int]) -> None:
+    """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
+    if config.judge != "endpoint" or not (home(config.run, "teacher") / "manifest.json").exists():
+        return
+    if manifest(config.run, "teacher")["plan"]["upstream"].get("judge") != stage.plan:
+        return  # outdated as a whole, and refused as that
+    if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
+        raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
+                          f"server may vote otherwise the next time: run `opdkit check {typed(config.run)} "
+                          "--recompute` first, which removes such targets")  # fmt: skip
 
 
 def _tried(config: JudgeConfig) -> Ask | None:

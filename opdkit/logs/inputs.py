@@ -69,8 +69,9 @@ def _open(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path, boo
 
 
 def _of_a_run(path: Path) -> bool:
-    """True for the tables that opdkit itself has written."""
-    return path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists()
+    """True for the tables that opdkit itself has written, and for what it has exported of them."""
+    table = path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists()
+    return table or (path.parent.name == "export" and (path.parents[1] / "extract" / "manifest.json").exists())
 
 
 def _stem(source: str) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit import __version__
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
 from opdkit.report import stages
@@ -30,7 +31,7 @@ def collect(run: Path, rows: int) -> Collected:
     Raises OpdkitError when there is nothing to report, and what `read_arrow` raises.
     """
     if not has_stage(run, "extract"):
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {run} LOGS...`")
+        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {typed(run)} LOGS...`")
     votes, hints, advantages, shares = Votes(), Hints(), Advantages(), Shares()
     listing, seen = Listing(rows), Counter[str]()
     for turn in joined_turns(run):
@@ -38,7 +39,7 @@ def collect(run: Path, rows: int) -> Collected:
         for tally in (votes, hints, advantages, shares, listing):
             tally.add(turn)
     if not listing.total:
-        raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {run}` says how far it is")
+        raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {typed(run)}` says how far it is")
     found = stages.summaries(run)
     shared = shares.result()
     summary = {

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from opdkit import reviews
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
 from opdkit.reviews import Ledger, Review
@@ -28,7 +29,7 @@ class Api:
         """Raises OpdkitError when the run is not judged yet."""
         if not (home(run, "judge") / "manifest.json").exists():
             raise OpdkitError(
-                f"{run} is not judged yet, so there is nothing to review: run `opdkit judge {run} ...` first"
+                f"{run} is not judged yet, so there is nothing to review: run `opdkit judge {typed(run)} ...` first"
             )
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()

@@ -10,6 +10,7 @@ and the student is out of the way when a local judge is loaded.
 
 from dataclasses import replace
 
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
@@ -81,7 +82,7 @@ def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) ->
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         raise OpdkitError(
             f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
-            f"line of `opdkit judge {config.from_}` why, and try a stronger --judge"
+            f"line of `opdkit judge {typed(config.from_)}` why, and try a stronger --judge"
             + (" or a larger --limit" if config.limit else "")
         )
 

@@ -4,17 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opdkit.command_line import typed
 from opdkit.config import StageConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.logs.inputs import expand
 from opdkit.pipeline import configurations, refuse_no_models
 from opdkit.reviews import in_force, outdated_targets
 from opdkit.slurm.scripts import Place, array_script, submit_script, train_script
 from opdkit.stages import ORDER, SlurmConfig, home
-from opdkit.store import differences, manifest, part_count, part_path
+from opdkit.store import differences, manifest, part_count, part_path, refuse_outdated
 from opdkit.tables import TABLES
 
 
@@ -31,7 +34,7 @@ class Launch:
             return f"slurm: nothing to do, all of {', '.join(ORDER)} are done"
         tasks = ", ".join(f"{stage} {count}" for stage, count in self.tasks.items())
         if self.submitted is None:
-            return f"slurm: tasks: {tasks}; submit them with: bash {self.folder / 'submit.sh'}"
+            return f"slurm: tasks: {tasks}; submit them with: bash {typed(self.folder / 'submit.sh')}"
         return f"{self.submitted}slurm: submitted: {tasks}; logs in {self.folder / 'logs'}"
 
 
@@ -45,6 +48,8 @@ def run(config: SlurmConfig) -> Launch:
     stages = configurations(config)
     refuse_missing(config, stages)
     refuse_another_plan(config.run, stages)
+    refuse_other_logs(config)
+    refuse_outdated(config.run, [name for name in ORDER if (home(config.run, name) / "manifest.json").exists()])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
     missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
@@ -73,6 +78,22 @@ def refuse_another_plan(run: Path, stages: Mapping[str, StageConfig]) -> None:
                     f"{home(run, name)} was begun under another plan:\n{lines}\n"
                     f"Choose another run directory, or remove {home(run, name)} and those of the stages after it"
                 )
+
+
+def refuse_other_logs(config: SlurmConfig) -> None:
+    """Raise ConfigError when extract was begun with other logs, by names and sizes: digests are the tasks' work."""
+    if not (home(config.run, "extract") / "manifest.json").exists() or any(
+        log.startswith("hf:") for log in config.logs
+    ):
+        return
+    pinned = manifest(config.run, "extract")["plan"]["inputs"]
+    with tempfile.TemporaryDirectory() as scratch:
+        now = {found.name: found.path.stat().st_size for found in expand(config.logs, Path(scratch))}
+    changes = differences({name: each.get("bytes") for name, each in pinned.items()}, now, "bytes of the log")
+    if changes:
+        lines = "\n".join(f"  {line}" for line in changes)
+        raise ConfigError(f"{home(config.run, 'extract')} was begun with other logs:\n{lines}\n"
+                          "Choose another run directory, or name the logs as they were")  # fmt: skip
 
 
 def missing_shards(run: Path, stage: str, shards: int) -> list[int]:

@@ -23,8 +23,17 @@ def check_server(flag: str, url: str | None) -> None:
         raise ConfigError(f"{flag} is no address; write it like http://localhost:8000/v1") from None
     if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError(f"{flag} holds more than an address; put the key into the variable that --api-key-env names")
-    if not plain:
+    if not plain or not _can_be_asked(url):
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
+
+
+def _can_be_asked(url: str) -> bool:
+    import httpx  # imported here: few ask for it
+
+    try:
+        return bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
+    except (httpx.InvalidURL, ValueError):  # an address of four numbers that is none, a name that no server can have
+        return False
 
 
 def check_judge(model: str | None, url: str | None) -> None:

@@ -72,12 +72,17 @@ def _beat(path: Path, over: threading.Event) -> None:
 
 def parts_under_way(folder: Path) -> set[int]:
     """The parts that processes work on now, as far as their marks tell."""
-    found = set()
+    return {claim.part for claim in at_work(folder)}
+
+
+def at_work(folder: Path) -> list[Claim]:
+    """Who works on a part now, as far as the marks tell."""
+    found = []
     for path in folder.glob("*.running"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
             claim, age = read_claim(path), time.time() - path.stat().st_mtime
             if claim is not None and not claim.dead and age < STALE:
-                found.add(claim.part)
+                found.append(claim)
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from opdkit.command_line import typed
 from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
 from opdkit.disk import explained
 from opdkit.errors import ConfigError, OpdkitError
@@ -29,10 +30,14 @@ def manifest(run: Path, stage: str) -> JSON:
     path = home(run, stage) / "manifest.json"
     try:
         found: JSON = json.loads(path.read_text(encoding="utf-8"))
+        shaped = isinstance(found["fingerprint"], str) and isinstance(found["plan"]["config"], dict)
+        whole = shaped and isinstance(found["plan"]["upstream"], dict) and isinstance(found["plan"]["parts"], int)
     except FileNotFoundError:
-        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {run} ...` first") from None
-    except json.JSONDecodeError as error:
+        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {typed(run)} ...` first") from None
+    except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
+    if not whole:
+        raise OpdkitError(f"{path} is damaged (it holds no plan); run `opdkit {stage}` again with --overwrite")
     return found
 
 
@@ -56,7 +61,8 @@ def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
     for stage in stages:
         if before := outdated(run, stage):
             raise OpdkitError(f"{home(run, stage)} was computed from another {before} stage than is there now: run "
-                              f"`opdkit {command_of(run, stage)} {run} ...` as before, with --overwrite")  # fmt: skip
+                              f"`opdkit {command_of(run, stage)} {typed(run)} ...` as before, with "
+                              "--overwrite")  # fmt: skip
 
 
 def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:

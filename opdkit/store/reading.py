@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.errors import OpdkitError
 from opdkit.stages import home
@@ -36,14 +37,15 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    again = f"run `opdkit {command_of(run, spec.stage)} {run} ...` again"
+    place = typed(run)
+    again = f"run `opdkit {command_of(run, spec.stage)} {place} ...` again"
     try:
         arrow = pq.read_table(path, partitioning=None, columns=columns, page_checksum_verification=True)
     except FileNotFoundError:
-        raise OpdkitError(f"{path} is not there: the {spec.stage} stage has not finished; {again}") from None
+        raise OpdkitError(f"{path} is not there: {_remedy(run, spec.stage)}") from None
     except (pa.ArrowInvalid, OSError) as error:
         raise OpdkitError(
-            f"{path} cannot be read ({error}): `opdkit check {run} --recompute` removes what is damaged; then {again}"
+            f"{path} cannot be read ({error}): `opdkit check {place} --recompute` removes what is damaged; then {again}"
         ) from error
     metadata = arrow.schema.metadata or {}
     if metadata.get(VERSION_KEY) != str(spec.version).encode():
@@ -51,6 +53,23 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     if metadata.get(PLAN_KEY, b"").decode() != manifest(run, spec.stage)["fingerprint"]:
         raise OpdkitError(f"{path} belongs to another plan than its manifest; {again} with --overwrite")
     return arrow
+
+
+def refuse_missing_parts(run: Path, stages: Sequence[str]) -> None:
+    """Raise OpdkitError where a part of one of these stages has not been done, or is no longer there."""
+    for stage in stages:
+        for table in (table for table in TABLES.values() if table.stage == stage):
+            for part in range(part_count(run, stage)):
+                path = part_path(run, table.name, part)
+                if not path.exists():
+                    raise OpdkitError(f"{path} is not there: {_remedy(run, stage)}")
+
+
+def _remedy(run: Path, stage: str) -> str:
+    place = typed(run)
+    return (f"the {stage} stage has not finished: run `opdkit {command_of(run, stage)} {place} ...` again; where it "
+            f"had, `opdkit check {place} --recompute` removes what was computed from it, and says what to "
+            "run")  # fmt: skip
 
 
 def read_all(run: Path, table: str) -> Iterator[JSON]:

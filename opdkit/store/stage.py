@@ -29,7 +29,7 @@ from opdkit.store.footers import (
 from opdkit.store.marks import claim_name, marked, read_claim
 from opdkit.store.placing import move_first, sync
 from opdkit.store.plans import DRAW, fingerprint, manifest, model_identity, pin, refuse_outdated
-from opdkit.store.reading import part_path, summary_of
+from opdkit.store.reading import part_path, refuse_missing_parts, summary_of
 from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
 
 
@@ -91,7 +91,8 @@ class Stage:
         so that what was computed from these is not taken for computed from those.
 
         Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs, and
-        OpdkitError when a stage of `upstream` is older than what it was computed from.
+        OpdkitError when a stage of `upstream` is older than what it was computed from, or, before anything is thrown
+        away, when a part of it is not there.
         """
         plan: JSON = (
             {
@@ -107,6 +108,8 @@ class Stage:
             | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
         )
         refuse_outdated(config.run, upstream)
+        if config.overwrite and command is None:  # of one that writes two stages, the first is just being written
+            refuse_missing_parts(config.run, upstream)
         digest = pin(home(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
         stage._sweep_temporary_files()

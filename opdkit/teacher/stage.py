@@ -17,7 +17,7 @@ from torch import Tensor, isfinite
 from opdkit.chat import ChatError
 from opdkit.config import JSON, parse_pairs
 from opdkit.console import progress, warn
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
 from opdkit.nouns import counted
 from opdkit.reviews import Reviews, in_force, part_inputs, read_verdicts
@@ -68,7 +68,17 @@ def run(config: TeacherConfig) -> Summary:
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
+    refuse_nothing(summary)
     return summary
+
+
+def refuse_nothing(summary: Summary) -> None:
+    """Raise OpdkitError when the whole stage is done and has not one target."""
+    counters = summary.counters
+    if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
+        why = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
+        raise OpdkitError(f"nothing can be trained on: none of {counted(counters.rows_in, 'judged reply')} became a "
+                          f"target. Reasons: {why}.")  # fmt: skip
 
 
 def _open(config: TeacherConfig, decided: Callable[[int], JSON]) -> Stage:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,8 +17,9 @@ from opdkit.config import JSON
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import resolve_device
 from opdkit.reviews import decided_in, plan_inputs
-from opdkit.stages import TrainConfig
+from opdkit.stages import TrainConfig, home
 from opdkit.store import PartWriter, Stage, refuse_outdated
+from opdkit.store.marks import at_work
 from opdkit.tables import METRICS
 
 PATIENCE = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
@@ -29,6 +31,7 @@ def refuse(config: TrainConfig) -> None:
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
+    _refuse_another_training(config)
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise ConfigError("the configuration of `accelerate launch` says FSDP, of which CPUs would see nothing; let it "
                           "say distributed_type: MULTI_GPU, and pass --sharding fsdp")  # fmt: skip
@@ -37,6 +40,18 @@ def refuse(config: TrainConfig) -> None:
     packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
     if config.tracker and not any(importlib.util.find_spec(name) for name in packages[config.tracker]):
         raise ConfigError(f"--tracker {config.tracker} needs its package: pip install {config.tracker}")
+
+
+def _refuse_another_training(config: TrainConfig) -> None:
+    """Raise OpdkitError while another process of this host trains on the run: their checkpoints would get mixed up.
+
+    Those of one launch ask before the first of them begins. What runs on another host cannot be told from what was
+    killed there a moment ago.
+    """
+    others = [c for c in at_work(home(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
+    if others and others[0].pid != os.getpid() and not config.dry_run:
+        raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
+                          "start this again, which then goes on after its last checkpoint")  # fmt: skip
 
 
 def accelerator_of(config: TrainConfig) -> Accelerator:

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit import stopping
 from opdkit.chat import Chat
+from opdkit.command_line import typed
 from opdkit.config import JSON
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.models import load_tokenizer, resolve_device
@@ -82,7 +83,10 @@ def run(config: TrainConfig) -> Summary:
             checkpoints.clear(stage.home / "checkpoints")
         say(f"the trained model is in {stage.home / 'model'}")
         if len(data.turns) < _FEW_TURNS:
-            warn(f"{len(data.turns)} turns teach little: `opdkit report {config.run}` shows where others were lost")
+            warn(
+                f"{len(data.turns)} turns teach little: `opdkit report {typed(config.run)}` shows where others were "
+                "lost"
+            )
     accelerator.end_training()
     return stage.summary()
 

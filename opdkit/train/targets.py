@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.chat import Chat, ChatError, without_first
+from opdkit.command_line import typed
 from opdkit.config import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model_folder import refuse_no_model
@@ -84,7 +85,8 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares "
-            f"student and teacher on: run `opdkit teacher {run} ... --support K` again with --overwrite, K = 4 or more"
+            f"student and teacher on: run `opdkit teacher {typed(run)} ... --support K` again with --overwrite, "
+            "K = 4 or more"
         )
     return turns
 
@@ -234,11 +236,20 @@ def refuse_another_student(run: Path, model: str) -> JSON:
         here, then = (found.get("files", {}) for found in (identity, scored))
         changed = [name for name in sorted(here.keys() | then.keys()) if here.get(name) != then.get(name)]
         what = f"; what differs: {', '.join(changed[:5])}" if here and then else ""
+        if _same_folder(model, plan["config"]["model"]):
+            raise ConfigError(
+                f"{model} has been changed since the teacher stage scored it{what}: put it back, or run the "
+                f"teacher stage of {run} as before, with --overwrite"
+            )
         raise ConfigError(
             f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{what}): "
-            f"pass that one, or run `opdkit teacher {run} --model {model}` in another run directory"
+            f"pass that one, or run `opdkit teacher {typed(run)} --model {model}` in another run directory"
         )
     return identity
+
+
+def _same_folder(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
 
 
 def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> dict[str, NDArray[np.int32]]:

@@ -182,3 +182,12 @@ def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
     assert problem(list(logs.examine([str(tmp_path / "none.jsonl")]))).topic == "logs"
     (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     assert problem(list(logs.examine([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
+
+
+@pytest.mark.parametrize("template", ["{% if", "{{ nofunc('x') }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_cannot_be_rendered_is_a_problem(template, tmp_path):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(template)
+    found = problem(list(model.examine(str(folder), "cpu", "auto", 0)))
+    assert found.topic == "template"
+    assert "cannot be rendered" in found.what

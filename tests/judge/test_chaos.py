@@ -16,8 +16,9 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint
 from opdkit.judge.identity import Identity
-from opdkit.stages import JudgeConfig
-from opdkit.store import read_all, read_part
+from opdkit.stages import JudgeConfig, TeacherConfig
+from opdkit.store import Stage, part_path, read_all, read_part
+from opdkit.tables import TARGETS
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
 BIG = os.environ.get("OPDKIT_FULL_CHAOS")
@@ -188,9 +189,33 @@ def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, cap
     assert [other.is_it("b") for _ in range(4)] == [False] * 4
     assert other.is_it("a")
     assert "answers as b, and the votes that are there are by a" in " ".join(capsys.readouterr().err.split())
-    (tmp_path / "answers-as.json").write_text("[]")
-    with pytest.raises(OpdkitError, match="is damaged: remove it"):
-        Identity(MODEL, tmp_path)
+    for damaged in (b"[]", b"", b"\xff\xfe\x00"):
+        (tmp_path / "answers-as.json").write_bytes(damaged)
+        with pytest.raises(OpdkitError, match="is damaged: remove it"):
+            Identity(MODEL, tmp_path)
+
+
+def test_votes_that_are_gone_and_that_targets_stand_on_are_not_given_anew(tmp_path: Path) -> None:
+    """They might be others, and nobody would know; `opdkit check --recompute` removes such targets."""
+    path = write_extract(tmp_path / "run", SESSIONS)
+    with serving(lambda body, number: completion(r"\boxed{1}")) as server:
+        assert judge(path, server.url).exit_code == 0
+        stage = Stage.open(TeacherConfig(run=path, model="m"), "teacher", [TARGETS], parts=2, upstream=["judge"])
+        with stage.writing(0):
+            pass
+        for part in (0, 1):
+            part_path(path, "verdicts", part).unlink()
+        asked = len(server.requests)
+        refused = judge(path, server.url)
+        assert (refused.exit_code, len(server.requests)) == (1, asked)
+        assert "the votes of 1 part are gone" in " ".join(refused.stderr.split())
+        part_path(path, "targets", 0).unlink()
+        assert judge(path, server.url).exit_code == 0
+        part_path(path, "verdicts", 0).unlink()
+        with stage.writing(0):
+            pass
+        anew = judge(path, server.url, "--overwrite")  # other votes throughout: the targets are refused as a whole
+        assert anew.exit_code == 0, anew.stderr
 
 
 def test_a_server_of_many_names_is_refused() -> None:

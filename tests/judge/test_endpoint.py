@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from email.utils import formatdate
+from pathlib import Path
 
 import httpx
 import pytest
@@ -425,3 +426,21 @@ def test_a_server_may_move_between_two_starts(tmp_path) -> None:
             summary = run(config(path, server.url, shard=shard, concurrency=2))
     assert summary.parts_done == 2
     assert "base_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://999.1.1.1/v1", "http://xn--/v1", "http://a..b/v1", "http://localhost:1/v1\n", "http:///v1"]
+)
+def test_what_is_no_address_is_refused_at_once(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--base-url"):
+        JudgeConfig(run=tmp_path, judge="endpoint", model="m", base_url=url)
+
+
+def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeypatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("ALL_PROXY", "gopher://localhost:1")
+    with pytest.raises(OpdkitError, match="the proxy that the environment names cannot be used"):
+        client("http://192.0.2.1/v1").complete([ONE])
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
+    with pytest.raises(OpdkitError, match=r"certificates .* SSL_CERT_FILE"):
+        client("https://192.0.2.1/v1")

@@ -18,7 +18,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage
 from opdkit.judge.exchange import HintVote, RewardVote
 from opdkit.stages import JudgeConfig
-from opdkit.store import Counters, read_all, read_part
+from opdkit.store import Counters, part_path, read_all, read_part
 
 SESSIONS = {
     "trip": talk("How do I get to Lyon?", "By train.", "Use the bus instead.", "Then by bus.", "thanks!"),
@@ -278,4 +278,14 @@ def test_a_judge_that_is_not_there_costs_no_votes(extracted: Path, options: dict
     before = verdicts(extracted)
     with pytest.raises(OpdkitError, match=words):
         judge.run(config(extracted, overwrite=True, **options))
+    assert verdicts(extracted) == before
+
+
+def test_lost_turns_cost_no_votes(extracted: Path) -> None:
+    """Found out before anything is thrown away."""
+    judge.run(config(extracted))
+    before = verdicts(extracted)
+    part_path(extracted, "turns", 0).unlink()
+    with pytest.raises(OpdkitError, match=r"where it had, `opdkit check .* --recompute`"):
+        judge.run(config(extracted, overwrite=True))
     assert verdicts(extracted) == before

@@ -31,6 +31,18 @@ def test_folders_are_searched_in_order(tmp_path):
     assert not any(i.given for i in inputs)
 
 
+def test_what_lies_in_a_run_is_no_log(tmp_path):
+    """Its tables, and what was exported of them."""
+    (tmp_path / "logs.jsonl").touch()
+    for part in ("run/extract/sessions/part-00000.parquet", "run/export/openai.jsonl", "run/export/trl-kto.parquet"):
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / part).touch()
+    (tmp_path / "run" / "extract" / "manifest.json").touch()
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "of-the-shop.jsonl").touch()
+    assert names(expand([str(tmp_path)], tmp_path)) == ["of-the-shop", "logs"]
+
+
 def test_names_are_unique_and_free_of_colons(tmp_path):
     paths = [tmp_path / name for name in ("x/a.jsonl", "y/a.jsonl", "z/a-2.jsonl", "b:1 c.jsonl", ".jsonl")]
     for path in paths:

@@ -283,7 +283,8 @@ def test_text_and_calls_of_one_reply_that_are_logged_apart():
 
 def test_tools_of_openllmetry():
     flat_form = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u",
-                 "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a", "llm.request.functions.0.name": "find",
+                 "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a",
+                 "llm.request.functions.0.name": "find",
                  "llm.request.functions.0.parameters": '{"type": "object"}'}  # fmt: skip
     (told,) = read("otel", span(flat_form))
     assert json.loads(told.tools) == [

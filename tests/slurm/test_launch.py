@@ -1,15 +1,19 @@
 """What is missing is what is launched; what a task could only find out in the queue is found out before."""
 
+import json
 from pathlib import Path
 
 import pytest
 from runs import talk, write_extract
 from sample_world import DATA, MODEL
+from typer.testing import CliRunner
 
+from opdkit import pipeline as opdkit
 from opdkit import slurm
+from opdkit.cli import app
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.slurm.launch import missing_shards
-from opdkit.stages import ORDER, JudgeConfig, SlurmConfig
+from opdkit.stages import ORDER, ExtractConfig, JudgeConfig, SlurmConfig
 from opdkit.store import Stage
 from opdkit.tables import VERDICTS
 
@@ -68,3 +72,24 @@ def test_no_sbatch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OpdkitError, match="sbatch is not here"):
         slurm.run(config(tmp_path / "r", submit=True))
+
+
+def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path: Path) -> None:
+    """As `opdkit run` would refuse them, only in the queue."""
+    log = tmp_path / "log.jsonl"
+    messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
+    talked = json.dumps({"messages": messages}) + "\n"
+    log.write_text(talked)
+    given = {"logs": (str(log),)}
+    run = tmp_path / "r"
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1"))
+    opdkit.run_stage("judge", JudgeConfig(run=run, shard="0/1"))
+    assert slurm.run(config(run, **given)).tasks == {"teacher": 1, "train": 1}
+    log.write_text(2 * talked)
+    with pytest.raises(ConfigError, match=r"other logs:\n  bytes of the log\.log: \d+ -> \d+"):
+        slurm.run(config(run, **given))
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1", overwrite=True))
+    with pytest.raises(OpdkitError, match="was computed from another extract stage"):
+        slurm.run(config(run, **given))
+    shown = CliRunner().invoke(app, ["status", str(run)])
+    assert "judge: computed from another extract stage than is there now" in " ".join(shown.stdout.split())

@@ -19,6 +19,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Stage, Summary, differences, limited, read_all, read_counters, read_part
 from opdkit.store.digests import file_digest, recorded
 from opdkit.store.placing import move_first
+from opdkit.store.plans import manifest
 from opdkit.tables import REJECTED, SESSIONS, TURNS
 
 
@@ -504,3 +505,11 @@ def test_a_path_where_no_model_is_binds_no_plan():
     with pytest.raises(OpdkitError, match="is not there"):
         store.model_identity("/nowhere/model")
     assert store.model_identity("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"fingerprint": 1, "plan": {}}'])
+def test_a_damaged_manifest_is_said_to_be_one(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "manifest.json").write_bytes(content)
+    with pytest.raises(OpdkitError, match=r"judge/manifest\.json is damaged .*--overwrite"):
+        manifest(tmp_path, "judge")

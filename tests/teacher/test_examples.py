@@ -21,12 +21,21 @@ from judged_runs import (
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat import HINT_HEADER, Chat, with_hint
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import score as score_of_hint
 from opdkit.models import load_model, load_tokenizer
+from opdkit.store import summary_of
+from opdkit.tables import TARGETS
 from opdkit.teacher import stage as teacher
 
 # -- what cannot be scored ------------------------------------------------------------------------------------------
+
+
+def dropped_all(config) -> dict[str, int]:
+    """Why nothing was left of a run, which is an error."""
+    with pytest.raises(OpdkitError, match="nothing can be trained on: none of"):
+        teacher.run(config)
+    return summary_of(config.run, "teacher", TARGETS, 1).counters.dropped
 
 
 def test_every_drop_has_its_reason(tmp_path, config):
@@ -56,8 +65,7 @@ def test_every_drop_has_its_reason(tmp_path, config):
     }
     sessions, turns, verdicts = (list(column) for column in zip(*cases.values(), strict=True))
     run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
-    summary = teacher.run(config(run))
-    assert summary.counters.dropped == dict.fromkeys(cases, 1)
+    assert dropped_all(config(run)) == dict.fromkeys(cases, 1)
     assert targets(run) == []
 
 
@@ -83,7 +91,7 @@ def test_tokens_that_the_model_has_no_row_for_are_set_aside(tmp_path, config, ti
     run = write_run(
         tmp_path / "run", one_part([session("a", *said)], turns, [verdict("a:1", HINT), verdict("a:3", HINT)])
     )
-    assert teacher.run(config(run, model=str(folder))).counters.dropped == {"tokens outside the model's vocabulary": 2}
+    assert dropped_all(config(run, model=str(folder))) == {"tokens outside the model's vocabulary": 2}
 
 
 def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_dir, capsys):
@@ -98,7 +106,7 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
     kept = [long["messages"][0], *long["messages"][3:12]]
     assert row["prompt_tokens"] == len(chat.prompt_ids(kept))
     other = write_run(tmp_path / "other", one_part([long], [turn("a:12")], [verdict("a:12", HINT)]))
-    assert teacher.run(config(other, max_tokens=whole)).counters.dropped == {"too long": 1}
+    assert dropped_all(config(other, max_tokens=whole)) == {"too long": 1}
     assert "what came before: 1 reply; --too-long cut leaves out" in " ".join(capsys.readouterr().err.split())
 
 
@@ -262,4 +270,4 @@ def test_a_candidate_that_does_not_fit_leaves_the_others(tmp_path, config, tiny_
     teacher.run(config(run, hint_select="overlap", max_tokens=room))
     assert targets(run)[0]["hint"] in CANDIDATES[1:]
     other = run_with_candidates(tmp_path / "other", long, [long, long + "!"])
-    assert teacher.run(config(other, hint_select="overlap", max_tokens=room)).counters.dropped == {"too long": 1}
+    assert dropped_all(config(other, hint_select="overlap", max_tokens=room)) == {"too long": 1}

@@ -18,7 +18,7 @@ from judged_runs import (
     write_run,
 )
 
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.models import load_model
 from opdkit.teacher import stage as teacher
 
@@ -84,6 +84,6 @@ def test_a_session_names_its_teacher(tmp_path, config, tiny_model_dir, tiny_toke
     for row in targets(run):
         assert row["teacher_logprobs"] == pytest.approx(alone[row["turn_id"]]["teacher_logprobs"], abs=1e-5)
     capsys.readouterr()
-    nobody = teacher.run(config(new("nobody"), teacher=roster, teacher_route="team"))
-    assert nobody.counters.dropped == {"session names no teacher": 10}
+    with pytest.raises(OpdkitError, match=r"Reasons: session names no teacher \(10\)"):
+        teacher.run(config(new("nobody"), teacher=roster, teacher_route="team"))
     assert "no session's metadata field 'team' names a teacher" in capsys.readouterr().err

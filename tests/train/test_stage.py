@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -175,6 +176,19 @@ def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> 
     assert losses(other) == pytest.approx(losses(run), abs=1e-5)
     a, b = weights(run / "train/model"), weights(other / "train/model")
     assert all(torch.allclose(a[k], b[k], atol=1e-4) for k in a)
+
+
+def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
+    """A process of this machine that is at work is named; what is left of one that is gone is no obstacle."""
+    at_work = subprocess.Popen(["sleep", "60"])
+    mark = run / "train" / ".tmp" / f"metrics-00000-5f3a9c1e-{socket.gethostname()}-{at_work.pid}.running"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    with pytest.raises(OpdkitError, match=f"process {at_work.pid} is training on"):
+        train.run(train_config(run, plain_model_dir))
+    at_work.kill()
+    at_work.wait()
+    assert train.run(train_config(run, plain_model_dir)).parts_done == 1
 
 
 # -- resume ---------------------------------------------------------------------------------------------------------
