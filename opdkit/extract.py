@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from opdkit import stopping
 from opdkit.config import StageConfig, parse_shard
-from opdkit.console import progress, say
+from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.logs.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
 from opdkit.logs.filters import Filter, parse_filters, refused
@@ -25,7 +25,7 @@ from opdkit.logs.parse import dump
 from opdkit.logs.shared_survey import SharedSurvey
 from opdkit.logs.survey import Survey, survey
 from opdkit.logs.surveyed import Surveyed
-from opdkit.logs.turns import SIDE, turns
+from opdkit.logs.turns import NO_NEXT, SIDE, turns
 from opdkit.logs.units import Unit, Units
 from opdkit.nouns import counted
 from opdkit.stages import ExtractConfig, home
@@ -327,6 +327,10 @@ def check(counters: Counters) -> None:
         if name.startswith(_SKIPPED):
             skipped.drop(name.removeprefix(_SKIPPED), n)
     why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.dropped.most_common(3)) or reasons or "no turns at all"
+    if NO_NEXT in skipped.dropped:
+        warn(f"no turn has a reaction to learn from: {why}. Where the log itself says how good replies were, `opdkit "
+             "judge --good ... --bad ...` rewards them by that")  # fmt: skip
+        return
     side = " Every turn is marked as side." if set(skipped.dropped) == {SIDE} else ""
     raise OpdkitError(
         f"nothing can be trained on: none of {counted(counters.extra[_TURNS], 'turn')}.{side} Reasons: {why}."

@@ -14,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.judge.votes import OUTCOME, reward_of
+from opdkit.logs.turns import NO_NEXT
 from opdkit.nouns import counted
 from opdkit.reviews import REVIEWED
 from opdkit.turn_ids import turn_id
@@ -44,6 +45,7 @@ class Known:
 
     roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
     trainable: dict[str, bool] | None = None  # turn -> whether it may be judged
+    last: set[str] = field(default_factory=set)  # turns that nobody reacted to: judged by outcomes alone
     verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
     decided: dict[str, Any] = field(default_factory=dict)  # turn -> what people decided, as the targets took it
     complete: bool = True  # every trainable turn must have a verdict: no --limit
@@ -115,6 +117,7 @@ def turns(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
     wrong = _Wrongs([row["turn_id"] for row in rows])
     wrong.twice((row["turn_id"] for row in rows), "the turn id is not unique")
     known.trainable = {row["turn_id"]: row["trainable"] for row in rows}
+    known.last = {row["turn_id"] for row in rows if row["skip_reason"] == NO_NEXT}
     seen.turns.update(map(hash, known.trainable))
     for n, row in enumerate(rows):
         if row["turn_id"] != turn_id(row["session_id"], row["message_index"]):
@@ -165,7 +168,8 @@ def verdicts(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
     wrong.twice((row["turn_id"] for row in rows), "the turn has two verdicts")
     known.verdicts = {row["turn_id"]: (row["reward"], frozenset(row["hints"])) for row in rows}
     for n, row in enumerate(rows):
-        if known.trainable is not None and not known.trainable.get(row["turn_id"], False):
+        by_outcome = row["reward_status"] == OUTCOME and row["turn_id"] in known.last
+        if known.trainable is not None and not known.trainable.get(row["turn_id"], False) and not by_outcome:
             wrong.at(n, "not a trainable turn of the same part of turns")
         for what in _verdict(row):
             wrong.at(n, what)

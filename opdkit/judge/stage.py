@@ -15,6 +15,7 @@ from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Reward, reward_of
+from opdkit.logs.turns import NO_NEXT
 from opdkit.model_folder import refuse_no_model
 from opdkit.nouns import counted, verb
 from opdkit.stages import JudgeConfig, home, imported
@@ -35,6 +36,7 @@ from opdkit.tables import VERDICTS
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
 JUDGES = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
 
+QUESTIONS = ("hint", "reward")
 _OUTCOMES = "outcomes"  # rewards that the log brought along
 _FEW_REWARDS = 10  # that fewer rewards than this are all alike means nothing
 
@@ -54,6 +56,12 @@ class Case:
     @property
     def next_count(self) -> int:
         return int(self.turn["next_count"])
+
+    @property
+    def questions(self) -> Sequence[str]:
+        """What the judge is asked: of a turn that nobody reacted to no hint, of one with an outcome no reward."""
+        needed = {"hint": self.next_count > 0, "reward": self.outcome is None}
+        return [name for name in QUESTIONS if needed[name]]
 
     @property
     def next_text(self) -> str:
@@ -98,7 +106,17 @@ def run(config: JudgeConfig) -> Summary:
     summary = stage.summary()
     for message in [*warnings(summary.counters), *_no_outcome(config, summary.counters)]:
         warn(message)
+    _refuse_nothing(summary)
     return summary
+
+
+def _refuse_nothing(summary: Summary) -> None:
+    """Raise OpdkitError when the whole stage is done and has judged no turn."""
+    counters = summary.counters
+    if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
+        raise OpdkitError(f"nothing can be trained on: no turn was judged, since none of {counters.rows_in:,} is "
+                          f"trainable. Reasons: {reasons}.")  # fmt: skip
 
 
 def _refuse_lost_votes(config: JudgeConfig, stage: Stage, parts: Sequence[int]) -> None:
@@ -133,7 +151,7 @@ def _open_judge(config: JudgeConfig) -> Ask | None:
 
 
 def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
-    """The trainable turns of a part, within `--limit`. The others are counted as dropped, by their reason."""
+    """The turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
     sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
     outcomes = Outcomes(config.good, config.bad)
     told = {session["session_id"]: (session["messages"], outcomes.told(session)) for session in sessions}
@@ -142,9 +160,10 @@ def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
         if turn["session_id"] not in told:
             continue
         counters.rows_in += 1
-        if turn["trainable"]:
-            messages, outcome = told[turn["session_id"]]
-            cases.append(Case(turn, messages, outcome(turn["message_index"])))
+        messages, outcome = told[turn["session_id"]]
+        case = Case(turn, messages, outcome(turn["message_index"]))
+        if turn["trainable"] or (case.outcome and turn["skip_reason"] == NO_NEXT):  # an outcome is a reaction, too
+            cases.append(case)
         else:
             counters.drop(turn["skip_reason"] or "not trainable")
     return cases
@@ -155,19 +174,21 @@ def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
 
 def _by_rules(case: Case) -> Votes:
     hint_vote, reward_vote = rules.votes(case.messages, case.index, case.next_count)
-    return [hint_vote], [] if case.outcome else [reward_vote]
+    asked = case.questions
+    return [hint_vote] if "hint" in asked else [], [reward_vote] if "reward" in asked else []
 
 
 def _ask(config: JudgeConfig, ask: Ask, cases: Sequence[Case]) -> list[Votes]:
     questions = []
     for case in cases:
         common = turn_text(case.messages, case.index, case.next_count, config.max_section_chars)
-        for name in ("hint",) if case.outcome else ("hint", "reward"):
+        for name in case.questions:
             questions.append(Question(case.turn["turn_id"], name, judge_messages(common, name)))
-    answers = iter(ask(questions))
+    answers = iter(ask(questions)) if questions else iter(())
+    given = [{name: next(answers) for name in case.questions} for case in cases]
     return [
-        ([parse_hint(a) for a in next(answers)], [] if case.outcome else [parse_reward(a) for a in next(answers)])
-        for case in cases
+        ([parse_hint(a) for a in some.get("hint", ())], [parse_reward(a) for a in some.get("reward", ())])
+        for some in given
     ]
 
 
@@ -243,8 +264,7 @@ def warnings(counters: Counters) -> list[str]:
     """In words, what looks wrong with a stage's verdicts as a whole."""
     extra, found = counters.extra, list[str]()
     if not counters.rows_out:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common(3))
-        return [f"no turn was judged: none of {counters.rows_in:,} is trainable" + (f" ({reasons})" if reasons else "")]
+        return []
     found += mostly_dropped("judge", counters)
     votes, failed = extra["votes"], extra["failed votes"]
     if 2 * failed > votes:

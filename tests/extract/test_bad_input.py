@@ -151,7 +151,6 @@ def test_damage_inside_a_session_is_no_lost_session(tmp_path):
 
 @pytest.mark.parametrize(("record", "words"), [
     (chat("u", "a", "v", turn_type="side"), r"none of 2 turns\. Every turn is marked as side"),
-    (chat("u", "a"), r"Reasons: no next state \(2\)"),
     (chat("u"), "no turns at all"),
 ])  # fmt: skip
 def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
@@ -161,6 +160,15 @@ def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
         with pytest.raises(OpdkitError, match=f"nothing can be trained on.*{words}"):
             run(tmp_path / "run", log)
     assert len(tables(tmp_path / "run")["sessions"]) == 2
+
+
+def test_replies_that_nobody_reacted_to_can_still_have_outcomes(tmp_path, capsys):
+    """So they are no error here; the judge, who knows of outcomes, says when there are none."""
+    log = jsonl(tmp_path / "log.jsonl", *[chat("u", "a") | {"stars": 5}] * 2)
+    assert run(tmp_path / "run", log).counters.extra["turns"] == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no turn has a reaction to learn from: no next state (2)" in said
+    assert "`opdkit judge --good ... --bad ...`" in said
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, log, monkeypatch):

@@ -7,14 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 from http_server import completion, serving
 from runs import talk, write_extract
+from sample_world import MODEL
+from small_logs import jsonl
 from typer.testing import CliRunner
 
-from opdkit import judge
+from opdkit import check, extract, judge, teacher
 from opdkit.cli import app
+from opdkit.commands import CheckConfig
 from opdkit.errors import ConfigError
 from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.votes import Reward
-from opdkit.stages import JudgeConfig
+from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.store import read_all
 
 TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")
@@ -111,6 +114,27 @@ def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatc
                               votes=3, good=GOOD, bad=BAD))  # fmt: skip
     assert len(server.requests) == 3 * (6 + 2)
     assert [len(row["reward_votes"]) for row in read_all(extracted, "verdicts")].count(0) == 4
+
+
+def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
+    """A reply that nobody answered is rewarded by its rating, and asked nothing about; the others are left alone."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    lines = [{"messages": talk("2 + 2?", "5") if stars is None else talk("2 + 2?", f"{stars}")} | {"stars": stars}
+             for stars in (5, 1, None)]  # fmt: skip
+    log = jsonl(tmp_path / "rated.jsonl", *lines)
+    extract.run(ExtractConfig(run=tmp_path / "run", logs=(str(log),), shard="0/1"))
+    run = tmp_path / "run"
+    with serving(lambda body, number: completion(r"\boxed{1}")) as server:
+        options = {"judge": "endpoint", "model": "judge-model", "base_url": server.url}
+        judge.run(JudgeConfig(run=run, shard="0/1", good=("metadata.stars>=4",), bad=("metadata.stars<=2",), **options))
+    assert server.requests == []
+    found = [(row["turn_id"], row["reward"], row["hint_status"]) for row in read_all(run, "verdicts")]
+    assert found == [("rated:1:1", 1, "none"), ("rated:2:1", -1, "none")]
+    assert check.run(CheckConfig(run=run))
+    teacher.run(TeacherConfig(run=run, model=str(MODEL), device="cpu", shard="0/1"))
+    assert [row["reward"] for row in read_all(run, "targets")] == [1, -1]
+    assert check.run(CheckConfig(run=run))
+    assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
 
 
 def test_a_field_that_no_log_has_is_said(extracted: Path, capsys) -> None:

@@ -77,16 +77,16 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
 def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:
     turns = {"trip:1": {"trainable": False, "skip_reason": "side"}, "trip:3": {"trainable": False}}
     run = write_extract(tmp_path / "run", {"trip": SESSIONS["trip"]}, turns=turns)
-    summary = judge.run(config(run))
+    with pytest.raises(OpdkitError, match=r"none of 2 is trainable\. Reasons: .*side \(1\)"):
+        judge.run(config(run))
     assert verdicts(run) == {}
-    assert summary.counters.dropped == {"side": 1, "not trainable": 1}
 
 
-def test_nothing_to_judge_is_said(tmp_path: Path, capsys) -> None:
+def test_nothing_to_judge_is_said(tmp_path: Path) -> None:
     """pitfall 24."""
     run = write_extract(tmp_path / "run", {"short": SESSIONS["short"]})
-    judge.run(config(run))
-    assert "no turn was judged: none of 1 is trainable (no next state 1)" in capsys.readouterr().err
+    with pytest.raises(OpdkitError, match=r"no turn was judged, since none of 1 is trainable\. Reasons: no next state"):
+        judge.run(config(run))
 
 
 def test_a_run_without_sessions(tmp_path: Path) -> None:
