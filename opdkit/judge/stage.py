@@ -30,6 +30,7 @@ from opdkit.store import (
     part_count,
     part_path,
     read_part,
+    refuse_nothing,
 )
 from opdkit.tables import VERDICTS
 
@@ -106,17 +107,8 @@ def run(config: JudgeConfig) -> Summary:
     summary = stage.summary()
     for message in [*warnings(summary.counters), *_no_outcome(config, summary.counters)]:
         warn(message)
-    _refuse_nothing(summary)
+    refuse_nothing(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     return summary
-
-
-def _refuse_nothing(summary: Summary) -> None:
-    """Raise OpdkitError when the whole stage is done and has judged no turn."""
-    counters = summary.counters
-    if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-        raise OpdkitError(f"nothing can be trained on: no turn was judged, since none of {counters.rows_in:,} is "
-                          f"trainable. Reasons: {reasons}.")  # fmt: skip
 
 
 def _refuse_lost_votes(config: JudgeConfig, stage: Stage, parts: Sequence[int]) -> None:

@@ -44,6 +44,7 @@ class JudgeConfig(ModelOptions):
             raise ConfigError("--judge endpoint needs --base-url, for example http://localhost:8000/v1")
         check_server("--base-url", self.base_url)
         if self.good or self.bad:
-            from opdkit.judge.outcomes import Outcomes  # imported here: few ask for it
+            from opdkit.logs.filters import parse_filters  # imported here: few ask for it
 
-            Outcomes(self.good, self.bad)
+            parse_filters(self.good, "--good")
+            parse_filters(self.bad, "--bad")

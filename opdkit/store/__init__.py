@@ -21,7 +21,7 @@ stage.py     writing
 reading.py   reading
 """
 
-from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters
+from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters, refuse_nothing
 from opdkit.store.plans import (
     command_of,
     differences,
@@ -65,6 +65,7 @@ __all__ = [
     "read_arrow",
     "read_counters",
     "read_part",
+    "refuse_nothing",
     "refuse_outdated",
     "summary_of",
 ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
+from opdkit.errors import OpdkitError
 from opdkit.nouns import counted, singular
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
@@ -131,6 +132,14 @@ class Summary:
 
     def __str__(self) -> str:
         return self.text()
+
+
+def refuse_nothing(summary: Summary, what: str) -> None:
+    """Raise OpdkitError, saying `what` and the reasons, when a whole stage is done and nothing is left of its rows."""
+    counters = summary.counters
+    if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
+        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
+        raise OpdkitError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
 
 
 def _named(number: int, name: str) -> str:

@@ -17,12 +17,22 @@ from torch import Tensor, isfinite
 from opdkit.chat import ChatError
 from opdkit.config import JSON, parse_pairs
 from opdkit.console import progress, warn
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError
 from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
 from opdkit.nouns import counted
 from opdkit.reviews import Reviews, in_force, part_inputs, read_verdicts
 from opdkit.stages import TeacherConfig
-from opdkit.store import Counters, Stage, Summary, limited, manifest, mostly_dropped, part_count, read_part
+from opdkit.store import (
+    Counters,
+    Stage,
+    Summary,
+    limited,
+    manifest,
+    mostly_dropped,
+    part_count,
+    read_part,
+    refuse_nothing,
+)
 from opdkit.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
@@ -68,17 +78,9 @@ def run(config: TeacherConfig) -> Summary:
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
-    refuse_nothing(summary)
+    judged = counted(summary.counters.rows_in, "judged reply")
+    refuse_nothing(summary, f"none of {judged} became a target")
     return summary
-
-
-def refuse_nothing(summary: Summary) -> None:
-    """Raise OpdkitError when the whole stage is done and has not one target."""
-    counters = summary.counters
-    if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
-        why = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-        raise OpdkitError(f"nothing can be trained on: none of {counted(counters.rows_in, 'judged reply')} became a "
-                          f"target. Reasons: {why}.")  # fmt: skip
 
 
 def _open(config: TeacherConfig, decided: Callable[[int], JSON]) -> Stage:
