@@ -111,7 +111,6 @@ def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_d
     code, said = opdkit("train", str(run), "--model", str(model))
     assert code == 2
     assert "has been changed since the teacher stage scored it; what differs: tokenizer.json" in said
-    assert "what differs: tokenizer.json" in said
     code, said = opdkit("teacher", str(run), "--model", str(model))
     assert code == 2
     assert "inputs.model.files.tokenizer.json" in said

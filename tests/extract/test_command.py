@@ -64,4 +64,4 @@ def test_a_data_set_is_extracted(tmp_path, monkeypatch):
 
 def test_exit_codes(tmp_path, log):
     assert command("run", "nowhere.jsonl", cwd=tmp_path).returncode == 2
-    assert command("run", str(jsonl(tmp_path / "a.jsonl", chat("u", "a"))), cwd=tmp_path).returncode == 1
+    assert command("run", str(jsonl(tmp_path / "a.jsonl", chat("u"))), cwd=tmp_path).returncode == 1
