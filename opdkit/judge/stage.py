@@ -24,9 +24,9 @@ from opdkit.store import (
     Stage,
     Summary,
     limited,
-    manifest,
     model_identity,
     mostly_dropped,
+    outdated,
     part_count,
     part_path,
     read_part,
@@ -95,7 +95,7 @@ def run(config: JudgeConfig) -> Summary:
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"],
                        drawn=config.judge == "endpoint")  # fmt: skip
     if todo := stage.todo():
-        _refuse_lost_votes(config, stage, todo)
+        _refuse_lost_votes(config, todo)
         ask = ask or _open_judge(config)
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
@@ -111,12 +111,12 @@ def run(config: JudgeConfig) -> Summary:
     return summary
 
 
-def _refuse_lost_votes(config: JudgeConfig, stage: Stage, parts: Sequence[int]) -> None:
+def _refuse_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
     if config.judge != "endpoint" or not (home(config.run, "teacher") / "manifest.json").exists():
         return
-    if manifest(config.run, "teacher")["plan"]["upstream"].get("judge") != stage.plan:
-        return  # outdated as a whole, and refused as that
+    if outdated(config.run, "teacher"):
+        return  # as a whole, and refused as that
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
                           f"server may vote otherwise the next time: run `opdkit check {typed(config.run)} "

@@ -90,8 +90,9 @@ def _call(record: JSON) -> Call | LeftOut:
         items = [items]
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"the input is {'empty' if not items else 'a ' + type(items).__name__}")
-    tools = read_tools(inside.get("tools")) or read_tools([d for item in items if (d := _definition(item))])
-    prompt, _ = read_messages([item for item in items if not _definition(item)])
+    definitions = [_definition(item) for item in items]
+    tools = read_tools(inside.get("tools")) or read_tools([found for found in definitions if found])
+    prompt, _ = read_messages([item for item, found in zip(items, definitions, strict=True) if not found])
     system = inside.get("system")
     if isinstance(system, str) and system:
         prompt = read_messages([{"role": "system", "content": system}])[0] + prompt

@@ -30,13 +30,12 @@ def manifest(run: Path, stage: str) -> JSON:
     path = home(run, stage) / "manifest.json"
     try:
         found: JSON = json.loads(path.read_text(encoding="utf-8"))
-        shaped = isinstance(found["fingerprint"], str) and isinstance(found["plan"]["config"], dict)
-        whole = shaped and isinstance(found["plan"]["upstream"], dict) and isinstance(found["plan"]["parts"], int)
+        kinds = [type(found["fingerprint"]), *(type(found["plan"][key]) for key in ("config", "upstream", "parts"))]
     except FileNotFoundError:
         raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {typed(run)} ...` first") from None
     except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
-    if not whole:
+    if kinds != [str, dict, dict, int]:
         raise OpdkitError(f"{path} is damaged (it holds no plan); run `opdkit {stage}` again with --overwrite")
     return found
 
