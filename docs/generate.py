@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from opdkit.commands import COMMANDS
-from opdkit.config import Field, fields_of, type_name
-from opdkit.tables import APPENDED, TABLES, Table
+from opdkit.config.commands import COMMANDS
+from opdkit.config.fields import Field, fields_of, type_name
+from opdkit.store.tables import APPENDED, TABLES, Table
 
 HERE = Path(__file__).parent
 NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"

@@ -11,10 +11,10 @@ import torch
 from matplotlib import pyplot as plt
 from torch import Tensor
 
-from opdkit.objective.losses import divergence, policy_gradient
-from opdkit.pipeline import run_stage
-from opdkit.stages import ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig
+from opdkit.commands.run import run_stage
+from opdkit.config.stages import ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig
 from opdkit.store import read_all
+from opdkit.train.objective.losses import divergence, policy_gradient
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "sample_data"
@@ -86,7 +86,7 @@ def tokens(folder: Path) -> None:
 
 def _corrected_reply() -> tuple[dict[str, object], list[str]]:
     """The target of the sample log whose mean absolute advantage is the largest among short replies, and its tokens."""
-    from opdkit.models import load_tokenizer
+    from opdkit.model.load import load_tokenizer
 
     model = str(DATA / "model")
     with tempfile.TemporaryDirectory() as scratch:

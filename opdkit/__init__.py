@@ -8,14 +8,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from opdkit.version import __version__
+
 __all__ = ["ConfigError", "OpdkitError", "Run", "__version__"]
 
-_HOMES = {"Run": "opdkit.python", "ConfigError": "opdkit.errors", "OpdkitError": "opdkit.errors"}
+_HOMES = {"Run": "opdkit.api", "ConfigError": "opdkit.errors", "OpdkitError": "opdkit.errors"}
 
 if TYPE_CHECKING:
+    from opdkit.api import Run
     from opdkit.errors import ConfigError, OpdkitError
-    from opdkit.python import Run
 
 
 def __getattr__(name: str) -> Any:

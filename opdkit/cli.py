@@ -10,13 +10,14 @@ from typing import Annotated, Any, NoReturn, Optional, cast
 
 import typer
 
-from opdkit import __version__, stopping
-from opdkit.commands import COMMANDS, Command, configure
-from opdkit.config import CommandConfig, Field, StageConfig, fields_of
+from opdkit.config.commands import COMMANDS, Command, configure
+from opdkit.config.fields import CommandConfig, Field, StageConfig, fields_of
+from opdkit.config.stages import CONFIGURED, STAGES, load_function
 from opdkit.console import is_main_process, printable, say, stderr
-from opdkit.disk import in_words
 from opdkit.errors import OpdkitError
-from opdkit.stages import CONFIGURED, STAGES, imported
+from opdkit.store import stopping
+from opdkit.store.disk import disk_error_message
+from opdkit.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -97,17 +98,19 @@ def guarded(action: Callable[[], bool], debug: bool) -> bool:
             _leave_closed_pipe()
         if debug:
             raise
-        _fail(in_words(error) or f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
+        _fail(disk_error_message(error) or f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
     except Exception as error:
         if debug:
             raise
         bug = f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
-        _fail(in_words(error) or _no_memory(error) or bug, 1)
+        _fail(disk_error_message(error) or _no_memory(error) or bug, 1)
 
 
 def _no_memory(error: Exception) -> str | None:
     """What to do about memory that ran out where no batch could be halved; None when the error is of another kind."""
-    memory = sys.modules.get("opdkit.memory")  # not imported for this: where torch is not loaded, it is not torch's
+    memory = sys.modules.get(
+        "opdkit.model.memory"
+    )  # not imported for this: where torch is not loaded, it is not torch's
     if memory is None or not memory.is_out_of_memory(error):
         return None
     return "memory ran out: lower --batch-tokens, or choose --dtype bfloat16, a smaller model or --device cpu"
@@ -116,11 +119,11 @@ def _no_memory(error: Exception) -> str | None:
 def carry_out(name: str, config: CommandConfig) -> bool:
     """Run a command and say its closing line; False where its answer is no."""
     if name in STAGES:
-        from opdkit.pipeline import run_stage  # imported here: it brings pyarrow
+        from opdkit.store.running import run_stage  # imported here: it brings pyarrow
 
         answer = run_stage(name, cast(StageConfig, config))
     else:
-        answer = imported(COMMANDS[name].target)(config)
+        answer = load_function(COMMANDS[name].target)(config)
     if hasattr(answer, "text"):
         say(answer.text())
     return answer is not False

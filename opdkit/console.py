@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
-from opdkit.advice import for_run
+from opdkit.store.advice import for_run
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -20,10 +20,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from opdkit.chat import Chat, with_hint
+from opdkit.chat.template import Chat, with_hint
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.models import load_tokenizer, token_generator
-from opdkit.sampling import Request, sample
+from opdkit.model.load import load_tokenizer, token_generator
+from opdkit.model.sampling import Request, sample
 
 from world import TOPICS, TRACK_TOOL, Message, Reaction, Style, Topic, order_answer, react, request, track_order
 

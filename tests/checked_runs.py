@@ -10,12 +10,13 @@ import pyarrow as pa
 from sample_world import DATA, MODEL
 from small_logs import lines_mb
 
-from opdkit import extract, judge
-from opdkit.config import StageConfig
-from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig, home
+from opdkit.config.fields import StageConfig
+from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig, stage_dir
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
 from opdkit.store import Counters, Stage, manifest, model_identity, part_path, read_all, read_counters, read_part
 from opdkit.store.digests import forget
-from opdkit.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
+from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
 
 Row = dict[str, Any]
 K = 3
@@ -41,7 +42,7 @@ def whole_run(run: Path) -> Path:
     train = Stage.open(TrainConfig(run=run, model=str(MODEL), shard="0/1"), "train", [METRICS], parts=1,
                        inputs=identity, upstream=["teacher"])  # fmt: skip
     with train.writing(0) as out:
-        shutil.copytree(MODEL, home(run, "train") / "model")
+        shutil.copytree(MODEL, stage_dir(run, "train") / "model")
         names = [row["turn_id"] for row in read_all(run, "targets")]
         out.rows("metrics", [_step(n + 1, names[n::4]) for n in range(4)])
         out.counters.rows_in = out.counters.rows_out = len(names)
@@ -111,7 +112,7 @@ def recommit(
     counted.rows_in += len(rows) - before if table in ("verdicts", "targets") else 0
     counters(counted)
     path.unlink()
-    forget(home(run, spec.stage), table, part)
+    forget(stage_dir(run, spec.stage), table, part)
     stage = Stage(StageConfig(run=run, shard="0/1"), spec.stage, [spec], 1,
                   plan or manifest(run, spec.stage)["fingerprint"])  # fmt: skip
     stage._commit(spec, part, arrow(to_arrow(TABLES[table], rows)), counted)

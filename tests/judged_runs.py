@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from opdkit.chat import Chat, with_hint
-from opdkit.models import load_tokenizer
-from opdkit.stages import ExtractConfig, JudgeConfig
+from opdkit.chat.template import Chat, with_hint
+from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.model.load import load_tokenizer
 from opdkit.store import Stage, read_all
-from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
 HINT = "Answer in one short sentence."
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from opdkit.stages import home
+from opdkit.config.stages import stage_dir
 from opdkit.store import part_count
-from opdkit.tables import TABLES
+from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "sample_data"
@@ -93,17 +93,17 @@ def begin(stage: str, whole: Path, folder: Path) -> Path:
         (folder / "source").symlink_to(whole / "run")
         return folder / "fresh"
     for earlier in itertools.takewhile(lambda name: name != stage, WORK):
-        shutil.copytree(home(whole / "run", earlier), home(folder / "run", earlier))
+        shutil.copytree(stage_dir(whole / "run", earlier), stage_dir(folder / "run", earlier))
     return folder / "run"
 
 
 def progress(stage: str, run: Path) -> int:
     """Parts that are done; of the training, steps that are kept."""
     if WORK[stage].steps:
-        kept = sorted((home(run, stage) / "checkpoints").glob("step-*"))
+        kept = sorted((stage_dir(run, stage) / "checkpoints").glob("step-*"))
         return int(kept[-1].stem.removeprefix("step-")) if kept else 0
     primary = WORK[stage].tables[0]
-    return len(list((home(run, TABLES[primary].stage) / primary).glob("part-*.parquet")))
+    return len(list((stage_dir(run, TABLES[primary].stage) / primary).glob("part-*.parquet")))
 
 
 def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str | None:
@@ -128,7 +128,7 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
     """What is lost, doubled, changed or left over, after the stage has come to its end."""
     found = []
     for name in WORK[stage].tables:
-        folders = [home(r, TABLES[name].stage) / name for r in (run, expected)]
+        folders = [stage_dir(r, TABLES[name].stage) / name for r in (run, expected)]
         ours, theirs = (pq.read_table(folder) for folder in folders)
         timed = [column for column in TIMED if column in ours.column_names]
         if not ours.drop_columns(timed).equals(theirs.drop_columns(timed)):
@@ -139,7 +139,7 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
         left = [p.name for p in (folders[0].parent / ".tmp").glob("*")]
         found += [f"{p} is left" for p in left]
     if WORK[stage].steps:
-        ours, theirs = (home(r, stage) / "model" / "model.safetensors" for r in (run, expected))
+        ours, theirs = (stage_dir(r, stage) / "model" / "model.safetensors" for r in (run, expected))
         found += [] if ours.read_bytes() == theirs.read_bytes() else ["the weights differ"]
     return found
 

@@ -6,9 +6,9 @@ from typing import Any
 from sample_world import DATA, labels
 from small_logs import run as extract
 
-from opdkit.stages import JudgeConfig
+from opdkit.config.stages import JudgeConfig
 from opdkit.store import Stage, part_count, read_part
-from opdkit.tables import VERDICTS
+from opdkit.store.tables import VERDICTS
 
 
 def labelled_run(run: Path, **options: Any) -> Path:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from sample_world import MODEL
 
-from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.store import Stage, model_identity
-from opdkit.tables import METRICS, REJECTED, REPLIES, SCORES, SESSIONS, TARGETS, TURNS, VERDICTS
+from opdkit.store.tables import METRICS, REJECTED, REPLIES, SCORES, SESSIONS, TARGETS, TURNS, VERDICTS
 
 Row = dict[str, Any]
 TURNS_A_SESSION = 4
@@ -173,7 +173,7 @@ def _hostile_verdict(turn_id: str, number: int, bad: Callable[[], str]) -> Row:
 
 def _ids(text: str) -> list[int]:
     """A reply whose tokens spell the attack."""
-    from opdkit.models import load_tokenizer
+    from opdkit.model.load import load_tokenizer
 
     ids: list[int] = load_tokenizer(str(MODEL))(text, add_special_tokens=False)["input_ids"]
     return ids[:200] or [1]

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from opdkit import teacher
-from opdkit.stages import TeacherConfig
+from opdkit.config.stages import TeacherConfig
 from opdkit.store import read_all
+from opdkit.teacher import stage as teacher
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opdkit.stages import ExtractConfig
+from opdkit.config.stages import ExtractConfig
 from opdkit.store import Stage
-from opdkit.tables import REJECTED, SESSIONS, TURNS
+from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 Messages = list[dict[str, Any]]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from runs import Messages, talk, write_extract
 
-from opdkit import teacher
-from opdkit.stages import JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.config.stages import JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.store import Stage
-from opdkit.tables import VERDICTS
+from opdkit.store.tables import VERDICTS
+from opdkit.teacher import stage as teacher
 
 WORDS = "red green blue old new small big first last other".split()
 

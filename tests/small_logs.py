@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 
-from opdkit import extract
-from opdkit.logs.conversation import Conversation
-from opdkit.logs.turns import turns
-from opdkit.stages import ExtractConfig
+from opdkit.chat.conversation import Conversation
+from opdkit.config.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.extract.turns import turns
 from opdkit.store import Summary, read_all
-from opdkit.tables import TURNS
+from opdkit.store.tables import TURNS
 
 
 def run(folder: Path, *logs: Path | str, **options) -> Summary:

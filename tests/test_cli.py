@@ -12,8 +12,8 @@ from runs import talk, write_extract
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands import COMMANDS, Command
-from opdkit.config import fields_of
+from opdkit.config.commands import COMMANDS, Command
+from opdkit.config.fields import fields_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -195,8 +195,8 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
 
 
 def test_memory_that_runs_out_is_no_bug_of_opdkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opdkit import doctor
-    from opdkit.memory import torch
+    from opdkit.commands import doctor
+    from opdkit.model.memory import torch
 
     def run(config: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.objective import PRESETS
-from opdkit.stages import TrainConfig
+from opdkit.config.stages import TrainConfig
+from opdkit.train.objective import PRESETS
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")

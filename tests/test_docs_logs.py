@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.logs import READERS
-from opdkit.logs.conversation import Conversation, Line
-from opdkit.logs.detect import detect
-from opdkit.logs.mapped import reader_of
-from opdkit.logs.mapping import load
+from opdkit.chat.conversation import Conversation, Line
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.mapping import load
 
 PAGE = (Path(__file__).parents[1] / "docs" / "logs.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))

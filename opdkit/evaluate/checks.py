@@ -21,12 +21,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from opdkit.config import JSON, did_you_mean
+from opdkit.chat.conversation import Unreadable
+from opdkit.chat.messages import message, read_messages
+from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
+from opdkit.extract.formats.openai import read_tools
 from opdkit.judge.votes import reward_of
-from opdkit.logs.conversation import Unreadable
-from opdkit.logs.messages import message, read_messages
-from opdkit.logs.openai import read_tools
 
 # Domains that the scores make themselves: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
-from opdkit.memory import NoRoom, TooLargeError, budget_of, in_batches
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.scoring import batches, response_logits_by_rows, score, token_logprobs
+from opdkit.model.memory import OutOfMemory, TooLargeError, budget_of, in_batches
+from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.model.scoring import batches, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
 
 # Enough for an interval of a few hundredths of a nat; more would only take longer.
@@ -99,7 +99,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batc
     lengths, budget = [len(s) for _, s in each], budget_of(before, "comparing two models")
     shifts_of = lambda batch: _batch_shifts(before, after, [each[i][1] for i in batch])  # noqa: E731
     for batch, shifts in in_batches(budget, lengths, batch_tokens, batches, shifts_of):
-        if isinstance(shifts, NoRoom):
+        if isinstance(shifts, OutOfMemory):
             raise TooLargeError(f"a prompt and reply of {lengths[batch[0]]:,} tokens", "try --dtype bfloat16")
         found.update(zip((each[i][0] for i in batch), shifts, strict=True))
     return [found[key] for key in keys]

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
-from opdkit.openai_form import HINT_HEADER
+from opdkit.chat.openai_form import HINT_HEADER
 
 MIN_WORDS = 5  # a shorter hint ("Use Celsius.") may well be an ordinary sentence
 Hints = Mapping[tuple[str, ...], list[tuple[str, ...]]]  # first MIN_WORDS words -> the words of the hints

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opdkit.chat import Chat, ChatError
-from opdkit.config import JSON
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.stages import EvalConfig
 from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, verdict
@@ -13,12 +14,11 @@ from opdkit.evaluate.echo import echo_of, index_hints
 from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
 from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
-from opdkit.memory import TooLargeError
-from opdkit.models import token_generator
-from opdkit.nouns import counted
-from opdkit.sampling import Request, Sample, sample
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import EvalConfig
+from opdkit.model.load import token_generator
+from opdkit.model.memory import TooLargeError
+from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.store.nouns import counted
 
 
 @dataclass(frozen=True)

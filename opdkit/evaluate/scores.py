@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.evaluate.bootstrap import interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
-from opdkit.chat import Chat
-from opdkit.command_line import typed
-from opdkit.config import JSON, parse_pairs
+from opdkit.chat.template import Chat
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.stages import EvalConfig, stage_dir
 from opdkit.console import is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
@@ -29,12 +30,9 @@ from opdkit.evaluate.drift import (
 from opdkit.evaluate.replies import Reply, checked, generate, measured, prompt_ids, with_echoes
 from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, reply_kl_scores, reply_scores
 from opdkit.evaluate.screen import show
-from opdkit.model_folder import refuse_no_model
-from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
-from opdkit.nouns import counted
-from opdkit.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import EvalConfig, home
+from opdkit.model.folder import refuse_no_model
+from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store import (
     Stage,
     Summary,
@@ -46,7 +44,9 @@ from opdkit.store import (
     read_part,
 )
 from opdkit.store.digests import file_digest
-from opdkit.tables import REPLIES, SCORES
+from opdkit.store.nouns import counted
+from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
+from opdkit.store.tables import REPLIES, SCORES
 from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
 
 
@@ -138,7 +138,7 @@ def _refuse(config: EvalConfig, prompts: Sequence[HeldOutPrompt]) -> None:
 
 
 def _has(config: EvalConfig, stage: str) -> bool:
-    return (home(config.run, stage) / "manifest.json").exists()
+    return (stage_dir(config.run, stage) / "manifest.json").exists()
 
 
 def run_hints(run: Path) -> set[str]:
@@ -150,7 +150,7 @@ def run_hints(run: Path) -> set[str]:
 
 def _names(config: EvalConfig) -> dict[str, str]:
     """The two models. Raises OpdkitError when they are to come from a training that has not finished."""
-    trained = config.trained or str(home(config.run, "train") / "model")
+    trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
         raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {typed(config.run)} ...` first, "
                           "or pass --model and --trained")  # fmt: skip

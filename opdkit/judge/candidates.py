@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 from opdkit.judge import hints
 from opdkit.judge.stage import Case
 

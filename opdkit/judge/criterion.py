@@ -4,11 +4,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from opdkit.config import JSON
+from opdkit.chat.messages import message
+from opdkit.config.fields import JSON
+from opdkit.config.stages import EvalConfig, JudgeConfig, RolloutConfig
 from opdkit.judge.exchange import Ask
 from opdkit.judge.prompts import defuse, quote, turn_text
-from opdkit.logs.messages import message
-from opdkit.stages import EvalConfig, JudgeConfig, RolloutConfig
 
 _SYSTEM = (
     "You check one reply of an assistant against a criterion. "

@@ -24,14 +24,14 @@ from typing import Any
 
 import httpx
 
-from opdkit.config import JSON, parse_pairs
+from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.stages import JudgeConfig, stage_dir
 from opdkit.console import printable, progress, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.judge.identity import Identity
 from opdkit.judge.traffic import Failure, Server, Traffic
-from opdkit.nouns import counted
-from opdkit.stages import JudgeConfig, home
+from opdkit.store.nouns import counted
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
@@ -278,7 +278,7 @@ def broken_control_tokens(text: str) -> str:
     """`text` with a space inside whatever a server's tokenizer may read as a control token.
 
     The server turns our text into tokens, and most do so after rendering: `<|im_end|>` out of a log would end our
-    message there. (A local judge needs no such thing: opdkit.chat keeps text and control tokens apart.)
+    message there. (A local judge needs no such thing: opdkit.chat.template keeps text and control tokens apart.)
     """
     return _CONTROL.sub(lambda m: m["open"] + " ", text)
 
@@ -301,7 +301,7 @@ def _run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
 
 def open_judge(config: JudgeConfig) -> Ask:
     """The judge of the stage `judge`."""
-    return open_server(config, home(config.run, "judge"))
+    return open_server(config, stage_dir(config.run, "judge"))
 
 
 def open_server(config: JudgeConfig, folder: Path | None) -> Ask:

@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 from opdkit.console import printable, say, warn
-from opdkit.disk import explained
 from opdkit.errors import OpdkitError
-from opdkit.store.placing import write_first
+from opdkit.store.atomic import write_first
+from opdkit.store.disk import disk_errors_explained
 
 FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
@@ -74,7 +74,7 @@ class Identity:
         if self.file is None or not self.file.exists():
             return None
         try:
-            with explained(self.file):
+            with disk_errors_explained(self.file):
                 return str(json.loads(self.file.read_text(encoding="utf-8"))["name"])
         except (ValueError, LookupError, TypeError):
             raise OpdkitError(f"{self.file} is damaged: remove it, or pass --overwrite to judge anew") from None

@@ -1,20 +1,20 @@
 """A judge in this process: a chat model in Hugging Face format.
 
-A turn is read once for both questions and all their votes (see `opdkit.sampling`): the questions come last in their
-prompts, and what these have in common is found in their token ids.
+A turn is read once for both questions and all their votes (see `opdkit.model.sampling`): the questions come last
+in their prompts, and what these have in common is found in their token ids.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opdkit.chat import Chat, ChatError
-from opdkit.config import parse_pairs
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import parse_pairs
+from opdkit.config.stages import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
-from opdkit.memory import TOO_LARGE
-from opdkit.models import known_context, load_model, load_tokenizer, token_generator
-from opdkit.sampling import Request, Sample, sample
-from opdkit.stages import JudgeConfig
+from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
+from opdkit.model.memory import TOO_LARGE
+from opdkit.model.sampling import Request, Sample, sample
 
 _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
 

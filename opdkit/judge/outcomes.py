@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable, Sequence
 
-from opdkit.config import JSON
+from opdkit.chat.conversation import Conversation
+from opdkit.config.conditions import parse_filters, refused
+from opdkit.config.fields import JSON
 from opdkit.judge.votes import OUTCOME, Reward
-from opdkit.logs.conversation import Conversation
-from opdkit.logs.filters import parse_filters, refused
 
 
 class Outcomes:

@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.command_line import typed
-from opdkit.config import JSON
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON
+from opdkit.config.stages import JudgeConfig, load_function, stage_dir
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
+from opdkit.extract.turns import NO_NEXT
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
@@ -15,10 +17,7 @@ from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Reward, reward_of
-from opdkit.logs.turns import NO_NEXT
-from opdkit.model_folder import refuse_no_model
-from opdkit.nouns import counted, verb
-from opdkit.stages import JudgeConfig, home, imported
+from opdkit.model.folder import refuse_no_model
 from opdkit.store import (
     Counters,
     Stage,
@@ -32,7 +31,8 @@ from opdkit.store import (
     read_part,
     refuse_nothing,
 )
-from opdkit.tables import VERDICTS
+from opdkit.store.nouns import counted, verb
+from opdkit.store.tables import VERDICTS
 
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.
 JUDGES = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
@@ -113,7 +113,7 @@ def run(config: JudgeConfig) -> Summary:
 
 def _refuse_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
-    if config.judge != "endpoint" or not (home(config.run, "teacher") / "manifest.json").exists():
+    if config.judge != "endpoint" or not (stage_dir(config.run, "teacher") / "manifest.json").exists():
         return
     if outdated(config.run, "teacher"):
         return  # as a whole, and refused as that
@@ -130,7 +130,7 @@ def _tried(config: JudgeConfig) -> Ask | None:
     """
     if config.judge != "endpoint":
         return _open_judge(config)
-    imported("opdkit.judge.endpoint:try_server")(config)
+    load_function("opdkit.judge.endpoint:try_server")(config)
     return None  # it is opened when the name is gone that the old votes bear
 
 
@@ -138,7 +138,7 @@ def _open_judge(config: JudgeConfig) -> Ask | None:
     """None for the rules, which are not asked."""
     if config.judge == "rules":
         return None
-    ask: Ask = imported(JUDGES[config.judge])(config)
+    ask: Ask = load_function(JUDGES[config.judge])(config)
     return ask
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from opdkit.errors import OpdkitError
 from opdkit.judge.exchange import NO_ANSWER, Answer
-from opdkit.nouns import counted
+from opdkit.store.nouns import counted
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one

@@ -6,18 +6,18 @@ wanted of the first one.
 
 from collections.abc import Sequence
 
-from opdkit.chat import Chat
-from opdkit.config import JSON, parse_pairs
+from opdkit.chat.template import Chat
+from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.stages import RolloutConfig, stage_dir
 from opdkit.judge.criterion import hint_messages, open_criterion_judge, question_id, visible
 from opdkit.judge.exchange import Ask, Question, RewardVote
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.stage import count_reward, count_votes
 from opdkit.judge.votes import Reward, reward_of
-from opdkit.models import load_tokenizer
-from opdkit.reviews import Reviews, read_verdicts
-from opdkit.stages import RolloutConfig, home
+from opdkit.model.load import load_tokenizer
 from opdkit.store import Counters, PartWriter, read_part
-from opdkit.turn_ids import answered_turn_id
+from opdkit.store.reviews import Reviews, read_verdicts
+from opdkit.store.turn_ids import answered_turn_id
 
 NOT_JUDGED = Reward(None, "not_judged", None)
 EMPTY = Reward(-1, "empty", None)  # rewarded, or left out, saying nothing would become a habit
@@ -29,7 +29,7 @@ class Judge:
     """Asks the model of `--judge-model` about replies."""
 
     def __init__(self, config: RolloutConfig) -> None:
-        self.ask: Ask = open_criterion_judge(config, home(config.run, "judge"))
+        self.ask: Ask = open_criterion_judge(config, stage_dir(config.run, "judge"))
         self.chat = Chat(load_tokenizer(config.model), parse_pairs(config.template_arg, "--template-arg"))
 
     def judged(self, sessions: Sequence[JSON], hints: Sequence[str]) -> list[Judged]:

@@ -10,19 +10,19 @@ and the student is out of the way when a local judge is loaded.
 
 from dataclasses import replace
 
-from opdkit.command_line import typed
-from opdkit.config import JSON
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON
+from opdkit.config.stages import RolloutConfig, stage_dir
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
-from opdkit.model_folder import refuse_no_model
-from opdkit.nouns import counted, verb
-from opdkit.reviews import Reviews, decisions, in_force, plan_inputs
+from opdkit.model.folder import refuse_no_model
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import Judge, write_verdicts
-from opdkit.stages import RolloutConfig, home
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
-from opdkit.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.store.nouns import counted, verb
+from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
+from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
 _SOURCE = ("extract", "judge")
 
@@ -71,7 +71,7 @@ def judge_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
 
 def template_arg(config: RolloutConfig) -> tuple[str, ...]:
     """`--template-arg`, or what the teacher stage of the source run rendered its prompts with."""
-    if config.template_arg or not (home(config.from_, "teacher") / "manifest.json").exists():
+    if config.template_arg or not (stage_dir(config.from_, "teacher") / "manifest.json").exists():
         return config.template_arg
     return tuple(manifest(config.from_, "teacher")["plan"]["config"]["template_arg"])
 

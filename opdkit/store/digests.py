@@ -21,7 +21,7 @@ from pathlib import Path
 
 import xxhash
 
-from opdkit.store.placing import sync
+from opdkit.store.atomic import sync
 
 _NAME = re.compile(r"(?P<table>[a-z]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32})")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow.parquet as pq
 
 from opdkit.errors import OpdkitError
-from opdkit.nouns import counted, singular
+from opdkit.store.nouns import counted, singular
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"

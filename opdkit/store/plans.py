@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opdkit.command_line import typed
-from opdkit.config import JSON, StageConfig, parse_shard, refuse_missing_folder
-from opdkit.disk import explained
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON, StageConfig, parse_shard, refuse_missing_folder
+from opdkit.config.stages import stage_dir
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.nouns import counted
-from opdkit.stages import home
+from opdkit.store.atomic import discard, write_first
 from opdkit.store.digests import file_digest
-from opdkit.store.placing import discard, write_first
-from opdkit.tables import APPENDED
+from opdkit.store.disk import disk_errors_explained
+from opdkit.store.nouns import counted
+from opdkit.store.tables import APPENDED
 
 DRAW = "draw"  # of a plan: which of the times that it was begun; no difference between two plans
 
@@ -27,7 +27,7 @@ def fingerprint(plan: JSON) -> str:
 
 def manifest(run: Path, stage: str) -> JSON:
     """The manifest of a stage. Raises OpdkitError when the stage has not been started."""
-    path = home(run, stage) / "manifest.json"
+    path = stage_dir(run, stage) / "manifest.json"
     try:
         found: JSON = json.loads(path.read_text(encoding="utf-8"))
         kinds = [type(found["fingerprint"]), *(type(found["plan"][key]) for key in ("config", "upstream", "parts"))]
@@ -42,7 +42,7 @@ def manifest(run: Path, stage: str) -> JSON:
 
 def command_of(run: Path, stage: str) -> str:
     """The command that writes a stage of a run: its own, unless the manifest names another."""
-    path = home(run, stage) / "manifest.json"
+    path = stage_dir(run, stage) / "manifest.json"
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
@@ -59,12 +59,12 @@ def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError where one of these stages was computed from another than is there now, and say which."""
     for stage in stages:
         if before := outdated(run, stage):
-            raise OpdkitError(f"{home(run, stage)} was computed from another {before} stage than is there now: run "
-                              f"`opdkit {command_of(run, stage)} {typed(run)} ...` as before, with "
+            raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {before} stage than is there now: "
+                              f"run `opdkit {command_of(run, stage)} {typed(run)} ...` as before, with "
                               "--overwrite")  # fmt: skip
 
 
-def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
+def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
     """Write the manifest into a stage's folder, or check that the one there pins the same plan; its fingerprint.
 
     That is `digest`, or the one there where only the spelling of paths differs. Raises ConfigError naming what differs;
@@ -72,12 +72,12 @@ def pin(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
-        with explained(folder):
+        with disk_errors_explained(folder):
             discard(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
     # Whoever writes a part has written the manifest before: so look for parts first.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{folder} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
-    with explained(folder):
+    with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
     if not path.exists() and write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):

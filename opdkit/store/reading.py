@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opdkit.command_line import typed
-from opdkit.config import JSON
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON
+from opdkit.config.stages import stage_dir
 from opdkit.errors import OpdkitError
-from opdkit.stages import home
 from opdkit.store.footers import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
 from opdkit.store.plans import command_of, manifest
-from opdkit.tables import TABLES, Table
+from opdkit.store.tables import TABLES, Table
 
 
 def part_count(run: Path, stage: str) -> int:
@@ -22,7 +22,7 @@ def part_count(run: Path, stage: str) -> int:
 
 
 def part_path(run: Path, table: str, part: int) -> Path:
-    return home(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
+    return stage_dir(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
 
 
 def read_part(run: Path, table: str, part: int) -> list[JSON]:
@@ -121,7 +121,7 @@ def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
         if path.exists():
             total.merge(read_counters(path))
             done += 1
-    return Summary(stage, total, done, parts, home(run, stage) / primary.name)
+    return Summary(stage, total, done, parts, stage_dir(run, stage) / primary.name)
 
 
 def limited(run: Path, part: int, limit: int | None) -> int | None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit import __version__, stopping
-from opdkit.config import JSON, StageConfig, parse_shard
-from opdkit.disk import explained
-from opdkit.stages import home
+from opdkit.config.fields import JSON, StageConfig, parse_shard
+from opdkit.config.stages import stage_dir
+from opdkit.store import stopping
+from opdkit.store.atomic import move_first, sync
 from opdkit.store.digests import file_digest, forget, record
+from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import (
     COUNTERS_KEY,
     FILES_KEY,
@@ -27,10 +28,10 @@ from opdkit.store.footers import (
     read_inputs,
 )
 from opdkit.store.marks import claim_name, marked, read_claim
-from opdkit.store.placing import move_first, sync
-from opdkit.store.plans import DRAW, fingerprint, manifest, model_identity, pin, refuse_outdated
+from opdkit.store.plans import DRAW, fingerprint, manifest, model_identity, refuse_outdated, write_or_check_manifest
 from opdkit.store.reading import part_path, refuse_missing_parts, summary_of
-from opdkit.tables import TABLES, Row, Table, encodings, to_arrow
+from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
+from opdkit.version import __version__
 
 
 class PartWriter:
@@ -66,7 +67,7 @@ class Stage:
     ) -> None:
         self.config, self.name, self.tables, self.parts, self.plan = config, name, list(tables), parts, plan
         self.part_inputs = part_inputs
-        self.home = home(config.run, name)
+        self.home = stage_dir(config.run, name)
         self.shard, self.shards = parse_shard(config.shard)
 
     @classmethod
@@ -110,7 +111,7 @@ class Stage:
         refuse_outdated(config.run, upstream)
         if config.overwrite and command is None:  # of one that writes two stages, the first is just being written
             refuse_missing_parts(config.run, upstream)
-        digest = pin(home(config.run, name), config, fingerprint(plan), plan)
+        digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
         stage._sweep_temporary_files()
         return stage
@@ -137,7 +138,7 @@ class Stage:
         when the disk is full or read-only, in the block or in the commit.
         """
         stopping.before_part()
-        with explained(self.home), marked(self.home / ".tmp", self.tables[0].name, part):
+        with disk_errors_explained(self.home), marked(self.home / ".tmp", self.tables[0].name, part):
             start = time.monotonic()
             writer = PartWriter(self.tables)
             yield writer
@@ -164,7 +165,7 @@ class Stage:
         temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
         marker = None
         try:
-            with explained(final):
+            with disk_errors_explained(final):
                 final.parent.mkdir(parents=True, exist_ok=True)
                 temporary.parent.mkdir(exist_ok=True)
                 _write(temporary, arrow)
@@ -198,7 +199,7 @@ class Stage:
         for path in (self.home / ".tmp").glob("*"):
             claim = read_claim(path)
             if claim is not None and claim.dead:
-                with explained(path):
+                with disk_errors_explained(path):
                     path.unlink(missing_ok=True)
 
     def summary(self) -> Summary:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from opdkit.nouns import counted, verb
+from opdkit.store.nouns import counted, verb
 
 _MODEL = "sessions of another model"
 _LONGEST_NAME = 80  # characters of a logged name that are kept

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opdkit.chat import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
+from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
+from opdkit.config.stages import TeacherConfig
 from opdkit.judge.hints import selected
-from opdkit.reviews import REVIEWED
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import TeacherConfig
+from opdkit.model.scoring import PromptResponse
 from opdkit.store import Counters
+from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.policies import Scorer, Teacher
 from opdkit.teacher.session import Target
 
@@ -76,7 +76,7 @@ def example(
     prompts = fit_together([(scorer.student.chat, before), *plain, *hinted], room)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
-    read = [ScoredSequence(p.ids, reply.ids) for p in prompts]
+    read = [PromptResponse(p.ids, reply.ids) for p in prompts]
     unhinted, rest = tuple(read[1 : 1 + len(plain)]), read[1 + len(plain) :]
     by_hint = tuple(tuple(rest[i : i + count]) for i in range(0, len(rest), count))
     return Example(verdict, prompts[0], reply, behavior, hints, Target(read[0], by_hint, unhinted or None))

@@ -14,18 +14,19 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from opdkit import memory, stopping
-from opdkit.config import array_shard
+from opdkit.config.fields import array_shard
+from opdkit.config.stages import TeacherConfig
 from opdkit.errors import ConfigError
-from opdkit.models import resolve_device
-from opdkit.stages import TeacherConfig
+from opdkit.model import memory
+from opdkit.model.load import resolve_device
+from opdkit.store import stopping
 
 T = TypeVar("T")
 PATIENCE = timedelta(minutes=30)  # of one process for the others: a large model takes long to load
 
 
 @dataclass(frozen=True)
-class Crew:
+class ProcessGroup:
     """The processes that work as one; of an ordinary stage, this process alone."""
 
     size: int = 1
@@ -62,13 +63,13 @@ class Crew:
             distributed.destroy_process_group()
 
 
-def join(config: TeacherConfig) -> tuple[Crew, TeacherConfig]:
+def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
     """The crew of this process, and the stage as it does it: with --tensor-parallel all of them the same parts.
 
     Raises ConfigError where there is one process only.
     """
     if not config.tensor_parallel:
-        return Crew(), config
+        return ProcessGroup(), config
     size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     if size == 1:
         raise ConfigError(
@@ -78,7 +79,7 @@ def join(config: TeacherConfig) -> tuple[Crew, TeacherConfig]:
         on_cpu = resolve_device(config.device).type == "cpu"
         distributed.init_process_group("gloo" if on_cpu else "nccl", timeout=PATIENCE)
     memory.in_lockstep()
-    return Crew(size, rank), replace(config, shard=array_shard()) if config.shard == "auto" else config
+    return ProcessGroup(size, rank), replace(config, shard=array_shard()) if config.shard == "auto" else config
 
 
 def _where() -> torch.device:

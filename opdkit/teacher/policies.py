@@ -5,14 +5,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from opdkit.chat import Chat, ChatError
-from opdkit.config import parse_pairs
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import parse_pairs
+from opdkit.config.stages import TeacherConfig
+from opdkit.config.teachers import parse_teachers, parse_weights, routed
 from opdkit.errors import ConfigError
-from opdkit.model_folder import refuse_no_model
-from opdkit.models import context_length, load_model, load_tokenizer, same_tokenizer
-from opdkit.roster import parse_teachers, parse_weights, routed
-from opdkit.scoring import Mixture
-from opdkit.stages import TeacherConfig
+from opdkit.model.folder import refuse_no_model
+from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.model.scoring import Mixture
 from opdkit.store import model_identity
 from opdkit.teacher.behavior import student_names, weights_digest
 

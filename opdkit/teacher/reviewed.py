@@ -14,12 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from opdkit.config import JSON
-from opdkit.reviews import applied, decision
-from opdkit.stages import TeacherConfig
+from opdkit.config.fields import JSON
+from opdkit.config.stages import TeacherConfig
 from opdkit.store import Counters, part_path, read_arrow, read_counters
 from opdkit.store.footers import read_inputs
-from opdkit.tables import TARGETS, to_arrow
+from opdkit.store.reviews import applied, decision
+from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.teacher.examples import NO_SIGNAL, candidates
 
 Row = JSON
@@ -44,7 +44,7 @@ def reviewed_targets(
     """The targets of a part and its counters.
 
     `sessions` come with the verdicts as the judge wrote them, `decided` is what people say of their turns (`decisions`
-    in opdkit/reviews.py), `score` gives the rows of any sessions.
+    in opdkit/store/reviews.py), `score` gives the rows of any sessions.
     """
     judged = {verdict["turn_id"]: (session, turn, verdict) for session, turns in sessions for turn, verdict in turns}
     state = _before(config.run, part)

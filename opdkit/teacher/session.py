@@ -1,6 +1,6 @@
 """The log-probs of a session's replies: under the student, under the teacher with each hint, and their supports.
 
-`score_session` is the one entry. Shapes as in `opdkit.scoring`: R response tokens, K tokens of a support.
+`score_session` is the one entry. Shapes as in `opdkit.model.scoring`: R response tokens, K tokens of a support.
 """
 
 from collections import Counter
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opdkit.scoring import Answer, Mixture, Question, Sequence, ask
-from opdkit.tree_reading import Trees
+from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse, logprobs_of
+from opdkit.model.tree_reading import Trees
 
-Readings = tuple[Sequence, ...]  # one reply after the prompt of each of the teacher's models
+Readings = tuple[PromptResponse, ...]  # one reply after the prompt of each of the teacher's models
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Target:
     `hinted` are the candidates, shortest first; () is a turn without a hint.
     """
 
-    student: Sequence
+    student: PromptResponse
     hinted: tuple[Readings, ...] = ()
     unhinted: Readings | None = None
 
@@ -104,15 +104,15 @@ def score_session(
     trees = Trees(_asked(student, teacher, targets), batch_tokens, whole=whole)
     if counted is not None:
         counted.update({"tokens read": trees.tokens, "tokens saved": trees.saved})
-    put = partial(ask, batch_tokens=batch_tokens, read=trees.read)
+    put = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.read)
 
-    def ask_student(at: Items[Tensor | None]) -> list[Answer]:
-        questions = [Question((t.student,), a) for t, a in zip(targets, at, strict=True)]
+    def ask_student(at: Items[Tensor | None]) -> list[Logprobs]:
+        questions = [LogprobQuery((t.student,), a) for t, a in zip(targets, at, strict=True)]
         count = top if wanted.overlap or not leads else 0
         return put(Mixture((student,)), questions, top=count, vocabulary=wanted.vocabulary)
 
-    def ask_teacher(at: Items[Tensor | None]) -> list[list[Answer]]:
-        questions = [Question(r, a) for t, a in zip(targets, at, strict=True) for r in t.hinted]
+    def ask_teacher(at: Items[Tensor | None]) -> list[list[Logprobs]]:
+        questions = [LogprobQuery(r, a) for t, a in zip(targets, at, strict=True) for r in t.hinted]
         count = top if wanted.overlap or leads else 0
         answers = put(teacher, questions, top=count, vocabulary=wanted.vocabulary)
         return _grouped(answers, [len(t.hinted) for t in targets])
@@ -131,7 +131,7 @@ def score_session(
 
 def _asked(
     student: PreTrainedModel, teacher: Mixture, targets: Items[Target]
-) -> list[tuple[PreTrainedModel, list[Sequence]]]:
+) -> list[tuple[PreTrainedModel, list[PromptResponse]]]:
     """Who is asked about which sequences."""
     readings = [r for t in targets for r in t.hinted]
     readings += [t.unhinted for t in targets if t.unhinted and not _is_students(student, teacher, t, t.unhinted)]
@@ -141,7 +141,7 @@ def _asked(
     ]
 
 
-def _grouped(answers: list[Answer], counts: Items[int]) -> list[list[Answer]]:
+def _grouped(answers: list[Logprobs], counts: Items[int]) -> list[list[Logprobs]]:
     rest = iter(answers)
     return [[next(rest) for _ in range(count)] for count in counts]
 
@@ -150,8 +150,8 @@ def _unhinted(
     student: PreTrainedModel,
     teacher: Mixture,
     targets: Items[Target],
-    old: Items[Answer],
-    put: Callable[..., list[Answer]],
+    old: Items[Logprobs],
+    put: Callable[..., list[Logprobs]],
 ) -> list[Tensor | None]:
     """The teacher's log-probs without the hint; where teacher and student are one, those that are there already."""
     known = [
@@ -159,7 +159,7 @@ def _unhinted(
         for t, a in zip(targets, old, strict=True)
     ]
     asked = [i for i, t in enumerate(targets) if t.unhinted is not None and known[i] is None]
-    answers = put(teacher, [Question(targets[i].unhinted or ()) for i in asked])
+    answers = put(teacher, [LogprobQuery(targets[i].unhinted or ()) for i in asked])
     found = {i: answer.logprobs for i, answer in zip(asked, answers, strict=True)}
     return [found.get(i, logprobs) for i, logprobs in enumerate(known)]
 
@@ -175,7 +175,7 @@ def shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
     return (both[:, 1:] == both[:, :-1]).sum(-1)
 
 
-def _scores(wanted: Wanted, old: Answer, hinted: list[Answer], unhinted: Tensor | None, same: list[bool]) -> Scores:
+def _scores(wanted: Wanted, old: Logprobs, hinted: list[Logprobs], unhinted: Tensor | None, same: list[bool]) -> Scores:
     """The scores of one target. `same`: which candidates are to the teacher what the student read."""
     if not hinted:
         support = Support(old.top_ids, old.top, None) if wanted.support and wanted.support_of == "student" else None
@@ -197,7 +197,7 @@ def _scores(wanted: Wanted, old: Answer, hinted: list[Answer], unhinted: Tensor 
     return Scores(old.logprobs, teacher.logprobs, unhinted, chosen, overlap, support)
 
 
-def _support(wanted: Wanted, old: Answer, teacher: Answer, chosen: int) -> Support:
+def _support(wanted: Wanted, old: Logprobs, teacher: Logprobs, chosen: int) -> Support:
     if wanted.support_of == "student":
         return Support(old.top_ids, old.top, teacher.at)
     mine = slice(chosen * wanted.support, (chosen + 1) * wanted.support)  # it was asked about all candidates' tokens

@@ -14,14 +14,12 @@ from typing import Any
 
 from torch import Tensor, isfinite
 
-from opdkit.chat import ChatError
-from opdkit.config import JSON, parse_pairs
+from opdkit.chat.template import ChatError
+from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.stages import TeacherConfig
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
-from opdkit.memory import TOO_LARGE, Budget, NoRoom, budget_of, tried
-from opdkit.nouns import counted
-from opdkit.reviews import Reviews, in_force, part_inputs, read_verdicts
-from opdkit.stages import TeacherConfig
+from opdkit.model.memory import TOO_LARGE, Budget, OutOfMemory, budget_of, run_or_out_of_memory
 from opdkit.store import (
     Counters,
     Stage,
@@ -33,7 +31,9 @@ from opdkit.store import (
     read_part,
     refuse_nothing,
 )
-from opdkit.tables import TARGETS
+from opdkit.store.nouns import counted
+from opdkit.store.reviews import Reviews, in_force, part_inputs, read_verdicts
+from opdkit.store.tables import TARGETS
 from opdkit.teacher.behavior import counted_as, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
 from opdkit.teacher.lockstep import join
@@ -219,15 +219,15 @@ def _scores(
         )
         return found, counted
 
-    found = tried(lambda: score(budget.within(config.batch_tokens), not config.turn_by_turn))
-    if isinstance(found, NoRoom) and len(targets) > 1:
+    found = run_or_out_of_memory(lambda: score(budget.within(config.batch_tokens), not config.turn_by_turn))
+    if isinstance(found, OutOfMemory) and len(targets) > 1:
         budget.halve(sum(target.tokens for target in targets))
         half = len(targets) // 2
         halves = targets[:half], targets[half:]
         return [s for some in halves for s in _scores(config, scorer, teacher, some, budget, extra)]
-    if isinstance(found, NoRoom):
-        found = tried(lambda: score(1, False))
-    if isinstance(found, NoRoom):
+    if isinstance(found, OutOfMemory):
+        found = run_or_out_of_memory(lambda: score(1, False))
+    if isinstance(found, OutOfMemory):
         return [None]
     extra.update(found[1])
     return list(found[0])

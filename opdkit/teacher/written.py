@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from opdkit.chat import Reply
-from opdkit.memory import TOO_LARGE
-from opdkit.models import token_generator
-from opdkit.sampling import Request, Sample, sample
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import TeacherConfig
+from opdkit.chat.template import Reply
+from opdkit.config.stages import TeacherConfig
+from opdkit.model.load import token_generator
+from opdkit.model.memory import TOO_LARGE
+from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store import Counters
 from opdkit.teacher.examples import Example
 from opdkit.teacher.policies import Policy, Scorer, Teacher

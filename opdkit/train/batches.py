@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opdkit.models import token_generator
-from opdkit.objective import Tokens
+from opdkit.model.load import token_generator
+from opdkit.train.objective import Tokens
 from opdkit.train.targets import Turn
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 from opdkit.console import warn
-from opdkit.store.placing import sync
+from opdkit.store.atomic import sync
 from opdkit.train.sharding import kept, placed
 from opdkit.train.student import trained
 

@@ -7,8 +7,8 @@ between them. Pure functions of token ids.
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from opdkit.scoring import Sequence, batches
-from opdkit.tree import in_common
+from opdkit.model.scoring import PromptResponse, batches
+from opdkit.model.tree import in_common
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Reading:
 
 
 def reading(
-    sequences: Items[Sequence], sessions: Items[str], budget: int, process: int, processes: int, *, packed: bool
+    sequences: Items[PromptResponse], sessions: Items[str], budget: int, process: int, processes: int, *, packed: bool
 ) -> Reading:
     """Who reads what in a step whose turn i is `sequences[i]` of `sessions[i]`.
 
@@ -50,7 +50,7 @@ def reading(
     return Reading(mine + idle, sum(sizes))
 
 
-def trees_of(sequences: Items[Sequence], sessions: Items[str], budget: int) -> list[Tree]:
+def trees_of(sequences: Items[PromptResponse], sessions: Items[str], budget: int) -> list[Tree]:
     """The turns of each session as trees of at most `budget` tokens, or of its longest turn's.
 
     The shorter prompt first, so that a turn mostly begins with the one before it. Its new tokens are counted from where

@@ -12,15 +12,14 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 
-from opdkit import stopping
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
+from opdkit.config.stages import TrainConfig, stage_dir
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.models import resolve_device
-from opdkit.reviews import decided_in, plan_inputs
-from opdkit.stages import TrainConfig, home
-from opdkit.store import PartWriter, Stage, refuse_outdated
+from opdkit.model.load import resolve_device
+from opdkit.store import PartWriter, Stage, refuse_outdated, stopping
 from opdkit.store.marks import at_work
-from opdkit.tables import METRICS
+from opdkit.store.reviews import decided_in, plan_inputs
+from opdkit.store.tables import METRICS
 
 PATIENCE = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
 
@@ -48,7 +47,7 @@ def _refuse_another_training(config: TrainConfig) -> None:
     Those of one launch ask before the first of them begins. What runs on another host cannot be told from what was
     killed there a moment ago.
     """
-    others = [c for c in at_work(home(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
+    others = [c for c in at_work(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
                           "start this again, which then goes on after its last checkpoint")  # fmt: skip
@@ -60,10 +59,10 @@ def accelerator_of(config: TrainConfig) -> Accelerator:
     On CPUs `cpu=True` is what makes processes see each other; without it each would train on its own, unnoticed.
     """
     on_cpu = resolve_device(config.device).type == "cpu"
-    home = config.run / "train"
+    stage_dir = config.run / "train"
     patience = InitProcessGroupKwargs(timeout=PATIENCE)
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker,
-                              project_dir=home, kwargs_handlers=[patience])  # fmt: skip
+                              project_dir=stage_dir, kwargs_handlers=[patience])  # fmt: skip
     kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
     if accelerator.distributed_type not in kinds:
         raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: each process holds "

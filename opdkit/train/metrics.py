@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 from opdkit.console import with_sign
-from opdkit.objective import Objective
+from opdkit.train.objective import Objective
 from opdkit.train.targets import Turn
 
 LOSSES = ("reward", "teacher", "support", "divergence", "kl")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from opdkit.config.stages import TrainConfig
 from opdkit.errors import ConfigError
-from opdkit.objective import PRESETS, Objective
-from opdkit.stages import TrainConfig
+from opdkit.train.objective import PRESETS, Objective
 
 
 def objectives(config: TrainConfig) -> list[Objective]:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from opdkit.objective import entropy, gathered_logprobs
-from opdkit.output_layer import OutputLayer
-from opdkit.packed_reading import Pack, packs, read_packed
-from opdkit.scoring import Sequence, response_logits, rows_at_once
+from opdkit.model.output_layer import OutputLayer
+from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
+from opdkit.train.objective import entropy, gathered_logprobs
 
 
 class Policy(nn.Module):
@@ -27,7 +27,7 @@ class Policy(nn.Module):
         self.model = model
         self.packed = packs(model)
 
-    def forward(self, trees: Items[Items[Sequence]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, trees: Items[Items[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probs [N, K] of `ids_NK` at the response tokens of all sequences; entropies [N] there, without gradient.
 
         Float32, natural log, temperature 1. The sequences of a tree have a beginning in common and share its reading;

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from opdkit.chat.openai_form import CUT_OFF
+from opdkit.config.stages import TrainConfig
 from opdkit.console import printable, say, stdout, warn, with_sign
 from opdkit.errors import OpdkitError
-from opdkit.nouns import counted, every, verb
-from opdkit.objective import Objective, group_normalised, overlong, terms_of, trained_positions
-from opdkit.openai_form import CUT_OFF
-from opdkit.stages import TrainConfig
 from opdkit.store import part_count, read_arrow
+from opdkit.store.nouns import counted, every, verb
+from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step, tokens_of
+from opdkit.train.objective import Objective, group_normalised, overlong, terms_of, trained_positions
 from opdkit.train.targets import Turn
-from opdkit.turn_ids import logged_session_id
 
 NEAR_ZERO = 0.01  # nats: teacher and student that differ by less say the same
 MANY = 0.1  # share of degenerate replies that is worth a warning

@@ -17,19 +17,18 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from opdkit import stopping
-from opdkit.chat import Chat
-from opdkit.command_line import typed
-from opdkit.config import JSON
+from opdkit.chat.template import Chat
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON
+from opdkit.config.stages import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
-from opdkit.models import load_tokenizer, resolve_device
-from opdkit.objective import SUPPORTED, Objective
-from opdkit.stages import TrainConfig
-from opdkit.store import Counters, Summary
+from opdkit.model.load import load_tokenizer, resolve_device
+from opdkit.store import Counters, Summary, stopping
 from opdkit.train import checkpoints
 from opdkit.train.batches import Step, optimizer_steps
 from opdkit.train.launch import accelerator_of, committing, open_stage, refuse, refuse_another_position
 from opdkit.train.metrics import line, metrics_row
+from opdkit.train.objective import SUPPORTED, Objective
 from opdkit.train.plan import at_step, objectives
 from opdkit.train.policy import Policy
 from opdkit.train.sharding import shard, unsharded

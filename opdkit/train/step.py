@@ -13,14 +13,14 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opdkit import stopping
+from opdkit.config.stages import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.memory import Budget, NoRoom, TooLargeError, budget_of, tried
-from opdkit.objective import Objective, step_loss, step_totals, terms_of, trained_positions
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import TrainConfig
+from opdkit.model.memory import Budget, OutOfMemory, TooLargeError, budget_of, run_or_out_of_memory
+from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.store import stopping
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Reading, Tree, reading
+from opdkit.train.objective import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.sharding import gathered
 from opdkit.train.student import autocast, trained
 from opdkit.train.targets import Turn
@@ -57,7 +57,9 @@ def optimizer_step(
         _stop(summed, gather_object(suspects) or [t.turn_id for t in batch])
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
-    if isinstance(tried(optimizer.step), NoRoom):  # half done, perhaps: nothing can go on from there
+    if isinstance(
+        run_or_out_of_memory(optimizer.step), OutOfMemory
+    ):  # half done, perhaps: nothing can go on from there
         raise TooLargeError("the optimizer's state, two numbers a weight,", "try --lora-rank")
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return summed | counts | {"tokens_read": share.tokens}
@@ -92,8 +94,8 @@ def _gradients(
                     (loss * accelerator.num_processes).backward()
                 return {"loss": loss.detach(), **metrics}
 
-            found = tried(partial(add, trees, n == len(share.forwards) - 1))
-            if isinstance(found, NoRoom):
+            found = run_or_out_of_memory(partial(add, trees, n == len(share.forwards) - 1))
+            if isinstance(found, OutOfMemory):
                 optimizer.zero_grad(set_to_none=True)
                 _less_at_once(budget, trees or [_shortest(batch)], batch, config, accelerator)
                 break

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from opdkit.models import load_model, resolve_device, resolve_dtype
-from opdkit.stages import TrainConfig
+from opdkit.config.stages import TrainConfig
+from opdkit.model.load import load_model, resolve_device, resolve_dtype
 
 FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
 

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from opdkit.chat import Chat, ChatError, without_first
-from opdkit.command_line import typed
-from opdkit.config import JSON, parse_pairs
+from opdkit.chat.template import Chat, ChatError, without_first
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model_folder import refuse_no_model
-from opdkit.nouns import counted, verb
-from opdkit.reviews import refuse_outdated_targets
+from opdkit.model.folder import refuse_no_model
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
-from opdkit.turn_ids import logged_session_id
+from opdkit.store.nouns import counted, verb
+from opdkit.store.reviews import refuse_outdated_targets
+from opdkit.store.turn_ids import logged_session_id
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from opdkit.chat import Chat
-from opdkit.scoring import Mixture
+from opdkit.chat.template import Chat
+from opdkit.model.scoring import Mixture
 from opdkit.teacher.session import Target, Wanted, score_session
 
 from . import usual

@@ -28,9 +28,9 @@ from typing import Any
 
 import orjson
 
-from opdkit import extract
-from opdkit.logs.openai import KEYS
-from opdkit.stages import ExtractConfig
+from opdkit.config.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.extract.formats.openai import KEYS
 
 from .pairs import PAIRS, Comparison, save, turn_about
 

@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from opdkit import extract
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.extract import stage as extract
 from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
-from opdkit.models import load_tokenizer, token_generator
-from opdkit.sampling import Request, Sample, sample
-from opdkit.sampling.shares import groups
-from opdkit.stages import ExtractConfig, JudgeConfig
+from opdkit.model.load import load_tokenizer, token_generator
+from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.sampling.shares import groups
 from opdkit.store import read_all
 
 from .models import SIZES, build

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from opdkit.scoring import Mixture, Sequence
+from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.teacher.session import Target, Wanted, score_session
 
 from . import usual
@@ -38,14 +38,14 @@ def model(vocabulary: int) -> Qwen3ForCausalLM:
 
 
 def one_turn(ids: list[int]) -> list[Target]:
-    return [Target(Sequence(ids[:PROMPT], ids[PROMPT:]))]
+    return [Target(PromptResponse(ids[:PROMPT], ids[PROMPT:]))]
 
 
 def session(ids: list[int]) -> list[Target]:
     """The same tokens as a conversation: turns of one length, each almost all reply."""
     size = len(ids) // TURNS
     starts = range(0, TURNS * size, size)
-    return [Target(Sequence(ids[: s + PROMPT // TURNS], ids[s + PROMPT // TURNS : s + size])) for s in starts]
+    return [Target(PromptResponse(ids[: s + PROMPT // TURNS], ids[s + PROMPT // TURNS : s + size])) for s in starts]
 
 
 def run(way: str, network: Qwen3ForCausalLM, ids: list[int]) -> None:

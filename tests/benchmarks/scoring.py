@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from opdkit.chat import Chat
-from opdkit.scoring import Mixture
+from opdkit.chat.template import Chat
+from opdkit.model.scoring import Mixture
+from opdkit.model.tree import plan
+from opdkit.model.tree_reading import PACK
 from opdkit.teacher.session import Scores, Target, Wanted, score_session
-from opdkit.tree import plan
-from opdkit.tree_reading import PACK
 
 from . import usual
 from .models import SIZES, build, weights

@@ -9,11 +9,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from opdkit import extract
-from opdkit.chat import Chat, ChatError, with_hint
-from opdkit.models import load_tokenizer
-from opdkit.scoring import Sequence as ScoredSequence
-from opdkit.stages import ExtractConfig
+from opdkit.chat.template import Chat, ChatError, with_hint
+from opdkit.config.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.model.load import load_tokenizer
+from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store import read_all
 from opdkit.teacher.session import Target
 

@@ -10,8 +10,8 @@ from benchmarks.learning import document, experiments, noise, runs
 from benchmarks.learning.document import Results, after_short, curve, score
 from benchmarks.learning.sessions import MOST
 
+from opdkit.config.stages import TrainConfig
 from opdkit.judge.votes import reward_of
-from opdkit.stages import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 FOUND = Results(json.loads((ROOT / "tests/benchmarks/learning/results.json").read_text(encoding="utf-8")))

@@ -10,7 +10,7 @@ from benchmarks.pairs import Comparison, load, save, save_rows, turn_about
 from benchmarks.scoring import compare, flat, once, tokens_read
 from benchmarks.sessions import evenly_spaced
 
-from opdkit.scoring import Mixture, Sequence
+from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.teacher.session import Target, Wanted, score_session
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,9 @@ def test_sessions_of_a_log_are_scored_together_in_their_order():
 
 def test_a_comparison_says_what_it_is_of(capsys):
     model = build("1m", turns.VOCABULARY)
-    found = compare("two sessions", model, [turns.session(2), [Target(Sequence([1, 2], [3]))]], 1, {"share": "1%"})
+    found = compare(
+        "two sessions", model, [turns.session(2), [Target(PromptResponse([1, 2], [3]))]], 1, {"share": "1%"}
+    )
     assert (found.facts["turns"], found.facts["turns with a hint"], found.facts["share"]) == (3, 2, "1%")
     assert float(found.facts["largest difference in nats"]) < 1e-4
     assert "two sessions, against" in capsys.readouterr().out

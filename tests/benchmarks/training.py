@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from opdkit.chat import Chat
-from opdkit.objective import policy_gradient
-from opdkit.scoring import Sequence
-from opdkit.stages import TrainConfig
+from opdkit.chat.template import Chat
+from opdkit.config.stages import TrainConfig
+from opdkit.model.scoring import PromptResponse
 from opdkit.train.forwards import reading
+from opdkit.train.objective import policy_gradient
 from opdkit.train.policy import Policy
 
 from . import usual
@@ -35,7 +35,7 @@ BUDGET = TrainConfig.micro_batch_tokens
 class Step:
     """The turns of an optimizer step, the session of each, and the number of their response tokens."""
 
-    turns: list[Sequence]
+    turns: list[PromptResponse]
     sessions: list[str]
 
     @property

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from opdkit.scoring import Mixture, Sequence
+from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.teacher.session import Target, Wanted, score_session
 
 from . import usual
@@ -36,7 +36,7 @@ def session(turns: int, seed: int = 0) -> list[Target]:
     history, found = list[int](), []
     for _ in range(turns):
         asked, reply = history + ids(USER), ids(REPLY)
-        found.append(Target(Sequence(asked, reply), ((Sequence(asked + ids(HINT), reply),),)))
+        found.append(Target(PromptResponse(asked, reply), ((PromptResponse(asked + ids(HINT), reply),),)))
         history = asked + reply
     return found
 

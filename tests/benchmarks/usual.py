@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from opdkit.scoring import Sequence as ScoredSequence
+from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.teacher.session import Target
 
 try:

@@ -8,8 +8,8 @@ from conftest import save_tiny_model
 
 from opdkit.errors import ConfigError
 from opdkit.evaluate.drift import few, kl_divergence, kl_shifts, neutral_passages, passage_sequences, reply_shifts
-from opdkit.models import load_model
-from opdkit.scoring import Sequence
+from opdkit.model.load import load_model
+from opdkit.model.scoring import PromptResponse
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,12 @@ def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
 def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models, monkeypatch) -> None:
     """pitfall 1: the first token of a reply is scored by the last of its prompt. pitfall 27: a few rows at a time."""
     sequences = [
-        Sequence([5, 6, 7], [8, 9]),
-        Sequence([5, 6], [7, 8, 9]),
-        Sequence([3], [4] * 9),
-        Sequence([3], [4] * 9),
+        PromptResponse([5, 6, 7], [8, 9]),
+        PromptResponse([5, 6], [7, 8, 9]),
+        PromptResponse([3], [4] * 9),
+        PromptResponse([3], [4] * 9),
     ]
-    monkeypatch.setattr("opdkit.scoring._LOGITS", 4 * models[0].config.vocab_size)
+    monkeypatch.setattr("opdkit.model.scoring._LOGITS", 4 * models[0].config.vocab_size)
     read = []
     handle = models[0].lm_head.register_forward_hook(lambda _module, _args, output: read.append(output.shape[1]))
     shifts = kl_shifts(*models, sequences, batch_tokens=12)
@@ -75,13 +75,13 @@ def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models,
 
 def test_a_longer_prompt_is_not_a_shorter_reply(models) -> None:
     """The same ids, divided at another place, are two sequences."""
-    one, two = kl_shifts(*models, [Sequence([1, 2], [3]), Sequence([1], [2, 3])], 100)
+    one, two = kl_shifts(*models, [PromptResponse([1, 2], [3]), PromptResponse([1], [2, 3])], 100)
     assert (one.tokens, two.tokens) == (1, 2)
     assert two.kl > one.kl > 0
 
 
 def test_only_sampled_tokens_of_a_reply_count(models) -> None:
-    sequences = [Sequence([1, 2, 3], [4, 5, 6, 7])]
+    sequences = [PromptResponse([1, 2, 3], [4, 5, 6, 7])]
     whole, some = (
         reply_shifts(*models, sequences, [torch.tensor(mask)], 100)[0]
         for mask in ([True] * 4, [True, False, False, True])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.chat import with_hint
+from opdkit.chat.template import with_hint
+from opdkit.config.stages import PLACEMENTS
 from opdkit.evaluate.echo import echo_of, index_hints
-from opdkit.stages import PLACEMENTS
 
 ASKED = "What is the weather in Perth?"
 NONE = index_hints([])

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from opdkit.chat.messages import message
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, with_echoes
@@ -17,8 +18,7 @@ from opdkit.evaluate.scores import (
     reply_kl_scores,
     reply_scores,
 )
-from opdkit.logs.messages import message
-from opdkit.scoring import Sequence
+from opdkit.model.scoring import PromptResponse
 
 
 def test_every_metric_has_a_unit() -> None:
@@ -31,7 +31,7 @@ def reply(
     corrected: bool | None = None, text: str = "x", tokens: int | None = None,
 ) -> Reply:  # fmt: skip
     prompt = HeldOutPrompt(prompt_id, domain, [message("user", "say x")], None, Patterns((), ()), corrected)
-    sequence = Sequence([1], [2] * (tokens or (10 if model == "after" else 5)))
+    sequence = PromptResponse([1], [2] * (tokens or (10 if model == "after" else 5)))
     return Reply(prompt, model, sample, text, text, sequence, "stop", passed)
 
 

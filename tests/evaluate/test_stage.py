@@ -11,14 +11,15 @@ import torch
 from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, write_run
 
-from opdkit import evaluate, train
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.config.stages import EvalConfig, TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.replies import generate
-from opdkit.models import load_model
-from opdkit.stages import EvalConfig, TrainConfig
+from opdkit.model.load import load_model
 from opdkit.store import manifest, read_all
+from opdkit.train import stage as train
 
 ANYTHING = {"match": ["."]}
 

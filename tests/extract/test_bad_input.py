@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small_logs import chat, jsonl, lines_mb, run, tables
 
-from opdkit import extract
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract import stage as extract
 from opdkit.store import read_all
 
 

@@ -15,7 +15,7 @@ import pytest
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
-from opdkit.logs.parquet import Rows, row_chunks
+from opdkit.extract.inputs.parquet import Rows, row_chunks
 from opdkit.store import manifest, read_all
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +74,8 @@ def test_shards_and_workers_give_the_rows_of_one_process(tmp_path, log):
 SLOWLY = """
 import sys, time
 from pathlib import Path
-from opdkit import extract
-from opdkit.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.config.stages import ExtractConfig
 write = extract.write_unit
 def slowly(*arguments):
     time.sleep(0.02)

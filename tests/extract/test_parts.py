@@ -11,12 +11,12 @@ import pytest
 import xxhash
 from small_logs import chat, jsonl, lines_mb, run, tables
 
-from opdkit import extract, stopping
+from opdkit.config.stages import ExtractConfig
 from opdkit.errors import ConfigError
-from opdkit.logs import units
-from opdkit.logs.inputs import expand
-from opdkit.stages import ExtractConfig
-from opdkit.store import manifest, read_all, read_part
+from opdkit.extract import stage as extract
+from opdkit.extract.formats import units
+from opdkit.extract.inputs.inputs import expand
+from opdkit.store import manifest, read_all, read_part, stopping
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,8 +46,8 @@ def _recording(method, calls):
 SLOWLY = """
 import sys, time
 from pathlib import Path
-from opdkit import extract
-from opdkit.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.config.stages import ExtractConfig
 write = extract.write_unit
 def slowly(*arguments):
     time.sleep(0.02)

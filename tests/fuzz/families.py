@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
 
 
 @dataclass(frozen=True)

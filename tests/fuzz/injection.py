@@ -24,12 +24,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opdkit.chat import HINT_HEADER, Chat, ChatError, Message, with_hint
+from opdkit.chat.messages import message
+from opdkit.chat.template import HINT_HEADER, Chat, ChatError, Message, with_hint
 from opdkit.judge.endpoint import broken_control_tokens
 from opdkit.judge.exchange import Answer
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.logs.messages import message
 
 from .families import CONTROL_TOKENS, FAMILIES, Family, chats
 

@@ -9,7 +9,7 @@ those lines to a folder.
 
 Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 64 KiB and 250 bytes
 a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
-log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/logs/parse.py). What the text itself
+log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/chat/json_lines.py). What the text itself
 costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text and touches
 16 bytes a value and the text, is counted by what it touches.
 """
@@ -35,16 +35,16 @@ from unittest import mock
 
 import orjson
 
-from opdkit import extract
-from opdkit.config import JSON
+from opdkit.chat.conversation import LEFT_OUT, Line, Reader, Unreadable
+from opdkit.config.fields import JSON
+from opdkit.config.stages import ExtractConfig
 from opdkit.errors import OpdkitError
-from opdkit.logs import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent
-from opdkit.logs.conversation import LEFT_OUT, Line, Reader, Unreadable
-from opdkit.logs.inputs import Input, expand
-from opdkit.logs.survey import survey
-from opdkit.logs.surveyed import Surveyed
-from opdkit.logs.units import Unit, Units
-from opdkit.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.extract.formats import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent
+from opdkit.extract.formats.units import Unit, Units
+from opdkit.extract.inputs.inputs import Input, expand
+from opdkit.extract.inputs.survey import survey
+from opdkit.extract.inputs.surveyed import Surveyed
 from opdkit.store import PartWriter, read_all, read_counters
 
 from .mappings import MAPPINGS, options, reader

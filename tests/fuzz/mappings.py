@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from opdkit.logs import READERS
-from opdkit.logs.conversation import Reader
-from opdkit.logs.mapped import reader_of
-from opdkit.logs.mapping import load
+from opdkit.chat.conversation import Reader
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.mapping import load
 
 _FIELDS = 'role = "who"\ncontent = "said[0]"\n[roles]\nbot = "assistant"\nnote = "drop"\n'
 MAPPINGS = {

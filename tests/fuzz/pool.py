@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from opdkit.logs import READERS
-from opdkit.logs.conversation import Line, Unreadable
-from opdkit.logs.detect import detect
+from opdkit.chat.conversation import Line, Unreadable
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.detect import detect
 
 from . import strategies
 

@@ -6,8 +6,8 @@ import pytest
 from fuzz import injection
 from fuzz.families import CONTROL_TOKENS, FAMILIES, chats, templates, tokenizer_of
 
-from opdkit.chat import Chat
-from opdkit.logs.messages import message
+from opdkit.chat.messages import message
+from opdkit.chat.template import Chat
 
 needs_templates = pytest.mark.skipif(templates() is None, reason="the chat templates of the families come with trl")
 
@@ -47,7 +47,7 @@ def test_every_control_token_in_every_field(name):
 @needs_templates
 def test_the_attempts_would_see_a_template_that_is_not_guarded(monkeypatch):
     """An attack that is left as it is does get through, in every family and on the judge."""
-    from opdkit.control_tokens import Encoder
+    from opdkit.chat.control_tokens import Encoder
     from opdkit.judge import prompts
 
     monkeypatch.setattr(Encoder, "as_data", lambda self, value, *, sampled: value)

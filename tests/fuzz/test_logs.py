@@ -18,7 +18,7 @@ from fuzz.pool import real_lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.logs import READERS
+from opdkit.extract.formats import READERS
 from opdkit.store import read_all
 
 ROOT = Path(__file__).parents[2]

@@ -12,13 +12,13 @@ from runs import talk, write_extract
 from typer.testing import CliRunner, Result
 
 from opdkit.cli import app
+from opdkit.config.stages import JudgeConfig, TeacherConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint
 from opdkit.judge.identity import Identity
-from opdkit.stages import JudgeConfig, TeacherConfig
 from opdkit.store import Stage, part_path, read_all, read_part
-from opdkit.tables import TARGETS
+from opdkit.store.tables import TARGETS
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
 BIG = os.environ.get("OPDKIT_FULL_CHAOS")

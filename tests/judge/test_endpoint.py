@@ -11,10 +11,10 @@ import pytest
 from http_server import Reply, completion, serving, slowly, unused_address
 from runs import talk, write_extract
 
+from opdkit.config.stages import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import endpoint, run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint, broken_control_tokens, request_seed
-from opdkit.stages import JudgeConfig
 from opdkit.store import read_part
 
 KEY = "sk-a-key-that-no-file-may-hold"

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from runs import message, talk, write_extract
 
-from opdkit import judge
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.config.stages import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
+from opdkit.judge import stage as judge
 from opdkit.judge.exchange import Question
 from opdkit.judge.local import open_judge, open_model
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.models import load_tokenizer
-from opdkit.stages import JudgeConfig
+from opdkit.model.load import load_tokenizer
+from opdkit.model.tree import in_common
+from opdkit.model.tree_reading import reads_trees
 from opdkit.store import read_all
-from opdkit.tree import in_common
-from opdkit.tree_reading import reads_trees
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks") for n in range(6)}
 

@@ -11,14 +11,17 @@ from sample_world import MODEL
 from small_logs import jsonl
 from typer.testing import CliRunner
 
-from opdkit import check, extract, judge, teacher
 from opdkit.cli import app
-from opdkit.commands import CheckConfig
+from opdkit.commands import check
+from opdkit.config.commands import CheckConfig
+from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.errors import ConfigError
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
 from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.votes import Reward
-from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.store import read_all
+from opdkit.teacher import stage as teacher
 
 TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")
 SESSIONS = dict.fromkeys(("solved", "failed", "unknown"), TALK)

@@ -9,9 +9,10 @@ from runs import talk, write_extract
 from sample_world import MODEL, NAMES, labels
 from transformers_server import transformers_serve
 
-from opdkit import extract, judge
+from opdkit.config.stages import ExtractConfig, JudgeConfig
 from opdkit.errors import OpdkitError
-from opdkit.stages import ExtractConfig, JudgeConfig
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
 from opdkit.store import read_all
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ import torch
 from judged_runs import three_parts, write_run
 from safetensors.torch import load_file, save_file
 
-from opdkit.models import load_tokenizer
-from opdkit.stages import RolloutConfig
+from opdkit.config.stages import RolloutConfig
+from opdkit.model.load import load_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -9,13 +9,15 @@ from judged_runs import HINT, message, one_part, session, talk, turn, verdict, w
 from rollout_runs import rows, scored
 from transformers import AutoModelForCausalLM
 
-from opdkit import rollout, teacher, train
-from opdkit.chat import Chat
-from opdkit.models import load_tokenizer, token_generator
-from opdkit.objective.advantages import behavior_weights
+from opdkit.chat.template import Chat
+from opdkit.config.stages import TeacherConfig, TrainConfig
+from opdkit.model.load import load_tokenizer, token_generator
+from opdkit.model.sampling import Sample
 from opdkit.rollout import replies
-from opdkit.sampling import Sample
-from opdkit.stages import TeacherConfig, TrainConfig
+from opdkit.rollout import stage as rollout
+from opdkit.teacher import stage as teacher
+from opdkit.train import stage as train
+from opdkit.train.objective.advantages import behavior_weights
 from opdkit.train.targets import load_prompts, load_turns
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")

@@ -5,10 +5,11 @@ import shutil
 import pytest
 from rollout_runs import rows, scored
 
-from opdkit import reviews, rollout
-from opdkit.check.stage import examine
+from opdkit.commands.check.stage import examine
 from opdkit.errors import ConfigError
-from opdkit.reviews import Review
+from opdkit.rollout import stage as rollout
+from opdkit.store import reviews
+from opdkit.store.reviews import Review
 
 
 def test_a_decided_hint_is_answered_for_and_carried_over(config, source, student, tmp_path):

@@ -7,16 +7,18 @@ import pytest
 from http_server import completion, serving, unused_address
 from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 
-from opdkit import rollout, teacher, train
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.config.stages import TeacherConfig, TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import traffic
-from opdkit.models import load_tokenizer
+from opdkit.model.load import load_tokenizer
+from opdkit.model.sampling import Sample
 from opdkit.rollout import replies
+from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
-from opdkit.sampling import Sample
-from opdkit.stages import TeacherConfig, TrainConfig
 from opdkit.store import manifest, read_all
+from opdkit.teacher import stage as teacher
+from opdkit.train import stage as train
 from opdkit.train.signal import shaped
 from opdkit.train.targets import load_prompts, load_turns
 

@@ -12,11 +12,12 @@ from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 from rollout_runs import everything, rows, scored
 from sample_world import DATA, MODEL
 
-from opdkit import rollout, train
+from opdkit.config.stages import ExtractConfig, JudgeConfig, TrainConfig, configure, stage_dir
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
-from opdkit.stages import ExtractConfig, JudgeConfig, TrainConfig, configure, home
 from opdkit.store import manifest, part_count, read_part
+from opdkit.train import stage as train
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")
 
@@ -59,7 +60,7 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
         patch.setattr(rollout_stage, "write_verdicts", die)
         with pytest.raises(KeyboardInterrupt):
             rollout.run(config())
-    assert not list((home(config().run, "judge")).glob("verdicts/*"))
+    assert not list((stage_dir(config().run, "judge")).glob("verdicts/*"))
     with pytest.raises(OpdkitError, match=r"run `opdkit rollout .* again"):  # not `opdkit judge`
         read_part(config().run, "verdicts", 0)
     monkeypatch.setattr(rollout_stage, "load_student", None)
@@ -204,7 +205,8 @@ def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
 
 def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -> None:
     """Extract to train on sample_data, with replies that the model would give now."""
-    from opdkit import extract, judge
+    from opdkit.extract import stage as extract
+    from opdkit.judge import stage as judge
 
     run = tmp_path / "from"
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=8))

@@ -5,11 +5,11 @@ import json
 import pytest
 from runs import talk, write_extract
 
-from opdkit.stages import JudgeConfig
+from opdkit.config.stages import JudgeConfig
 from opdkit.store import Stage, part_path, parts_of_turns, read_counters
 from opdkit.store.digests import file_digest, recorded
 from opdkit.store.footers import read_inputs
-from opdkit.tables import VERDICTS
+from opdkit.store.tables import VERDICTS
 
 
 def test_a_part_computed_from_something_else_is_to_do_again_and_the_others_stay(tmp_path):

@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from opdkit import __version__, store
-from opdkit.config import StageConfig, option
+from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Stage, Summary, differences, limited, read_all, read_counters, read_part
+from opdkit.store.atomic import move_first
 from opdkit.store.digests import file_digest, recorded
-from opdkit.store.placing import move_first
 from opdkit.store.plans import manifest
-from opdkit.tables import REJECTED, SESSIONS, TURNS
+from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 
 @dataclass(frozen=True, kw_only=True)

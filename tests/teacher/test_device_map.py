@@ -8,11 +8,13 @@ import pytest
 import torch
 from sample_world import DATA, MODEL
 
-from opdkit import extract, judge, teacher
+from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.errors import ConfigError
-from opdkit.models import input_device, load_model
-from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
+from opdkit.model.load import input_device, load_model
 from opdkit.teacher import policies
+from opdkit.teacher import stage as teacher
 
 SPREAD = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.layers.2": "disk",
           "model.layers.3": "cpu", "model.norm": "disk", "model.rotary_emb": "cpu", "lm_head": "cpu"}  # fmt: skip

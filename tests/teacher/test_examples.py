@@ -20,12 +20,12 @@ from judged_runs import (
 )
 from transformers import AutoModelForCausalLM
 
-from opdkit.chat import HINT_HEADER, Chat, with_hint
+from opdkit.chat.template import HINT_HEADER, Chat, with_hint
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import score as score_of_hint
-from opdkit.models import load_model, load_tokenizer
+from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store import summary_of
-from opdkit.tables import TARGETS
+from opdkit.store.tables import TARGETS
 from opdkit.teacher import stage as teacher
 
 # -- what cannot be scored ------------------------------------------------------------------------------------------

@@ -12,10 +12,13 @@ import pytest
 import torch
 from sample_world import DATA, MODEL
 
-from opdkit import extract, judge, memory, teacher
+from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.errors import ConfigError
-from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
-from opdkit.stopping import TRY_AGAIN
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
+from opdkit.model import memory
+from opdkit.store.stopping import TRY_AGAIN
+from opdkit.teacher import stage as teacher
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -65,7 +68,7 @@ def test_two_halves_of_a_model_give_the_rows_of_the_whole(runs):
 def test_each_process_holds_a_share(tmp_path):
     (tmp_path / "share.py").write_text(
         "import torch; from torch import distributed; distributed.init_process_group('gloo');"
-        "from opdkit.models import load_model;"
+        "from opdkit.model.load import load_model;"
         f"m = load_model({str(MODEL)!r}, device='cpu', dtype='float32', tensor_parallel=True);"
         "w = m.model.layers[0].mlp.up_proj.weight; print(w.numel() // w.to_local().numel(), flush=True)",
         encoding="utf-8",
@@ -112,4 +115,4 @@ def test_memory_that_runs_out_in_one_process_alone_is_an_error(monkeypatch):
         raise torch.OutOfMemoryError
 
     with pytest.raises(memory.TooLargeError, match="--batch-tokens"):
-        memory.tried(work)
+        memory.run_or_out_of_memory(work)

@@ -4,9 +4,9 @@ import pytest
 from judged_runs import message, one_part, session, targets, three_parts, turn, verdict, write_run
 from small_memory import room_for
 
-from opdkit.commands import StatusConfig
-from opdkit.memory import TOO_LARGE
-from opdkit.status import run as status
+from opdkit.commands.status import run as status
+from opdkit.config.commands import StatusConfig
+from opdkit.model.memory import TOO_LARGE
 from opdkit.teacher import stage as teacher
 
 NUMBERS = ("old_logprobs", "teacher_logprobs")

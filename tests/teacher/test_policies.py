@@ -19,7 +19,7 @@ from judged_runs import (
 )
 
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.models import load_model
+from opdkit.model.load import load_model
 from opdkit.teacher import stage as teacher
 
 # -- teachers -------------------------------------------------------------------------------------------------------

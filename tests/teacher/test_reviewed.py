@@ -7,14 +7,17 @@ import pyarrow.parquet as pq
 import pytest
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
-from opdkit import judge, reviews, status, teacher, train
-from opdkit.check.stage import examine
-from opdkit.commands import StatusConfig
+from opdkit.commands import status
+from opdkit.commands.check.stage import examine
+from opdkit.config.commands import StatusConfig
+from opdkit.config.stages import JudgeConfig, TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.reviews import Review
-from opdkit.stages import JudgeConfig, TeacherConfig
-from opdkit.store import part_path, read_all, read_counters
+from opdkit.judge import stage as judge
+from opdkit.store import part_path, read_all, read_counters, reviews
 from opdkit.store.footers import read_inputs
+from opdkit.store.reviews import Review
+from opdkit.teacher import stage as teacher
+from opdkit.train import stage as train
 
 TOYS = [
     *toy_sessions(4, replies=3),

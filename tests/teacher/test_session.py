@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
-from opdkit.scoring import Mixture, Sequence
+from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.teacher.session import Target, Wanted, score_session, shared
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
@@ -28,29 +28,29 @@ def other():
 
 
 @torch.no_grad()
-def full(model, sequence: Sequence) -> torch.Tensor:
+def full(model, sequence: PromptResponse) -> torch.Tensor:
     """[R, V] log-softmax at every position of the response, from one plain forward."""
     logits = model(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0].float()
     return logits[len(sequence.prompt_ids) - 1 : -1].log_softmax(-1)
 
 
-def after(prompt: list[int], sequence: Sequence) -> Sequence:
-    return Sequence(prompt + sequence.prompt_ids, sequence.response_ids)
+def after(prompt: list[int], sequence: PromptResponse) -> PromptResponse:
+    return PromptResponse(prompt + sequence.prompt_ids, sequence.response_ids)
 
 
-def before(sequence: Sequence, ids: list[int]) -> Sequence:
+def before(sequence: PromptResponse, ids: list[int]) -> PromptResponse:
     """With `ids` right before the response, which changes more than what comes long before it."""
-    return Sequence(sequence.prompt_ids + ids, sequence.response_ids)
+    return PromptResponse(sequence.prompt_ids + ids, sequence.response_ids)
 
 
-def plain(count: int = 4) -> list[Sequence]:
+def plain(count: int = 4) -> list[PromptResponse]:
     draw = torch.Generator().manual_seed(2)
 
     def ids(low: int, high: int) -> list[int]:
         length = int(torch.randint(low, high, (), generator=draw))
         return torch.randint(0, 61, (length,), generator=draw).tolist()
 
-    return [Sequence(ids(2, 12), ids(1, 9)) for _ in range(count)]
+    return [PromptResponse(ids(2, 12), ids(1, 9)) for _ in range(count)]
 
 
 def targets(hints: int = 1) -> list[Target]:
@@ -111,7 +111,7 @@ def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
 def test_without_a_difference_in_the_input_there_is_none_in_the_scores(student, whose, overlap):
     """Guard: teacher == student gives exactly 0, in whatever batches the sequences would have fallen."""
     base = plain()
-    same = [Target(s, ((Sequence(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
+    same = [Target(s, ((PromptResponse(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
     differing = [Target(s, ((after([9] * 11, s),),)) for s in base]
     for batch_tokens in (1, 40, 10_000):
         wanted = Wanted(support=6, support_of=whose, overlap=overlap)

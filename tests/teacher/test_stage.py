@@ -21,10 +21,10 @@ from judged_runs import (
 )
 from transformers import AutoModelForCausalLM
 
-from opdkit import tree_reading
-from opdkit.chat import HINT_HEADER
+from opdkit.chat.template import HINT_HEADER
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.models import load_model, load_tokenizer
+from opdkit.model import tree_reading
+from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store import read_all
 from opdkit.teacher import examples, policies
 from opdkit.teacher import stage as teacher

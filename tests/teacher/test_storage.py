@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from opdkit.stages import TeacherConfig
+from opdkit.config.stages import TeacherConfig
 from opdkit.store import Stage
-from opdkit.tables import TARGETS, to_arrow
+from opdkit.store.tables import TARGETS, to_arrow
 
 
 def most_likely_of_many(

@@ -11,7 +11,7 @@ from scored_runs import toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
 from opdkit.errors import ConfigError
-from opdkit.models import token_generator
+from opdkit.model.load import token_generator
 from opdkit.store import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.scoring import Sequence
+from opdkit.model.scoring import PromptResponse
+from opdkit.model.tree import plan
 from opdkit.train.forwards import Tree, deal, reading, side_by_side, trees_of
-from opdkit.tree import plan
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 WORDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 TURNS = st.lists(st.tuples(st.sampled_from("abc"), WORDS, WORDS), min_size=1, max_size=12)
 
 
-def turns_of(drawn) -> tuple[list[Sequence], list[str]]:
-    return [Sequence(prompt, reply) for _, prompt, reply in drawn], [session for session, _, _ in drawn]
+def turns_of(drawn) -> tuple[list[PromptResponse], list[str]]:
+    return [PromptResponse(prompt, reply) for _, prompt, reply in drawn], [session for session, _, _ in drawn]
 
 
 def nodes(sequences, tree: Tree) -> int:
@@ -25,7 +25,7 @@ def nodes(sequences, tree: Tree) -> int:
 
 def test_a_session_is_a_tree() -> None:
     a, b, c = [1, 2], [3, 4], [5]
-    sequences = [Sequence(a + b + c, a), Sequence(a, b), Sequence(a, c)]
+    sequences = [PromptResponse(a + b + c, a), PromptResponse(a, b), PromptResponse(a, c)]
     assert trees_of(sequences, ["s", "s", "t"], 100) == [Tree((1, 0), 7), Tree((2,), 3)]
     assert trees_of(sequences, ["s"] * 3, 100) == [Tree((1, 2, 0), 10)], "counted from the turn before: 8 in truth"
 
@@ -33,10 +33,10 @@ def test_a_session_is_a_tree() -> None:
 def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() -> None:
     """pitfall 27: what a long turn contains costs nothing beside it."""
     replies = [[10 + n] * 5 for n in range(6)]
-    sequences = [Sequence([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
+    sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
     assert [t.tokens for t in trees_of(sequences, ["s"] * 6, 35)] == [35]
     assert [t.turns for t in trees_of(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
-    apart = [Sequence([n] * 5, [n]) for n in range(6)]
+    apart = [PromptResponse([n] * 5, [n]) for n in range(6)]
     assert [t.turns for t in trees_of(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
 
 
@@ -60,7 +60,7 @@ def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, bu
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_turns_have_in_common_counts_once_only_where_it_is_shared(packed) -> None:
-    sequences = [Sequence([1] * 50, [2] * 10), Sequence([1] * 50 + [2] * 10 + [3] * 20, [4] * 20)]
+    sequences = [PromptResponse([1] * 50, [2] * 10), PromptResponse([1] * 50 + [2] * 10 + [3] * 20, [4] * 20)]
     share = reading(sequences, ["s", "s"], 1000, 0, 1, packed=packed)
     assert share.tokens == (100 if packed else 160)
 

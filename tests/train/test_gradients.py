@@ -6,11 +6,11 @@ import chat_templates
 import pytest
 import torch
 
-from opdkit import extract
-from opdkit.chat import Chat, ChatError
-from opdkit.models import load_model, load_tokenizer
-from opdkit.scoring import Sequence, response_logits, token_logprobs
-from opdkit.stages import ExtractConfig
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.stages import ExtractConfig
+from opdkit.extract import stage as extract
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
 from opdkit.store import read_all
 from opdkit.train.forwards import reading
 from opdkit.train.policy import Policy
@@ -32,7 +32,7 @@ def log(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
     return list(read_all(run, "sessions")), [t for t in read_all(run, "turns") if t["trainable"]]
 
 
-def some_turns(log, chat: Chat, at_least: int) -> tuple[list[Sequence], list[str]]:
+def some_turns(log, chat: Chat, at_least: int) -> tuple[list[PromptResponse], list[str]]:
     """The turns of the first sessions that are short enough, `at_least` so many; not all of a session need be."""
     found, names = [], []
     rows, turns = log
@@ -46,7 +46,7 @@ def some_turns(log, chat: Chat, at_least: int) -> tuple[list[Sequence], list[str
                     reply = chat.reply(session["messages"], turn["message_index"], session["tools"]).ids
                 except ChatError:
                     continue
-                mine.append(Sequence(prompt, reply))
+                mine.append(PromptResponse(prompt, reply))
         mine = [turn for turn in mine if len(turn) <= LONGEST]
         if len(mine) > 1:
             found, names = found + mine, names + [session["session_id"]] * len(mine)

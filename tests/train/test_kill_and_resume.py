@@ -16,8 +16,7 @@ from forked import Forked
 from sample_world import MODEL
 from scored_runs import toy_sessions, write_run
 
-from opdkit import stopping
-from opdkit.store import read_all
+from opdkit.store import read_all, stopping
 
 KILLS = int(os.environ.get("OPDKIT_KILLS", "2"))
 STEPS = 12  # 16 targets, 4 a step, 3 epochs

@@ -10,11 +10,11 @@ from scored_runs import Said, Toy, write_run
 from small_memory import room_for
 from typer.testing import CliRunner
 
-from opdkit import train
 from opdkit.cli import app
+from opdkit.config.stages import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.stages import TrainConfig
 from opdkit.store import read_all
+from opdkit.train import stage as train
 from opdkit.train import step
 
 OPTIONS = {"device": "cpu", "batch_turns": 16, "learning_rate": 1e-3, "objective": "combine"}

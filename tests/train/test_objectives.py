@@ -11,14 +11,14 @@ import pytest
 import torch
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.config.stages import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.models import load_model, load_tokenizer
-from opdkit.objective import gathered_logprobs, support_advantages
-from opdkit.scoring import Sequence, response_logits
-from opdkit.stages import TrainConfig
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store import read_all
 from opdkit.train import stage as train
+from opdkit.train.objective import gathered_logprobs, support_advantages
 from opdkit.train.signal import shaped
 from opdkit.train.targets import Support, load_prompts, load_turns
 
@@ -31,7 +31,7 @@ def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
     found = []
     with torch.no_grad():
         for t in turns:
-            logits, _ = response_logits(loaded, [Sequence(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
+            logits, _ = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
             values = gathered_logprobs(logits, torch.from_numpy(t.support.ids.astype(np.int64)))
             found.append((t.support, values.numpy()))
     return found

@@ -6,12 +6,15 @@ import pytest
 import torch
 from model_families import FAMILIES, WINDOWS, build
 
-from opdkit.packed_reading import Pack, packs, read_packed
-from opdkit.scoring import Sequence
+from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.scoring import PromptResponse
 from opdkit.train import policy
 from opdkit.train.policy import Policy, logprobs_by_rows
 
-TREES = [[Sequence([1, 2, 3], [4, 5]), Sequence([1, 2, 3, 4, 5, 6], [7] * 11)], [Sequence([9, 8], [7, 6, 5])]]
+TREES = [
+    [PromptResponse([1, 2, 3], [4, 5]), PromptResponse([1, 2, 3, 4, 5, 6], [7] * 11)],
+    [PromptResponse([9, 8], [7, 6, 5])],
+]
 N = sum(len(s.response_ids) for tree in TREES for s in tree)
 IDS_NK = torch.randint(0, 360, (N, 3), generator=torch.Generator().manual_seed(0))
 

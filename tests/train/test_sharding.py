@@ -12,12 +12,11 @@ from sample_world import MODEL
 from scored_runs import Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
-from opdkit import stopping
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError
-from opdkit.models import load_tokenizer
-from opdkit.scoring import Sequence
-from opdkit.store import read_all
+from opdkit.model.load import load_tokenizer
+from opdkit.model.scoring import PromptResponse
+from opdkit.store import read_all, stopping
 from opdkit.train import stage as train
 from opdkit.train.forwards import reading
 from opdkit.train.targets import load_prompts, load_turns
@@ -56,7 +55,7 @@ def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
     by_id, found = {turn.turn_id: turn for turn in turns}, set()
     for row in read_all(run, "metrics"):
         batch = [by_id[i] for i in row["turn_ids"]]
-        sequences = [Sequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in batch]
+        sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in batch]
         sessions = [t.session_id for t in batch]
         shares = [reading(sequences, sessions, OPTIONS["micro_batch_tokens"], k, 2, packed=True) for k in range(2)]
         found.add(tuple(sum(map(bool, share.forwards)) for share in shares))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from scored_runs import Said, Toy, train_config, write_run
 
-from opdkit.objective import Objective
 from opdkit.store import read_all
 from opdkit.train import stage as train
+from opdkit.train.objective import Objective
 from opdkit.train.signal import TrainingSet, degenerate_replies, largest, loops, shaped, thin_signal, training_set
 from opdkit.train.targets import TOO_MANY, Support, Turn, capped, held_out, load_turns
 

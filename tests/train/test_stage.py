@@ -19,12 +19,12 @@ from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from opdkit import pipeline
-from opdkit.chat import Chat
+from opdkit.chat.template import Chat
+from opdkit.commands import run as pipeline
+from opdkit.config.stages import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.models import load_model, load_tokenizer
-from opdkit.scoring import Sequence, score
-from opdkit.stages import RunConfig
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.scoring import PromptResponse, score
 from opdkit.store import read_all
 from opdkit.train import checkpoints
 from opdkit.train import stage as train
@@ -46,7 +46,7 @@ def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
     """Per turn, the change of each token's log-prob, with what the objectives know about the turn."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(before)), {}))
-    sequences = [Sequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
+    sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]
     values = [
         score(load_model(str(folder), device="cpu", dtype="float32"), sequences, batch_tokens=4096)
         for folder in (before, after)

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
 
 from .experiments import (
     DEFAULT,

@@ -5,8 +5,8 @@ from pathlib import Path
 from shutil import rmtree
 
 from opdkit import __version__
-from opdkit.config import JSON
-from opdkit.stages import OBJECTIVES, TrainConfig
+from opdkit.config.fields import JSON
+from opdkit.config.stages import OBJECTIVES, TrainConfig
 from opdkit.store import read_all
 
 from .cells import Cell

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from opdkit.config import JSON, parse_pairs
+from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.stages import JudgeConfig, TeacherConfig
 from opdkit.judge import run as judge
 from opdkit.judge.exchange import Answer, Ask, Question
 from opdkit.judge.stage import JUDGES
 from opdkit.judge.votes import reward_of
-from opdkit.stages import JudgeConfig, TeacherConfig
 from opdkit.store import read_all
 from opdkit.teacher import run as teach
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
+from opdkit.config.stages import RolloutConfig, TeacherConfig
 from opdkit.rollout import run as rollout
-from opdkit.stages import RolloutConfig, TeacherConfig
 from opdkit.teacher import run as teach
 
 from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained

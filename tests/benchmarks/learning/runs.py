@@ -6,16 +6,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat import Chat
-from opdkit.config import JSON
-from opdkit.demo import sample_data
+from opdkit.chat.template import Chat
+from opdkit.commands.demo import sample_data
+from opdkit.config.fields import JSON
+from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
 from opdkit.evaluate import run as evaluate
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.replies import checked, generate, prompt_ids
-from opdkit.extract import run as extract
+from opdkit.extract.stage import run as extract
 from opdkit.judge import run as judge
-from opdkit.models import context_length, load_model, load_tokenizer
-from opdkit.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.store import read_all
 from opdkit.teacher import run as teach
 from opdkit.train import run as train

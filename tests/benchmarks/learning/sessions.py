@@ -8,12 +8,12 @@ held-out requests of the topic, in an order of their own, one sampled reply each
 import random
 from pathlib import Path
 
-from opdkit.config import JSON
+from opdkit.config.fields import JSON
+from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.streak import sessions_until
-from opdkit.extract import run as extract
+from opdkit.extract.stage import run as extract
 from opdkit.judge import run as judge
-from opdkit.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.teacher import run as teach
 
 from .noise import labels

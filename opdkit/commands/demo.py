@@ -1,0 +1,102 @@
+"""`opdkit demo`: the real stages on sample_data, and one table that says what changed."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from rich.table import Table as RichTable
+
+from opdkit.config.command_line import typed
+from opdkit.config.commands import DemoConfig
+from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.console import say, stdout
+from opdkit.errors import OpdkitError
+from opdkit.store import part_path, read_all, read_counters
+from opdkit.store.nouns import counted
+from opdkit.store.running import run_stage
+
+
+def sample_data() -> Path:
+    """The sample_data folder: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).parents[1]
+    for folder in (package.parent / "sample_data", package / "sample_data"):
+        if (folder / "model" / "config.json").exists():
+            return folder
+    raise OpdkitError("sample_data is not there: run `python sample_data/build.py` in a checkout of opdkit")
+
+
+def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
+    """(stage, what it does in a newcomer's words, its configuration)."""
+    data = sample_data()
+    model = str(data / "model")
+    train = TrainConfig(run=directory, model=model, learning_rate=1e-3)
+    evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
+    return [
+        ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),
+        ("judge", "let the same tiny model judge every reply by what the user or the tool said next, 5 votes each",
+         JudgeConfig(run=directory, judge="local", model=model, max_new_tokens=64)),
+        ("teacher", "score every judged reply twice: as it was, and knowing the hint",
+         TeacherConfig(run=directory, model=model)),
+        ("train", "train on the difference, token by token", train),
+        ("eval", "ask both models things that the logs never mention", evaluation),
+    ]  # fmt: skip
+
+
+def run(config: DemoConfig) -> None:
+    """Run every stage (finished parts are kept) and print the outcome."""
+    directory = config.run
+    steps = configurations(directory)
+    for number, (stage, what, options) in enumerate(steps, start=1):
+        say(f"[{number}/{len(steps)}] {stage}: {what} ...")
+        say(f"      {run_stage(stage, options).line()}")
+    show(directory, sample_data() / "prompts.jsonl")
+
+
+def show(directory: Path, prompts: Path) -> None:
+    """The closing table, from the tables of the run."""
+    asked = {row["id"]: row for row in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
+    passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
+    for reply in read_all(directory, "replies"):
+        if reply["sample"] > 0:
+            passed[reply["domain"], reply["model"]].append(bool(reply["passed"]))
+    domains = {row["domain"]: row for row in asked.values()}
+    corrected = [d for d, row in domains.items() if row["corrected"]]
+    table = RichTable(title="Share of first replies to new requests that are what the user wants", title_justify="left")
+    for column, justify in (("topic", "left"), ("the user wants", "left"), ("before", "right"), ("after", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    _section(table, "they complained about", corrected, domains, passed)
+    _section(table, "they were content with", [d for d in domains if d not in corrected], domains, passed)
+    stdout.print(table)
+    _closing(directory, len(asked))
+
+
+def _section(
+    table: RichTable, title: str, names: list[str], domains: dict[str, JSON], passed: dict[tuple[str, str], list[bool]]
+) -> None:
+    for name in names:
+        table.add_row(name, domains[name]["about"], *(_share(passed[name, model]) for model in ("before", "after")))
+    both = ([ok for name in names for ok in passed[name, model]] for model in ("before", "after"))
+    table.add_row(f"all that {title}", "", *map(_share, both), style="bold", end_section=True)
+
+
+def _share(values: list[bool]) -> str:
+    return f"{sum(values) / len(values):.2f}" if values else "-"
+
+
+def _closing(directory: Path, prompts: int) -> None:
+    counters = read_counters(part_path(directory, "metrics", 0))
+    stdout.print(
+        f"{counted(prompts, 'held-out request')}, 4 sampled replies each. "
+        f"The model learned from {counters.rows_out} of its own\n"
+        "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"
+        f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
+        f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"
+        "Look at what taught it, token by token:\n"
+        f"  opdkit show {typed(directory)} --worst 1\n"
+        f"  opdkit report {typed(directory)}         # one HTML page, opens offline\n\n"
+        "Next, on your own logs (--judge rules needs no server; a model judges better):\n"
+        "  opdkit doctor my-logs.jsonl --model PATH\n"
+        "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""The machine: versions of what opdkit stands on, devices, memory, the disk of a run."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+import psutil
+import torch
+from packaging.requirements import Requirement
+
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.errors import ConfigError
+from opdkit.model.load import resolve_device
+from opdkit.store.nouns import counted
+
+_LITTLE_ROOM = 5e9  # bytes
+
+
+def versions() -> Iterator[Finding]:
+    """Python and each package that opdkit needs, against the range that it was made for."""
+    ours = version("opdkit")
+    found = [f"opdkit {ours}", f"Python {sys.version.split()[0]}"]
+    for requirement in map(Requirement, requires("opdkit") or ()):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            there = version(requirement.name)
+        except PackageNotFoundError:
+            yield Finding("packages", PROBLEM, f"{requirement.name} is missing", f'pip install "{requirement}"')
+            continue
+        found.append(f"{requirement.name} {there}")
+        if not requirement.specifier.contains(there, prereleases=True):
+            what = f"{requirement.name} is {there}, opdkit was made for {requirement.specifier}"
+            yield Finding("packages", PROBLEM, what, f'pip install "{requirement}"')
+    yield Finding("packages", OK, ", ".join(found))
+    try:
+        yield Finding("packages", OK, f"peft {version('peft')}")
+    except PackageNotFoundError:
+        yield Finding("packages", NOTE, "peft is missing: no --lora-rank", "pip install peft")
+
+
+def devices(device: str) -> Iterator[Finding]:
+    """Cores, memory, GPUs, and whether torch can use them."""
+    memory = psutil.virtual_memory()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(
+        "CPU", OK, f"{counted(cores, 'core')}, {in_gb(memory.available)} of {in_gb(memory.total)} memory free"
+    )
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        name = torch.cuda.get_device_name(i)
+        yield Finding("GPU", OK, f"cuda:{i} {name}, {in_gb(free)} of {in_gb(total)} memory free")
+        if torch.cuda.get_device_capability(i) < (8, 0):
+            yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
+    if not torch.cuda.is_available():
+        yield _no_gpu()
+    try:
+        yield Finding("device", OK, f"--device {device} is {resolve_device(device)}")
+    except ConfigError as error:
+        yield Finding("device", PROBLEM, str(error), "--device auto takes what is there")
+
+
+def _no_gpu() -> Finding:
+    if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+        return Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
+    if torch.version.cuda is None:
+        return Finding("GPU", PROBLEM, f"there is an NVIDIA driver, but torch {torch.__version__} is built for CPUs",
+                       "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
+    return Finding("GPU", PROBLEM, f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU",
+                   "does nvidia-smi list one? Is CUDA_VISIBLE_DEVICES empty, or the driver older than this CUDA?",
+                   )  # fmt: skip
+
+
+def room(run: Path) -> Iterator[Finding]:
+    """Whether the run directory can be written, and how much fits."""
+    there = next(path for path in (run, *run.absolute().parents) if path.exists())
+    if not there.is_dir():
+        yield Finding("run", PROBLEM, f"{there} is a file", "name a directory that does not exist yet")
+        return
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield Finding("run", PROBLEM, f"{there} cannot be written", "another directory, or make it writable")
+        return
+    free = shutil.disk_usage(there).free
+    state = NOTE if free < _LITTLE_ROOM else OK
+    remedy = "targets with --support 20 take about 0.3 kB a reply token, a checkpoint 12 bytes a parameter"
+    yield Finding("run", state, f"{run}: {in_gb(free)} free", remedy if state == NOTE else "")

@@ -1,0 +1,71 @@
+"""The judge's server: asked for its models, then for one short answer."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
+from opdkit.config.fields import did_you_mean
+
+_TOPIC = "server"
+
+
+def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
+    """Whether the server answers, knows `model`, accepts the key, and how long an answer takes."""
+    base = base_url.rstrip("/")
+    key = os.environ.get(api_key_env, "").strip()
+    try:
+        client = httpx.Client(timeout=timeout, headers={"Authorization": f"Bearer {key}"} if key else {})
+    except (ImportError, ValueError, OSError, httpx.InvalidURL) as error:
+        yield Finding(_TOPIC, PROBLEM, f"no connection can be made: {error}", "see the environment variables "
+                      "ALL_PROXY, HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE")  # fmt: skip
+        return
+    with client:
+        try:
+            yield _models(client.get(f"{base}/models"), base, model)
+            began = time.monotonic()
+            ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
+            answer = client.post(f"{base}/chat/completions", json=ask)
+            yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
+        except httpx.TimeoutException:
+            yield Finding(
+                _TOPIC, PROBLEM, f"{base} did not answer in {timeout:g} s", "is the model still being loaded?"
+            )
+        except httpx.HTTPError as error:
+            yield Finding(
+                _TOPIC, PROBLEM, f"{base} cannot be reached: {error}", "is it started, and is the port right?"
+            )
+
+
+def _models(answer: httpx.Response, base: str, model: str) -> Finding:
+    """What the list of models says; not every server has one."""
+    try:
+        names = [str(entry["id"]) for entry in answer.json()["data"]]
+    except (ValueError, LookupError, TypeError):
+        return Finding(_TOPIC, NOTE, f"{base}/models lists no models (HTTP {answer.status_code})")
+    if model in names:
+        return Finding(_TOPIC, OK, f"{base} has {model}")
+    return Finding(_TOPIC, NOTE, f"{model} is not on the list of {base}", f"--model: {did_you_mean(model, names[:20])}")
+
+
+def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:
+    if answer.status_code in (401, 403):
+        remedy = f"{api_key_env} is {'set, but not a key of this server' if key else 'not set'}"
+        return Finding(_TOPIC, PROBLEM, f"{base} refuses (HTTP {answer.status_code})", remedy)
+    if answer.status_code == 404:
+        remedy = "the address usually ends in /v1" if not base.endswith("/v1") else "is the model's name right?"
+        return Finding(_TOPIC, PROBLEM, f"{base}/chat/completions is not found for {model} (HTTP 404)", remedy)
+    if answer.status_code == 429:
+        return Finding(_TOPIC, NOTE, f"{base} is busy (HTTP 429)", "judge waits and asks again; lower --concurrency")
+    try:
+        message = answer.json()["choices"][0]["message"]
+        said = message.get("content") or message.get("reasoning_content") or message.get("reasoning")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        said = answer.text.replace(key, "[key]") if key else answer.text  # some servers repeat it
+        what = f"{base} sent no chat completion (HTTP {answer.status_code}): {said[:200]!r}"
+        return Finding(_TOPIC, PROBLEM, what, "it must be an OpenAI-compatible server; see its own log")
+    state = OK if said else NOTE
+    return Finding(_TOPIC, state, f"{model} answered {str(said)[:60]!r} in {seconds:.1f} s",
+                   "" if said else "an empty answer counts as no vote")  # fmt: skip

@@ -1,0 +1,28 @@
+"""`opdkit report`: write the page of a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.commands.report.page import page
+from opdkit.config.report import ReportConfig
+from opdkit.store.disk import disk_errors_explained, replace_text
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where the report is."""
+
+    path: Path
+    size: int  # bytes
+
+    def text(self) -> str:
+        return f"report: {self.path}, {self.size / 1e6:.2f} MB; it opens in a browser, offline"
+
+
+def run(config: ReportConfig) -> Written:
+    """Write the report. Raises OpdkitError when there is nothing to report, or it cannot be written."""
+    html = page(config.run, turns=config.turns, rows=config.rows, max_mb=config.max_mb)
+    path = config.out or config.run / "report.html"
+    with disk_errors_explained(path):
+        replace_text(path, html)
+    return Written(path, len(html.encode()))

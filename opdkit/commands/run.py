@@ -1,0 +1,93 @@
+"""`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config.stages import ORDER, STAGES, RunConfig, configure
+from opdkit.console import say
+from opdkit.errors import ConfigError
+from opdkit.model.folder import refuse_no_model
+from opdkit.store import Summary
+from opdkit.store.advice import written_as
+from opdkit.store.running import run_stage
+
+_PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
+
+
+def run(config: RunConfig) -> Summary:
+    """Run the stages in order; each says its closing line. Returns the last one's summary."""
+    stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
+    refuse_no_models(stages.values())
+    for each in stages.values():
+        each.refuse_missing()
+    for name in ORDER[:-1]:
+        say(_step(name, stages[name]).text())
+    return _step(ORDER[-1], stages[ORDER[-1]])
+
+
+def _step(name: str, config: StageConfig) -> Summary:
+    with written_as(flags_of(name)):
+        return run_stage(name, config)
+
+
+def flags_of(stage: str) -> dict[str, str]:
+    """flag -> `--set STAGE.OPTION=VALUE`, for the flags that `opdkit run` has not; those of `stage` first."""
+    own = {field.flag for field in fields_of(RunConfig)}
+    return {
+        field.flag: f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}"
+        for name in (*reversed(ORDER), stage)  # of two stages with one flag the last one here counts
+        for field in fields_of(STAGES[name][0])
+        if not field.meta.positional and field.flag not in own
+    }
+
+
+def configurations(config: RunConfig) -> dict[str, StageConfig]:
+    """The stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
+    overrides = _overrides(config)
+    flags = _flags(config)
+    common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
+    return {
+        name: configure(name, common | flags.get(name, {}) | overrides.get(name, {}), config.config) for name in ORDER
+    }
+
+
+def refuse_no_models(stages: Iterable[StageConfig]) -> None:
+    """Raise OpdkitError for a path among the models of these stages where no model is."""
+    for options in (stage.effective() for stage in stages):
+        own = options.get("model") if options.get("judge") in (None, "local") else None  # a server knows its own
+        for model in filter(None, [own, *options.get("teacher", [])]):
+            refuse_no_model(str(model))
+
+
+def _flags(config: RunConfig) -> dict[str, JSON]:
+    shared: JSON = {"model": config.model, "seed": config.seed}
+    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    return {
+        "extract": {"logs": config.logs},
+        "judge": {"judge": config.judge, "model": judge_model, "base_url": config.base_url, "seed": config.seed},
+        "teacher": shared,
+        "train": shared | {"objective": config.objective, "learning_rate": config.learning_rate},
+    }
+
+
+def _overrides(config: RunConfig) -> dict[str, JSON]:
+    """["judge.votes=7"] -> {"judge": {"votes": 7}}, checked against the stages' options.
+
+    An option that may be given repeatedly has all its values; of another one the last counts, as on a command line.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path, value in (pair for text in config.set for pair in parse_pairs([text], "--set").items()):
+        stage, _, name = path.replace("-", "_").partition(".")
+        if stage not in ORDER:
+            raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
+        fields = {field.name: field for field in fields_of(STAGES[stage][0]) if not field.meta.positional}
+        if name not in fields:
+            raise ConfigError(f"--set {path}: {stage} has no option {name!r}; {did_you_mean(name, list(fields))}")
+        field = fields[name]
+        value = [value] if field.is_list and isinstance(value, str) else value
+        value = str(value) if field.type is str and not isinstance(value, str) else value
+        value = convert(field, value, f"--set {path}")
+        own = found.setdefault(stage, {})
+        own[name] = (*own.get(name, ()), *value) if field.is_list else value
+    return found

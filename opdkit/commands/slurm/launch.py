@@ -1,0 +1,142 @@
+"""What `opdkit slurm` does: check everything, find out what is missing, write the scripts, submit them if asked."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.commands.run import configurations, refuse_no_models
+from opdkit.commands.slurm.scripts import Place, array_script, submit_script, train_script
+from opdkit.config.command_line import typed
+from opdkit.config.fields import StageConfig
+from opdkit.config.stages import ORDER, SlurmConfig, stage_dir
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.inputs.inputs import expand
+from opdkit.store import differences, manifest, part_count, part_path, refuse_outdated
+from opdkit.store.reviews import in_force, outdated_targets
+from opdkit.store.tables import TABLES
+
+
+@dataclass
+class Launch:
+    """The closing lines of `opdkit slurm`."""
+
+    folder: Path
+    tasks: dict[str, int]  # of the stages that are not done
+    submitted: str | None  # what submit.sh said
+
+    def text(self) -> str:
+        if not self.tasks:
+            return f"slurm: nothing to do, all of {', '.join(ORDER)} are done"
+        tasks = ", ".join(f"{stage} {count}" for stage, count in self.tasks.items())
+        if self.submitted is None:
+            return f"slurm: tasks: {tasks}; submit them with: bash {typed(self.folder / 'submit.sh')}"
+        return f"{self.submitted}slurm: submitted: {tasks}; logs in {self.folder / 'logs'}"
+
+
+def run(config: SlurmConfig) -> Launch:
+    """Write RUN/slurm/{extract,judge,teacher,train}.sbatch and submit.sh for what is not done yet.
+
+    Raises ConfigError, before anything is written, for what a task could only find out in the queue: a wrong option of
+    any stage, logs that are not there, a stage begun under another plan. OpdkitError where a model is not there, or
+    sbatch is missing or refuses.
+    """
+    stages = configurations(config)
+    refuse_missing(config, stages)
+    refuse_another_plan(config.run, stages)
+    refuse_other_logs(config)
+    refuse_outdated(config.run, [name for name in ORDER if (stage_dir(config.run, name) / "manifest.json").exists()])
+    if config.submit and shutil.which("sbatch") is None:
+        raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
+    missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
+    folder = config.run / "slurm"
+    write(config, stages, missing, folder)
+    said = submit(folder) if config.submit and missing else None
+    return Launch(folder, {name: len(shards) for name, shards in missing.items()}, said)
+
+
+def refuse_missing(config: SlurmConfig, stages: Mapping[str, StageConfig]) -> None:
+    """Raise ConfigError or OpdkitError for logs and models that are not there."""
+    for log in config.logs:
+        if not log.startswith("hf:") and not Path(log).exists():
+            raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
+    refuse_no_models(stages.values())
+
+
+def refuse_another_plan(run: Path, stages: Mapping[str, StageConfig]) -> None:
+    """Raise ConfigError when a stage of the run was begun with other options."""
+    for name, config in stages.items():
+        if (stage_dir(run, name) / "manifest.json").exists():
+            changes = differences(manifest(run, name)["plan"]["config"], config.plan(), "config")
+            if changes:
+                lines = "\n".join(f"  {line}" for line in changes)
+                raise ConfigError(
+                    f"{stage_dir(run, name)} was begun under another plan:\n{lines}\n"
+                    f"Choose another run directory, or remove {stage_dir(run, name)} and those of the stages after it"
+                )
+
+
+def refuse_other_logs(config: SlurmConfig) -> None:
+    """Raise ConfigError when extract was begun with other logs, by names and sizes: digests are the tasks' work."""
+    if not (stage_dir(config.run, "extract") / "manifest.json").exists() or any(
+        log.startswith("hf:") for log in config.logs
+    ):
+        return
+    pinned = manifest(config.run, "extract")["plan"]["inputs"]
+    with tempfile.TemporaryDirectory() as scratch:
+        now = {found.name: found.path.stat().st_size for found in expand(config.logs, Path(scratch))}
+    changes = differences({name: each.get("bytes") for name, each in pinned.items()}, now, "bytes of the log")
+    if changes:
+        lines = "\n".join(f"  {line}" for line in changes)
+        raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
+                          "Choose another run directory, or name the logs as they were")  # fmt: skip
+
+
+def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
+    """The shards of a stage with parts that are not done; [0] or [] for the training, which is one part.
+
+    A stage that is not begun has as many parts as the one before it; where none is begun, every shard may have some.
+    """
+    if stage == "train":
+        shards = 1
+    begun = [s for s in ORDER[: ORDER.index(stage) + 1] if (stage_dir(run, s) / "manifest.json").exists()]
+    if not begun:
+        return list(range(shards))
+    parts = 1 if stage == "train" else part_count(run, begun[-1])
+    primary = next(table for table in TABLES.values() if table.stage == stage)
+    undone = [k for k in range(parts) if not part_path(run, primary.name, k).exists()]
+    undone += outdated_targets(run, in_force(run)) if stage == "teacher" else []
+    return sorted({k % shards for k in undone})
+
+
+def write(
+    config: SlurmConfig, stages: Mapping[str, StageConfig], missing: Mapping[str, list[int]], folder: Path
+) -> None:
+    """The scripts, anew; those of stages that are done go."""
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    place = Place(Path.cwd(), Path(sys.executable).parent)
+    texts = {
+        f"{name}.sbatch": train_script(config, stages[name], place)
+        if name == "train"
+        else array_script(config, name, stages[name], shards, place)
+        for name, shards in missing.items()
+    }
+    if missing:
+        texts["submit.sh"] = submit_script({n: [] if n == "train" else shards for n, shards in missing.items()})
+    for old in [*(f"{name}.sbatch" for name in ORDER), "submit.sh"]:
+        (folder / old).unlink(missing_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_bytes(os.fsencode(text))  # a path need not be UTF-8
+
+
+def submit(folder: Path) -> str:
+    """Submit everything; what was submitted, a line a job. Raises OpdkitError with what sbatch said."""
+    done = subprocess.run(["bash", folder / "submit.sh"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        before = f"\nalready submitted, cancel with scancel:\n{done.stdout}" if done.stdout else ""
+        raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
+    return done.stdout

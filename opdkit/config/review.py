@@ -1,0 +1,16 @@
+"""Options of `opdkit review`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config.fields import CommandConfig, argument, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReviewConfig(CommandConfig):
+    """`opdkit review`."""
+
+    run: Path = argument("the run directory")
+    port: int = option(0, "port of 127.0.0.1 to serve on; 0 is any that is free", low=0, high=65535)
+    reviewer: str | None = option(None, "the name that your decisions carry (default: your login name)")
+    open: bool = option(False, "also open the page in this machine's browser")

@@ -1,0 +1,37 @@
+"""Options of `opdkit rollout`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config.fields import argument, option, refuse_file
+from opdkit.config.shared import TEMPLATE_ARG_HELP, ModelOptions, check_judge
+from opdkit.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(ModelOptions):
+    """`opdkit rollout`: hinted turns of one run -> sessions, turns and verdicts of another, with fresh replies."""
+
+    run: Path = argument("the new run directory", plan=False)
+    from_: Path = option(..., "the run whose hinted turns are answered afresh; its hints carry over", plan=False)
+    limit: int | None = option(None, "only the hinted turns of the first N sessions of --from, for a cheap trial",
+                               unit="sessions", low=1)  # fmt: skip
+    model: str = option(..., "the student as it is now: a folder in Hugging Face format, or a name on the hub")
+    samples: int = option(1, "replies to each prompt; several are a group for the --group-normalise of train",
+                          unit="replies", low=1)  # fmt: skip
+    max_new_tokens: int = option(512, "a longer reply is cut off", unit="tokens", low=1)
+    template_arg: tuple[str, ...] = option((), f"{TEMPLATE_ARG_HELP} (default: those of the teacher stage of --from)")
+    judge_model: str | None = option(None, "model that says whether a reply does what the hint asks, which is its "
+                                     "reward: a path, or with --judge-url its name on the server (default: no "
+                                     "rewards)")  # fmt: skip
+    judge_url: str | None = option(None, "OpenAI-compatible server of the judge model", plan=False)
+    api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key", plan=False)
+    batch_tokens: int = option(16384, "tokens held at once, prompts and replies at their longest", unit="tokens",
+                               low=1)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_file("--from", self.from_)
+        if self.run.resolve() == self.from_.resolve():
+            raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
+        check_judge(self.judge_model, self.judge_url)

@@ -1,0 +1,49 @@
+"""Options of the commands that come before a run: a configuration file, and a look at what is there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config.fields import CommandConfig, argument, option
+from opdkit.config.presets import PRESETS
+from opdkit.config.shared import DTYPES, JUDGES, check_server
+from opdkit.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitConfig(CommandConfig):
+    """`opdkit init`."""
+
+    file: Path = argument("the file to write; - is standard output", default=Path("opdkit.toml"))
+    model: str | None = option(None, "the student: a folder in Hugging Face format, or a name on the hub")
+    preset: str | None = option(None, "how the student's chat template is to be called", choices=tuple(PRESETS))
+    judge: str | None = option(None, "who judges", choices=JUDGES)
+    judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
+    base_url: str | None = option(None, "address of the judge's server")
+    overwrite: bool = option(False, "replace the file if it is there")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_server("--base-url", self.base_url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(CommandConfig):
+    """`opdkit doctor`."""
+
+    logs: tuple[str, ...] = argument("logs to look into, as for extract", default=())
+    run: Path | None = option(None, "the run directory: can it be written, is there room?")
+    model: str | None = option(None, "the student: is it complete, does it fit, what does its template take?")
+    base_url: str | None = option(None, "the judge's server: does it answer, and as --judge-model?")
+    judge_model: str | None = option(None, "the judge's name on its server")
+    api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key")
+    device: str = option("auto", "torch device that the model should fit on")
+    dtype: str = option("auto", "weights and activations, as for the stages", choices=DTYPES)
+    lora_rank: int = option(0, "as for train: how much memory would LoRA of this rank take?", low=0)
+    timeout: float = option(30.0, "give up on the server after this", unit="seconds", low=0.1)
+    json: bool = option(False, "JSON on stdout instead of text")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_server("--base-url", self.base_url)
+        if self.base_url and not self.judge_model:
+            raise ConfigError("--base-url needs --judge-model, the model's name on that server")

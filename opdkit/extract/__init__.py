@@ -1,0 +1,1 @@
+"""`opdkit extract`: logs to sessions and turns."""

@@ -1,0 +1,1 @@
+"""Log files: opened, unpacked, divided into units of work."""

@@ -1,0 +1,170 @@
+"""Personal data and secrets in a log, replaced by placeholders before anything is written.
+
+The patterns are conservative: what they take for an address, a key or a phone number nearly always is one, and numbers
+in ordinary text (prices, dates, order ids, code) stay. They find what has a shape; a name or a street has none.
+"""
+
+import copy
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import regex
+
+from opdkit.chat.conversation import JSON
+from opdkit.chat.json_lines import dump
+from opdkit.errors import ConfigError, OpdkitError
+
+SECONDS = 10.0  # a pattern of the user's on one text; one that is no accident takes microseconds
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What one kind of secret looks like. Every match holds one of `hints` in lower case: looking for these is fast."""
+
+    name: str
+    hints: tuple[str, ...]
+    pattern: re.Pattern[str]  # its group `before`, where it has one, is needed for a match, and stays
+
+
+_FILES = "png|jpe?g|gif|svg|webp|ico|js|mjs|ts|tsx|jsx|py|css|scss|html?|json|ya?ml|toml|md|txt|sh|so|service|target"
+_TOKENS = (
+    r"(?<![A-Za-z0-9_])(?:"
+    r"sk-(?:[0-9a-f]{32}|(?=[\w-]{0,200}?[0-9])(?=[\w-]{0,200}?[A-Z])[\w-]{20,300})"  # OpenAI, Anthropic, others
+    r"|gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_\w{22,255}|glpat-[\w-]{20,255}|xox[abeoprs]-[A-Za-z0-9-]{10,255}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,500}|hf_[A-Za-z]{30,40}|npm_[A-Za-z0-9]{36}"
+    r"|pypi-AgE[\w-]{50,500}|[rsp]k_(?:live|test)_[A-Za-z0-9]{16,255}|SG\.[\w-]{22}\.[\w-]{43}"
+    r"|eyJ[\w-]{8,5000}\.eyJ[\w-]{8,5000}\.[\w-]{8,5000})(?![A-Za-z0-9_])"
+)
+_ASSIGNED = (
+    r"(?P<before>(?:api[_-]?key|secret|access[_-]?key|auth[_-]?token|access[_-]?token|password)[\"']?\s{0,3}[:=]\s{0,3}"
+    r"[\"']?)(?=[\w+/-]{0,200}?[0-9])(?=[\w+/-]{0,200}?[A-Za-z])[\w+/-]{20,500}={0,2}(?![\w+/(.-])"
+)
+_EMAIL = (
+    r"(?:(?<=\\[nrt])|(?<![A-Za-z0-9._%+\-\\]))"  # after "\n" in a text that holds JSON, too
+    r"(?!git@)[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?"
+    r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}"
+    rf"(?!(?:{_FILES})(?![A-Za-z0-9-]))[A-Za-z]{{2,24}}(?![A-Za-z0-9-]|\.[A-Za-z0-9]|\()"
+)
+_PHONE_END = r"(?!\w|[.,-][0-9])"
+_PHONE_WORDS = ("phone", "tel", "mobile", "cell", "whatsapp", "电话", "手机")
+SHAPES = (
+    Shape("private key", ("private key-----",), re.compile(
+        r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)),
+    Shape("credentials", ("://",), re.compile(
+        r"(?P<before>://)[^\s/:@\"'<>\[\]{}$]{1,100}:[^\s/@\"'<>\[\]{}$]{3,200}(?=@[\w\[])")),
+    Shape("key", ("sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "aiza",
+                  "ya29.", "hf_", "npm_", "pypi-", "k_live_", "k_test_", "sg.", "eyj"), re.compile(_TOKENS)),
+    Shape("key", ("bearer",), re.compile(
+        r"(?P<before>bearer\s{1,3})(?=\S{0,500}?[0-9])[\w.~+/-]{20,5000}={0,2}", re.IGNORECASE)),
+    Shape("key", ("key", "secret", "token", "password"), re.compile(_ASSIGNED, re.IGNORECASE)),
+    Shape("email", ("@",), re.compile(_EMAIL)),
+    # The world over with a +, North American ones as they are written there, others behind a word that says so.
+    Shape("phone", ("+",), re.compile(
+        r"\+(?<![\w+.,/=*-]\+)[1-9][0-9]{0,2}(?:[ .-]?\([0-9]{1,4}\))?(?:[ .-]?[0-9]){7,12}" + _PHONE_END)),
+    Shape("phone", (") ", ")2", ")3", ")4", ")5", ")6", ")7", ")8", ")9"), re.compile(
+        r"(?:(?<![\w.,/#$-])1[ .-])?\((?<![\w.,/#$]\()[2-9][0-9]{2}\) ?[2-9][0-9]{2}[ .-][0-9]{4}" + _PHONE_END)),
+    Shape("phone", ("-", "."), re.compile(
+        r"[2-9](?<![\w.,/#$-][2-9])[0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}" + _PHONE_END)),
+    Shape("phone", ("1-", "1."), re.compile(
+        r"1(?<![\w.,/#$-]1)[.-][2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}" + _PHONE_END)),
+    Shape("phone", _PHONE_WORDS, re.compile(
+        r"(?P<before>(?:\b(?:phone|telephone|tel|mobile|cell|whatsapp)|电话|手机)(?:[ _-]?(?:number|no|nr)|号码?)?"
+        r"(?:[\"':=. ]| is |[:是为]){1,6})\(?[0-9](?:[ .()-]{0,2}[0-9]){6,14}" + _PHONE_END, re.IGNORECASE)),
+)  # fmt: skip
+
+
+def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
+    """["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}. Raises ConfigError for what is no pattern or matches nothing."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not _NAME.fullmatch(name) or not text:
+            raise ConfigError(f"--redact-pattern {pair!r}: write it as NAME=REGEX, and NAME in letters and digits")
+        try:
+            pattern = regex.compile(text)
+        except (regex.error, RecursionError, OverflowError) as error:
+            raise ConfigError(f"--redact-pattern {name}: {text!r} is no regular expression: {error}") from None
+        if pattern.match("") is not None:
+            raise ConfigError(f"--redact-pattern {name}: {text!r} matches the empty text, so it would match everywhere")
+        found[name] = text
+    return found
+
+
+def _placeholder(match: re.Match[str], name: str) -> str:
+    return (match.groupdict().get("before") or "") + f"[{name}]"
+
+
+def _endless(name: str, pattern: str, text: str) -> str:
+    return (
+        f"--redact-pattern {name} took more than {SECONDS:g} seconds on a text of {len(text):,} characters: "
+        f"{pattern[:200]!r} tries too many ways to match. Write it without repetitions inside repetitions; nothing of "
+        "this part was written"
+    )
+
+
+class Redactor:
+    """Replaces what its patterns match by `[name]` and counts it in `counts`.
+
+    Raises OpdkitError when one of the user's patterns takes longer than `SECONDS` on one text.
+    """
+
+    def __init__(self, shapes: Sequence[Shape], own: Mapping[str, str]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._shapes = shapes
+        self._own = [(name, regex.compile(text)) for name, text in own.items()]
+
+    def text(self, text: str) -> str:
+        """`text` without what the patterns match: the user's own first."""
+        for name, own in self._own:
+            try:
+                text, count = own.subn(f"[{name}]", text, timeout=SECONDS)
+            except TimeoutError:
+                raise OpdkitError(_endless(name, own.pattern, text)) from None
+            self.counts[name] += count
+        lower = text.lower()
+        for shape in self._shapes:
+            if any(hint in lower for hint in shape.hints):
+                text, count = shape.pattern.subn(lambda m, name=shape.name: _placeholder(m, name), text)  # type: ignore[misc]
+                self.counts[shape.name] += count
+        return text
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with all its texts, keys too, redacted."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(key): self.value(inner) for key, inner in value.items()}
+        return [self.value(inner) for inner in value] if isinstance(value, list) else value
+
+    def json(self, text: str) -> str:
+        """JSON as text, redacted inside its texts, so that it stays JSON; verbatim where nothing was found."""
+        try:
+            value = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            return self.text(text)
+        redacted = self.value(value)
+        return text if redacted == value else dump(redacted)
+
+    def raw(self, text: str) -> str:
+        """What is kept of a line that could not be read."""
+        if "\x00" in text:  # UTF-16, or damage: no pattern could find anything in it
+            return "[not text]"
+        return self.text(_ASCII_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text))
+
+    def message(self, message: JSON) -> JSON:
+        """One message of tables.MESSAGE."""
+        told = copy.copy(message)
+        for key in ("content", "reasoning", "name", "tool_call_id"):
+            if told[key]:
+                told[key] = self.text(told[key])
+        told["tool_calls"] = [
+            {"id": self.text(c["id"]), "name": self.text(c["name"]), "arguments": self.json(c["arguments"])}
+            for c in told["tool_calls"]
+        ]
+        return told

@@ -1,0 +1,1 @@
+"""Token ids to numbers: load a model, score replies, sample new ones."""

@@ -1,6 +1,0 @@
-"""`opdkit report`: a run as one HTML file that opens offline, for a person who wants to see the feedback."""
-
-from opdkit.report.command import run
-from opdkit.report.page import page
-
-__all__ = ["page", "run"]

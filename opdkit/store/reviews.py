@@ -1,0 +1,307 @@
+"""What people decided about turns, and the verdicts as everything after the judge reads them.
+
+    judge/reviews/review-00000041-9f0c2ab1.parquet      decision 41 of the run, or a sheet that ends with it
+
+Decisions are only ever added, each file whole and on the disk before its reviewer is told so. The last one on a turn
+counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` leaves the
+decisions where they are: they are about turns, not about votes.
+"""
+
+import contextlib
+import getpass
+import hashlib
+import json
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opdkit.config.command_line import typed
+from opdkit.config.fields import JSON
+from opdkit.config.stages import stage_dir
+from opdkit.errors import OpdkitError
+from opdkit.store import part_count, part_path, parts_of_turns, read_part
+from opdkit.store.atomic import sync
+from opdkit.store.disk import disk_errors_explained
+from opdkit.store.footers import VERSION_KEY, read_inputs
+from opdkit.store.marks import claim_name, read_claim
+from opdkit.store.nouns import counted, verb
+from opdkit.store.tables import REVIEWS, TABLES, to_arrow
+
+REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
+_NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
+
+
+@dataclass(frozen=True)
+class Review:
+    """One decision on one turn. What is not decided stays as the votes say."""
+
+    turn_id: str
+    reward_decided: bool = False
+    reward: int | None = None
+    hint_decided: bool = False
+    hint: str | None = None
+    note: str | None = None
+    reviewer: str = ""
+    time: str = ""
+    action: str = "set"
+    ordinal: int = -1
+
+    @property
+    def decided(self) -> JSON:
+        """What it decides, and nothing about who, when and why: equal for decisions that come to the same."""
+        return ({"reward": self.reward} if self.reward_decided else {}) | (
+            {"hint": self.hint} if self.hint_decided else {}
+        )
+
+    def to_json(self) -> JSON:
+        """As the pages and files that people see have it: what is not decided is absent."""
+        return {"turn_id": self.turn_id, **self.decided, "note": self.note, "reviewer": self.reviewer,
+                "time": self.time, "ordinal": self.ordinal}  # fmt: skip
+
+
+Reviews = dict[str, Review]  # turn_id -> the decision in force
+
+
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+def folder(run: Path) -> Path:
+    """Where the decisions of a run are."""
+    return stage_dir(run, REVIEWS.stage) / REVIEWS.name
+
+
+def in_force(run: Path) -> Reviews:
+    """The decision that counts, for each turn that has one. {} where nobody has decided anything."""
+    return Ledger(run).in_force()
+
+
+class Ledger:
+    """The decisions of a run, each file read once: `in_force` again costs only what is new."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._files: dict[str, list[Review]] = {}
+
+    def in_force(self) -> Reviews:
+        """The decision that counts, for each turn that has one. Raises OpdkitError for a file that is damaged."""
+        last = {review.turn_id: review for review in self.every()}
+        return {name: review for name, review in last.items() if review.action == "set"}
+
+    def every(self) -> list[Review]:
+        """All decisions that were ever made, in their order."""
+        for path in files(self.run):
+            if path.name not in self._files:
+                self._files[path.name] = read_file(path)
+        named = [(review.ordinal, name, review) for name, rows in self._files.items() for review in rows]
+        return [review for *_, review in sorted(named, key=lambda one: one[:2])]
+
+
+def files(run: Path) -> list[Path]:
+    """The files of decisions, in their order."""
+    home_of = folder(run)
+    found = [path for path in home_of.iterdir() if _NAME.fullmatch(path.name)] if home_of.is_dir() else []
+    return sorted(found, key=lambda path: (_ordinal(path), path.name))
+
+
+def _ordinal(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def read_file(path: Path) -> list[Review]:
+    """The decisions in one file. Raises OpdkitError when it is damaged or of another version."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # a third of the time of read_table
+            table = file.read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise OpdkitError(f"{path} cannot be read ({error}): put it back from a copy, or move it away; "
+                          "the decisions in it do not count then") from error  # fmt: skip
+    if (table.schema.metadata or {}).get(VERSION_KEY) != str(REVIEWS.version).encode():
+        raise OpdkitError(f"{path} was written by another version of opdkit, or by something else; move it away")
+    return [Review(**row) for row in table.to_pylist()]
+
+
+# -- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[JSON]:
+    """The verdicts of a part as the decisions in force leave them: what every stage after the judge reads.
+
+    `reviews` is what `in_force` said before, where a stage must not see what is decided while it works.
+    """
+    known = in_force(run) if reviews is None else reviews
+    return [applied(row, known.get(row["turn_id"])) for row in read_part(run, "verdicts", part)]
+
+
+def applied(verdict: JSON, review: Review | None) -> JSON:
+    """A row of `verdicts` as a decision leaves it. Pure; the row itself when there is none.
+
+    What is decided has the status "reviewed". A hint that is decided is the first of `hints`; the agreement is still
+    the share of the valid votes that say the same.
+    """
+    if review is None:
+        return verdict
+    changed = dict(verdict)
+    if review.reward_decided:
+        valid = [vote["score"] for vote in verdict["reward_votes"] if vote["score"] is not None]
+        share = valid.count(review.reward) / len(valid) if valid and review.reward is not None else None
+        changed |= {"reward": review.reward, "reward_status": REVIEWED, "reward_agreement": share}
+    if review.hint_decided:
+        first = [] if review.hint is None else [review.hint]
+        others = [hint for hint in verdict["hints"] if hint != review.hint]
+        changed |= {"hint": review.hint, "hint_status": REVIEWED, "hints": first + others}
+    return changed
+
+
+def decisions(reviews: Mapping[str, Review]) -> JSON:
+    """turn_id -> what was decided, sorted; without the decisions that decide nothing (somebody has looked)."""
+    return {name: reviews[name].decided for name in sorted(reviews) if reviews[name].decided}
+
+
+def decision(turn_id: str, decided: JSON) -> Review:
+    """The decision that one entry of `decisions` stands for; nobody's, where nothing but its effect matters."""
+    return Review(turn_id, "reward" in decided, decided.get("reward"), "hint" in decided, decided.get("hint"))
+
+
+# -- what was computed from which decisions -------------------------------------------------------------------------
+
+
+def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
+    """part -> {"reviews": `decisions` on its turns}, or {}: what a stage that reads verdicts pins in a part's footer.
+
+    So a decision makes the parts with its turns be done again, and leaves the others as they are.
+    """
+    decided = decisions(reviews)
+    by_part: defaultdict[int, JSON] = defaultdict(dict)
+    for name, part in parts_of_turns(run, list(decided)).items() if decided else ():
+        by_part[part][name] = decided[name]
+    return lambda part: {"reviews": dict(sorted(by_part[part].items()))} if part in by_part else {}
+
+
+def decided_in(run: Path, table: str) -> JSON:
+    """The decisions that the parts of a table, as far as they are there, were computed from: turn_id -> decided."""
+    paths = (part_path(run, table, part) for part in range(part_count(run, TABLES[table].stage)))
+    return {k: v for path in paths if path.exists() for k, v in read_inputs(path).get("reviews", {}).items()}
+
+
+def plan_inputs(decided: JSON) -> JSON:
+    """What pins `decisions` in the plan of a stage that is computed from all parts; {} where there are none."""
+    if not decided:
+        return {}
+    return {"reviews": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]}
+
+
+def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
+    """The parts of the targets that were computed from other decisions than those in force, which are `reviews`."""
+    if not (stage_dir(run, "teacher") / "manifest.json").exists():
+        return []
+    now = part_inputs(run, reviews)
+    paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
+    return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
+
+
+def refuse_outdated_targets(run: Path) -> None:
+    """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
+    if outdated := outdated_targets(run, in_force(run)):
+        raise OpdkitError(
+            f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
+            f"{verb(len(outdated), 'is', 'are')} older than the "
+            f"decisions of `opdkit review` on their turns: run `opdkit teacher {typed(run)} ...` again as before; it "
+            "does only these"
+        )
+
+
+# -- adding ---------------------------------------------------------------------------------------------------------
+
+
+MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
+
+
+def invalid(review: Review) -> str | None:
+    """What is wrong with a decision, in words; None when nothing is."""
+    if review.action not in ("set", "strike"):
+        return f"action is {review.action!r}; it must be set or strike"
+    if type(review.reward) not in (int, type(None)) or review.reward not in (None, -1, 0, 1):
+        return f"reward is {review.reward!r}; it must be -1, 0, 1 or null"
+    for name, text, most in (("hint", review.hint, MAX_HINT), ("note", review.note, MAX_NOTE)):
+        if text is None:
+            continue
+        if not isinstance(text, str) or not text.strip() or len(text) > most:
+            return f"{name} must be text of 1 to {most:,} characters, or null"
+        if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
+            return f"{name} is not Unicode text: half of a surrogate pair"
+    if (not review.reward_decided and review.reward is not None) or (not review.hint_decided and review.hint):
+        return "a value that is not decided"
+    if review.action == "strike" and review.decided:
+        return "a strike decides nothing: it withdraws the decision before"
+    return None
+
+
+def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> list[Review]:
+    """Add decisions, all of them or none, on the disk when this returns; they come back as they were written.
+
+    Two reviewers at the same time lose nothing: each writes a file of their own, numbered after those they saw.
+    Raises OpdkitError for a decision that is none, or when the disk refuses.
+    """
+    for review in decided:
+        if (what := invalid(review)) is not None:
+            raise OpdkitError(f"turn {review.turn_id}: {what}")
+    if not decided:
+        return []
+    where = folder(run)
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    with disk_errors_explained(where):
+        where.mkdir(parents=True, exist_ok=True)
+        _sweep(where)
+        first = max(map(_ordinal, files(run)), default=-1) + 1
+        rows = [
+            Review(r.turn_id, r.reward_decided, r.reward, r.hint_decided, r.hint, r.note, reviewer or whoami(), now,
+                   r.action, first + n)
+            for n, r in enumerate(decided)
+        ]  # fmt: skip
+        _write(where, rows)
+    return rows
+
+
+def _write(where: Path, rows: Sequence[Review]) -> None:
+    last = rows[-1].ordinal
+    arrow = to_arrow(REVIEWS, [vars(row) for row in rows]).replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
+    temporary = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
+    try:
+        with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
+            file.write_table(arrow)
+        sync(temporary)
+        temporary.replace(where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet")
+        sync(where)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sweep(where: Path) -> None:
+    """Remove what killed processes of this host left half-written."""
+    for path in where.glob(".*.tmp"):
+        claim = read_claim(path)
+        if claim is not None and claim.dead:
+            path.unlink(missing_ok=True)
+
+
+def whoami() -> str:
+    """The name of whoever reviews, as the system knows it."""
+    with contextlib.suppress(OSError, KeyError):
+        return getpass.getuser()
+    return "unknown"
+
+
+def strangers(run: Path) -> Iterator[Path]:
+    """What is in the folder of the decisions and is none of them; a half-written file of a kill is none either."""
+    where = folder(run)
+    for path in sorted(where.iterdir()) if where.is_dir() else ():
+        if not _NAME.fullmatch(path.name) and not path.name.startswith("."):
+            yield path

@@ -1,0 +1,17 @@
+"""Run one stage: check its options, record its error, listen for signals."""
+
+from opdkit.config.fields import StageConfig
+from opdkit.config.stages import STAGES, load_function
+from opdkit.store.failures import forget, recorded
+from opdkit.store.footers import Summary
+from opdkit.store.stopping import listening
+
+
+def run_stage(name: str, config: StageConfig) -> Summary:
+    """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
+    config.refuse_missing()
+    with recorded(name, config), listening():
+        summary: Summary = load_function(STAGES[name][1])(config)
+    if summary.parts_done == summary.parts:
+        forget(config.run, name)
+    return summary

@@ -1,0 +1,187 @@
+"""opdkit/chat/control_tokens.py: text from logs never becomes a control token, and is otherwise encoded as ever."""
+
+import copy
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of
+
+PIECES = [
+    "<|im_end|>",
+    "<|im_start|>",
+    "<think>",
+    "</think>",
+    "<",
+    ">",
+    "|>",
+    "<|im_",
+    "end|>",
+    "\n\n",
+    " ",
+    "a",
+    "é",
+    "好",
+]
+text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+
+
+def sentencepiece_like(scheme: str):
+    """Llama-2's kind: BPE with a byte fallback and a space before the first word of a string."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = ["<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz<>|_/"]
+    byte = [f"<0x{n:02X}>" for n in range(256)]
+    words = ["he", "hel", "hell", "hello", "▁hello"]
+    vocab = {token: n for n, token in enumerate([*letters, *byte, *words])}
+    merges = [("h", "e"), ("he", "l"), ("hel", "l"), ("hell", "o"), ("▁", "hello")]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("</s>", "[INST]")])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+def control_ids(tokenizer) -> set[int]:
+    return set(tokenizer.added_tokens_decoder)
+
+
+@settings(deadline=None, max_examples=200)
+@given(before=text, data=text, after=text)
+def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, before, data, after):
+    """pitfall 15: only what the template wrote is a control token, also where data and template touch."""
+    encoder = Encoder(tiny_tokenizer)
+    template = ("<|im_start|>", "<|im_end|>")
+    safe = [encoder.as_data(x, sampled=False) for x in (before, data, after)]
+    rendered = f"{safe[0]}{template[0]}{safe[1]}{template[1]}{safe[2]}"
+    ids = encoder.ids(rendered)
+    written = [i for i in ids if i in control_ids(tiny_tokenizer)]
+    assert written == tiny_tokenizer.convert_tokens_to_ids(list(template))
+    assert tiny_tokenizer.decode(ids) == f"{before}{template[0]}{data}{template[1]}{after}"
+
+
+def test_data_and_template_make_no_control_token_together(tiny_tokenizer):
+    """pitfall 15: what the template writes next to a text completes no token that the text began, or ends."""
+    encoder = Encoder(tiny_tokenizer)
+    for rendered in (
+        encoder.as_data("a<|im_end|", sampled=True) + ">",
+        "<" + encoder.as_data("|im_end|>a", sampled=True),
+        encoder.as_data("<|im_", sampled=True) + encoder.as_data("end|>", sampled=True),
+    ):
+        assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(rendered))
+
+
+@settings(deadline=None, max_examples=100)
+@given(words=st.lists(st.sampled_from(["<|im_end|>", "<think>", "hello ", "<b>", "\n", "the tool", "é"]), max_size=12))
+def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
+    encoder = Encoder(tiny_tokenizer)
+    rendered = "".join(words)
+    expected = tiny_tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    assert encoder.ids(rendered) == expected
+    assert encoder._ids_of_copy(encoder._marked(rendered)) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    texts=st.lists(st.lists(st.sampled_from([*PIECES, "</s>", "[INST]", "hello"]), max_size=8).map("".join), max_size=5)
+)
+@pytest.mark.parametrize("kind", ["byte level", "first", "always", "never"])
+def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
+    """pitfall 3: pieces end where the tokenizer itself cuts, and a piece that begins a text is another one."""
+    tokenizer = tiny_tokenizer if kind == "byte level" else sentencepiece_like(kind)
+    encoder = Encoder(tokenizer)
+    for rendered in [*texts, *texts[::-1]]:
+        assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        assert encoder._ids_of_copy(encoder._marked(rendered)) == encoder.ids(rendered)
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenizer):
+    """pitfall 3: one that takes the white space before it is not alone there."""
+    from tokenizers import AddedToken
+
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_tokens([AddedToken("<stop>", special=True, **({"normalized": False} | {flag: True}))])
+    encoder = Encoder(tokenizer)
+    for rendered in ("a  <stop>  b", "a<stop>b <stop>", "<stop><|im_end|> <stop>", "  <stop>  b"):
+        assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+
+def test_a_piece_is_encoded_once(tiny_tokenizer, monkeypatch):
+    """pitfall 27: a session's prompts repeat each other."""
+    encoder, encoded = Encoder(tiny_tokenizer), []
+    real = encoder._own_pieces._encode
+    monkeypatch.setattr(encoder._own_pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
+    turns = [f"<|im_start|>user\nhello {n}<|im_end|>\n" for n in range(30)]
+    for n in range(1, 31):
+        encoder.ids("".join(turns[:n]))
+    assert len(encoded) == len(set(encoded)) == 31  # the line break after each is one more
+    encoder._own_pieces._characters = 1 << 30
+    encoder.ids("".join(turns))
+    assert not encoder._own_pieces._known
+    assert encoder.ids("".join(turns)) == tiny_tokenizer("".join(turns), add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_the_copy_agrees_for_tokenizers_that_put_a_space_first(scheme):
+    tokenizer = sentencepiece_like(scheme)
+    encoder = Encoder(tokenizer)
+    for rendered in ("hello</s>hello", "[INST] hello </s>", "</s>hello[INST]好"):
+        expected = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        assert encoder._ids_of_copy(encoder._marked(rendered)) == expected
+
+
+def test_a_continuation_gets_no_space_of_its_own():
+    tokenizer = sentencepiece_like("first")
+    assert tokenizer("hello", add_special_tokens=False)["input_ids"] == tokenizer.convert_tokens_to_ids(["▁hello"])
+    assert Encoder(tokenizer).continuation_ids("hello") == tokenizer.convert_tokens_to_ids(["hello"])
+    assert Encoder(tokenizer).continuation_ids(" hello</s>") == tokenizer.convert_tokens_to_ids(["▁hello", "</s>"])
+
+
+def test_what_a_model_wrote_keeps_its_own_words_but_no_special_token(tiny_tokenizer):
+    """pitfall 15: `<think>` is really sampled, `<|im_end|>` inside a reply is not."""
+    encoder = Encoder(tiny_tokenizer)
+    ids = encoder.ids(encoder.as_data("<think>a</think><|im_end|>", sampled=True))
+    assert [tiny_tokenizer.decode(i) for i in ids if i in control_ids(tiny_tokenizer)] == ["<think>", "</think>"]
+    ids = encoder.ids(encoder.as_data("<think>a</think><|im_end|>", sampled=False))
+    assert control_ids(tiny_tokenizer).isdisjoint(ids)
+
+
+def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
+    """pitfall 15: tool definitions and arguments are text from the log."""
+    encoder = Encoder(tiny_tokenizer)
+    safe = encoder.as_data({"<|im_end|>": ["<|im_start|>", 3, None, {"x": "<think>"}]}, sampled=False)
+    assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(str(safe)))
+    assert encoder.as_data([3, None, True], sampled=False) == [3, None, True]
+
+
+def test_private_characters_in_a_log_are_refused(tiny_tokenizer):
+    """pitfall 15: the stand-ins themselves cannot be forged."""
+    with pytest.raises(UnsafeTextError, match="private-use"):
+        Encoder(tiny_tokenizer).as_data("\U00100000", sampled=False)
+
+
+def test_a_tokenizer_that_makes_control_tokens_from_plain_text_is_noticed():
+    """pitfall 15: where the vocabulary merges letters into `</s>`, the text is refused, not a stop token."""
+    from tokenizers import AddedToken, Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocab = {t: n for n, t in enumerate(["<", "/", "s", ">", "</", "s>", "</s>", "a"])}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>")]
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
+    encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
+    assert encoder.ids("a</s>") == [7, 6]
+    with pytest.raises(UnsafeTextError, match="plain text"):
+        encoder.ids(encoder.as_data("a</s>", sampled=True))
+
+
+@given(
+    words=st.lists(st.text("ab<|", min_size=1, max_size=4), min_size=1, max_size=8), text=st.text("ab<|", max_size=8)
+)
+def test_any_of_is_the_longest_of_the_words(words, text):
+    longest_first = "|".join(map(re.escape, sorted(set(words), key=len, reverse=True)))
+    assert [m.span() for m in re.finditer(any_of(words), text)] == [m.span() for m in re.finditer(longest_first, text)]

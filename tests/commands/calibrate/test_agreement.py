@@ -1,0 +1,87 @@
+"""Confusion, kappa and calibration: worked by hand, against scikit-learn, and what must hold of any labels."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from opdkit.commands.calibrate.agreement import (
+    CLASSES,
+    HintScore,
+    Level,
+    accuracy,
+    by_class,
+    calibration,
+    confusion,
+    hint_score,
+    kappa,
+)
+
+PAIRS = st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES)), min_size=1, max_size=40)
+WEIGHTS = ("none", "linear", "quadratic")
+
+
+def test_kappa_worked_by_hand() -> None:
+    """Cohen's own kind of table: 45 + 25 of 100 agree; by chance .6 * .7 + .4 * .3 = .54; (.7 - .54) / .46."""
+    matrix = np.array([[45.0, 0, 15], [0, 0, 0], [25, 0, 15]])
+    assert accuracy(matrix) == pytest.approx(0.6)
+    assert kappa(matrix) == pytest.approx((0.60 - 0.54) / (1 - 0.54))
+
+
+@pytest.mark.filterwarnings("ignore:`y1`, `y2` and `labels`")
+@given(PAIRS, st.sampled_from(WEIGHTS))
+def test_everything_equals_scikit_learn(pairs: list[tuple[int, int]], weights: str) -> None:
+    labels, rewards = zip(*pairs, strict=True)
+    matrix = confusion(labels, rewards)
+    assert (matrix == metrics.confusion_matrix(labels, rewards, labels=CLASSES)).all()
+    assert accuracy(matrix) == pytest.approx(metrics.accuracy_score(labels, rewards))
+    with np.errstate(all="ignore"):
+        theirs = metrics.cohen_kappa_score(
+            labels, rewards, labels=CLASSES, weights=None if weights == "none" else weights
+        )
+    assert kappa(matrix, weights) == pytest.approx(theirs, nan_ok=True)
+    precision, recall, _, support = metrics.precision_recall_fscore_support(
+        labels, rewards, labels=CLASSES, zero_division=np.nan
+    )
+    for i, found in enumerate(by_class(matrix)):
+        assert found.labelled == support[i]
+        for ours, other in ((found.precision, precision[i]), (found.recall, recall[i])):
+            assert ours is None if np.isnan(other) else ours == pytest.approx(other)
+
+
+@given(PAIRS, st.randoms(use_true_random=False), st.sampled_from(WEIGHTS))
+def test_kappa_is_in_range_and_blind_to_order_and_to_who_is_who(pairs, random, weights: str) -> None:
+    value = kappa(confusion(*zip(*pairs, strict=True)), weights)
+    assert np.isnan(value) or -1 - 1e-12 <= value <= 1
+    shuffled = random.sample(pairs, len(pairs))
+    assert kappa(confusion(*zip(*shuffled, strict=True)), weights) == pytest.approx(value, nan_ok=True)
+    swapped = [(b, a) for a, b in pairs]
+    assert kappa(confusion(*zip(*swapped, strict=True)), weights) == pytest.approx(value, nan_ok=True)
+
+
+def test_many_matrices_at_once_are_each_by_itself() -> None:
+    stack = np.random.default_rng(0).integers(0, 9, (5, 3, 3)).astype(float)
+    stack[3] = 0
+    for weights in WEIGHTS:
+        assert kappa(stack, weights) == pytest.approx([float(kappa(m, weights)) for m in stack], nan_ok=True)
+    assert np.isnan(accuracy(stack)[3])
+
+
+def test_calibration_worked_by_hand() -> None:
+    levels, error = calibration([1.0, 0.6, 1.0, 0.6, 1.0], [True, True, True, False, False])
+    assert levels == [Level(0.6, 2, 0.5), Level(1.0, 3, pytest.approx(2 / 3))]
+    assert error == pytest.approx((2 * 0.1 + 3 * (1 / 3)) / 5)
+    assert calibration([], []) == ([], None)
+
+
+def test_many_levels_of_agreement_are_put_together_in_tenths() -> None:
+    said = [n / 21 for n in range(11, 22)]
+    levels, _ = calibration(said, [True] * len(said))
+    assert [level.turns for level in levels] == [2, 2, 2, 2, 3]
+    assert sum(level.turns for level in levels) == len(said)
+
+
+def test_hints_where_something_was_wanted() -> None:
+    assert hint_score([True, True, True, False], [True, False, True, True]) == HintScore(4, 3, 3, 2 / 3, 2 / 3)
+    assert hint_score([False], [False]) == HintScore(1, 0, 0, None, None)

@@ -1,0 +1,244 @@
+"""The whole of `opdkit calibrate`: a simulated judge whose curve is known, real files, wrong ones."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from judged_runs import message, session, turn, verdict, write_run
+from labelled_runs import labelled_run
+from sample_world import DATA
+from sklearn.metrics import cohen_kappa_score
+
+from opdkit.commands.calibrate import Calibration, measure, run
+from opdkit.commands.calibrate.agreement import HintScore
+from opdkit.commands.calibrate.voting import of_independent
+from opdkit.config.calibrate import CalibrateConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge.votes import reward_of
+from opdkit.store.reviews import Review, append
+
+Votes = Sequence[int | None]
+
+
+def judged_run(path: Path, votes: Mapping[str, Votes]) -> Path:
+    """A run with one turn for every turn_id, judged with these votes."""
+    names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
+    sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
+    return write_run(path, [(sessions, [turn(i) for i in votes], [_verdict(i, v) for i, v in votes.items()])])
+
+
+def _verdict(turn_id: str, scores: Votes) -> dict:
+    reward = reward_of(scores)
+    return verdict(turn_id) | {
+        "reward_votes": [{"score": s, "raw": "", "error": None if s is not None else "failed"} for s in scores],
+        "reward": reward.reward, "reward_status": reward.status, "reward_agreement": reward.agreement,
+    }  # fmt: skip
+
+
+def labelled(folder: Path, labels: Mapping[str, object], key: str = "turn_id") -> Path:
+    path = folder / "labels.jsonl"
+    path.write_text("".join(json.dumps({key: name, "reward": value}) + "\n" for name, value in labels.items()))
+    return path
+
+
+def calibrated(folder: Path, votes: Mapping[str, Votes], labels: Mapping[str, object], **options) -> Calibration:
+    judged = judged_run(folder / "run", votes)
+    key = options.pop("key", "turn_id")
+    return measure(CalibrateConfig(run=judged, labels=labelled(folder, labels, key), **options))
+
+
+def simulated(rng: np.random.Generator, turns: int, votes: int, right: Sequence[float]) -> tuple[dict, dict, float]:
+    """Labels drawn evenly; each turn's votes are right with a probability of its own, errors even; some votes fail.
+
+    Returns votes, labels, and the exact curve: for each number of votes the expected accuracy.
+    """
+    given, labels, exact = {}, {}, np.zeros((votes, 2))
+    for n in range(turns):
+        label, p, failing = int(rng.integers(-1, 2)), float(rng.choice(right)), 0.05
+        chances = {s: (1 - failing) * (p if s == label else (1 - p) / 2) for s in (-1, 0, 1)} | {None: failing}
+        drawn = rng.choice(4, size=votes, p=list(chances.values()))
+        given[f"s{n // 2}:{2 * (n % 2) + 1}"] = [list(chances)[i] for i in drawn]
+        labels[f"s{n // 2}:{2 * (n % 2) + 1}"] = label
+        for k in range(1, votes + 1):
+            found = of_independent(chances, k)
+            exact[k - 1] += found.get(label, 0.0), 1 - found.get(None, 0.0)
+    return given, labels, exact[:, 0] / exact[:, 1]
+
+
+@pytest.mark.parametrize("right", [(0.7,), (0.45, 0.95)], ids=["equally hard", "easy and hard"])
+def test_the_measured_curve_covers_the_exact_one(right: Sequence[float], tmp_path: Path) -> None:
+    votes, labels, exact = simulated(np.random.default_rng(7), 900, 9, right)
+    found = calibrated(tmp_path, votes, labels)
+    measured = [p for p in found.curve if p.accuracy is not None]
+    assert [p.votes for p in measured] == list(range(1, 10))
+    for point, truth in zip(measured, exact, strict=True):
+        assert point.interval is not None
+        assert point.interval[0] <= truth <= point.interval[1]
+        assert point.interval[1] - point.interval[0] < 0.08, "narrow enough to mean something"
+    independent = [p.independent for p in measured]
+    if len(right) == 1:
+        assert independent == pytest.approx(list(exact), abs=0.02)
+    else:  # votes on hard turns err together: more of them help less than independence promises
+        assert independent[-1] is not None
+        assert independent[-1] > exact[-1] + 0.05
+    assert [p.votes for p in found.curve[9:]] == [11, 13, 15, 17, 21]
+
+
+def test_with_all_votes_the_curve_ends_at_the_stored_verdicts(tmp_path: Path) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(1), 120, 5, (0.6,))
+    found = calibrated(tmp_path, votes, labels)
+    stored = {turn_id: reward_of(scores).reward for turn_id, scores in votes.items()}
+    answered = [t for t, r in stored.items() if r is not None]
+    last = next(p for p in found.curve if p.votes == 5)
+    assert last.accuracy == found.accuracy == pytest.approx(np.mean([stored[t] == labels[t] for t in answered]))
+    assert last.coverage == pytest.approx(len(answered) / len(votes)) == found.answered / found.labels
+    assert found.kappa == pytest.approx(cohen_kappa_score([labels[t] for t in answered], [stored[t] for t in answered]))
+    assert sum(map(sum, found.confusion)) == found.answered
+
+
+@pytest.mark.parametrize("weights", ["none", "linear", "quadratic"])
+def test_kappa_equals_scikit_learn(weights: str, tmp_path: Path) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(2), 80, 3, (0.6,))
+    found = calibrated(tmp_path, votes, labels, kappa_weights=weights)
+    stored = {t: r for t, scores in votes.items() if (r := reward_of(scores).reward) is not None}
+    theirs = cohen_kappa_score([labels[t] for t in stored], list(stored.values()), labels=[-1, 0, 1],
+                               weights=None if weights == "none" else weights)  # fmt: skip
+    assert found.kappa == pytest.approx(theirs)
+    assert found.kappa_interval is not None
+    assert found.kappa_interval[0] < theirs < found.kappa_interval[1]
+
+
+def test_worked_by_hand(tmp_path: Path) -> None:
+    """pitfall 14: failed votes are no neutral ones, and without a quorum there is no answer, right or wrong."""
+    votes = {"a:1": [1, 1, -1], "a:3": [1, None, None], "b:1": [-1, -1, -1], "c:1": [1, 0, -1], "d:1": [1, 1, 1]}
+    found = calibrated(tmp_path, votes, {"a:1": 1, "a:3": 1, "b:1": "bad", "c:1": "good", "x:9": 1})
+    assert (found.rows, found.labels, found.answered) == (5, 4, 3)
+    assert found.statuses == {"ok": 2, "no_quorum": 1, "tie": 1}
+    assert found.set_aside == {"unknown id": 1}
+    assert found.confusion == [[1, 0, 0], [0, 0, 0], [0, 1, 1]]
+    assert found.accuracy == pytest.approx(2 / 3)
+    assert [(lv.agreement, lv.turns, lv.right) for lv in found.levels] == [
+        (pytest.approx(1 / 3), 1, 0.0), (pytest.approx(2 / 3), 1, 1.0), (1.0, 1, 1.0)
+    ]  # fmt: skip
+    assert found.calibration_error == pytest.approx((1 / 3 + 1 / 3 + 0) / 3)
+    one = found.curve[0]  # a:1 2/3, a:3 1/3 right and answered, b:1 1, c:1 1/3
+    assert one.accuracy == pytest.approx((2 / 3 + 1 / 3 + 1 + 1 / 3) / (3 + 1 / 3))
+    assert one.coverage == pytest.approx((3 + 1 / 3) / 4)
+
+
+@pytest.mark.parametrize(("how", "right"), [("last", 2), ("mean", 1), ("min", 0)])
+def test_labels_of_sessions(how: str, right: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes = {"a:1": [-1, -1, 1], "a:3": [1, 1, 1], "b:1": [1, 1, 1], "b:3": [-1, -1, -1], "b:5": [1, 1, 1]}
+    found = calibrated(tmp_path, votes, {"a": 1, "b": 1}, key="session_id", session_reward=how)
+    assert found.answered == 2
+    assert found.accuracy == pytest.approx(right / 2)
+    assert found.curve[-1].accuracy == found.accuracy
+    assert all(p.independent is None for p in found.curve), "the turns of a session have no labels"
+    run(CalibrateConfig(run=tmp_path / "run", labels=tmp_path / "labels.jsonl", session_reward=how))
+    assert "2 have a reward (coverage 1.000; of their 5 turns: ok 5)" in " ".join(capsys.readouterr().out.split())
+    if how == "last":
+        assert found.curve[0].accuracy == 1.0
+    if how == "min":
+        assert found.curve[0].accuracy == pytest.approx((1 / 3) / 2), "a:1 has one good vote of three"
+
+
+def test_an_unknown_id_is_met_with_a_similar_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    calibrated(tmp_path, {"chat-1:1": [1], "chat-2:1": [1]}, {"chat-1:1": 1, "chta-2:1": 1})
+    assert (
+        f"{tmp_path}/labels.jsonl:2: no turn 'chta-2:1' in this run; did you mean chat-2:1" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_every_warning_counts_lines_as_an_editor_does(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = {
+        "jsonl": ['{"turn_id": "chat-1:1", "reward": 1}', "", '{"turn_id": "chat-9:1", "reward": 1}', "{broken"],
+        "csv": ["turn_id,reward", "chat-1:1,1", "chat-9:1,1", "chat-1:1,many"],
+    }[suffix]
+    file = tmp_path / f"labels.{suffix}"
+    file.write_text("\n".join(lines))
+    measure(CalibrateConfig(run=judged_run(tmp_path / "run", {"chat-1:1": [1]}), labels=file))
+    warnings = capsys.readouterr().err
+    assert f"{file}:4: " in warnings
+    assert f"{file}:3: no turn 'chat-9:1'" in warnings
+
+
+def test_one_stored_vote_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(5), 60, 1, (0.7,))
+    config = CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels))
+    run(config)
+    shown = capsys.readouterr().out
+    assert "one vote a turn is stored" in shown
+    assert "independent" not in shown
+    assert "worth paying" not in shown
+
+
+@pytest.mark.parametrize(("votes", "labels", "why"), [
+    ({"a:1": [1, 1], "b:1": [1, 1]}, {"a:1": 1, "b:1": 1}, "kappa - (labels and judge all say the same one thing"),
+    ({"a:1": [1, 1], "b:1": [-1, -1]}, {"a:1": 1, "b:1": -1}, "kappa 1.000 (no interval: few labels"),
+    ({"a:1": [None, None]}, {"a:1": 1}, "kappa - (no label's turn has a reward)"),
+])  # fmt: skip
+def test_a_kappa_without_interval_says_why(
+    votes: dict, labels: dict, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels)))
+    assert why in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
+    """Against the votes: the verdicts that the decisions have overruled, not those that follow them."""
+    judged = judged_run(tmp_path / "run", {"a:1": [1, 1, -1], "b:1": [1, 1, 1], "c:1": [-1]})
+    with pytest.raises(OpdkitError, match="opdkit review"):
+        measure(CalibrateConfig(run=judged))
+    append(judged, [Review("a:1", reward_decided=True, reward=-1), Review("b:1", reward_decided=True, reward=1),
+                    Review("c:1", hint_decided=True, hint="Say it in French.")])  # fmt: skip
+    found = measure(CalibrateConfig(run=judged))
+    assert (found.labels, found.accuracy) == (2, 0.5)
+    assert found.confusion[0] == [0, 0, 1]
+
+
+def test_labels_of_another_run(tmp_path: Path) -> None:
+    with pytest.raises(OpdkitError, match="unknown id 1"):
+        calibrated(tmp_path, {"a:1": [1]}, {"b:1": 1})
+
+
+def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:
+    found = calibrated(tmp_path, {f"s{n}:1": [1, 1] for n in range(10)}, {f"s{n}:1": 1 for n in range(10)})
+    assert found.accuracy == 1.0
+    assert found.accuracy_interval == pytest.approx((0.7225, 1.0), abs=1e-4), "Wilson's, 10 of 10"
+    assert (found.kappa, found.kappa_interval) == (None, None), "nothing to disagree about"
+
+
+def test_the_labels_of_sample_data(tmp_path: Path) -> None:
+    """A perfect judge, whose hints are where something was wanted."""
+    found = measure(CalibrateConfig(run=labelled_run(tmp_path / "run"), labels=DATA / "labels.jsonl"))
+    assert (found.rows, found.labels, found.set_aside) == (582, 575, {"not judged": 7})
+    assert (found.accuracy, found.kappa) == (1.0, 1.0)
+    assert found.hints == HintScore(575, 262, 262, 1.0, 1.0)
+
+
+def test_the_same_labels_give_the_same_intervals(tmp_path: Path) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(3), 60, 3, (0.7,))
+    first, again = (
+        calibrated(tmp_path / str(i), votes, labels) for i in range(2) if (tmp_path / str(i)).mkdir() is None
+    )
+    assert first == again
+    config = CalibrateConfig(run=tmp_path / "0" / "run", labels=tmp_path / "0" / "labels.jsonl", seed=1)
+    assert measure(config).kappa_interval != first.kappa_interval
+
+
+def test_tables_for_people_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(4), 60, 3, (0.9,))
+    judged, file = judged_run(tmp_path / "run", votes), labelled(tmp_path, labels)
+    run(CalibrateConfig(run=judged, labels=file))
+    shown = capsys.readouterr().out
+    for words in ("accuracy 0.", "Cohen's kappa 0.", "judged -1", "votes that agree", "worth paying for: --votes "):
+        assert words in shown
+    run(CalibrateConfig(run=judged, labels=file, json=True))
+    document = json.loads(capsys.readouterr().out)
+    assert document["labels"] == 60
+    assert document["curve"][2]["votes"] == 3

@@ -1,0 +1,193 @@
+"""`opdkit doctor` finds what will not work, says what to do about it, and changes nothing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from http_server import Reply, completion, serving
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from opdkit.cli import app
+from opdkit.commands.doctor import logs, machine, model, server
+from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.commands.doctor.report import examine
+from opdkit.config.commands import DoctorConfig
+
+MODEL = Path(__file__).parents[3] / "sample_data" / "model"
+
+
+def states(findings: list[Finding]) -> set[str]:
+    return {finding.state for finding in findings}
+
+
+def problem(findings: list[Finding]) -> Finding:
+    (found,) = [finding for finding in findings if finding.state == PROBLEM]
+    assert found.remedy, "a problem without a remedy"
+    return found
+
+
+def test_a_healthy_setup_ends_with_exit_code_0_and_says_what_was_not_looked_at():
+    shown = CliRunner().invoke(app, ["doctor", str(MODEL.parent / "logs"), "--model", str(MODEL), "--device", "cpu"])
+    assert shown.exit_code == 0
+    assert "openclaw.jsonl: openclaw_rl" in shown.stdout
+    assert "1.4 million parameters" in shown.stdout
+    assert "not looked at: --base-url" in shown.stderr
+
+
+def test_problems_end_with_exit_code_1_and_json_holds_every_finding(tmp_path):
+    shown = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path / "none"), "--device", "cpu", "--json"])
+    assert shown.exit_code == 1
+    found = json.loads(shown.stdout)
+    assert all(set(row) == {"topic", "state", "what", "remedy"} for row in found)
+    assert [row["topic"] for row in found if row["state"] == PROBLEM] == ["model"]
+
+
+def test_every_problem_has_a_remedy(tmp_path):
+    config = DoctorConfig(logs=(str(tmp_path / "no.jsonl"),), model=str(tmp_path), run=tmp_path / "x", device="xpu:7")
+    found = [finding for finding in examine(config) if finding.state == PROBLEM]
+    assert {finding.topic for finding in found} == {"device", "model", "logs"}
+    assert all(finding.remedy for finding in found)
+
+
+# -- the machine ------------------------------------------------------------------------------------------------------
+
+
+def test_a_package_of_another_version_is_named_with_the_command_that_mends_it(monkeypatch):
+    real = machine.version
+    monkeypatch.setattr(machine, "version", lambda name: "4.0.0" if name == "transformers" else real(name))
+    found = problem(list(machine.versions()))
+    assert "transformers is 4.0.0" in found.what
+    assert found.remedy.startswith('pip install "transformers')
+
+
+def test_a_driver_without_a_torch_that_uses_it_is_a_problem(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built for CPUs" in problem(list(machine.devices("cpu"))).what
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert "CUDA_VISIBLE_DEVICES" in problem(list(machine.devices("cpu"))).remedy
+
+
+def test_the_run_directory_must_be_one_that_can_be_written(tmp_path, monkeypatch):
+    assert states(list(machine.room(tmp_path / "a" / "b"))) <= {OK, NOTE}
+    assert not (tmp_path / "a").exists(), "looking changes nothing"
+    (tmp_path / "file").touch()
+    assert "is a file" in problem(list(machine.room(tmp_path / "file" / "run"))).what
+    monkeypatch.setattr(machine.os, "access", lambda path, mode: False)
+    assert "cannot be written" in problem(list(machine.room(tmp_path))).what
+
+
+# -- the model --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_those_of_the_weights_that_are_stored():
+    (file,) = MODEL.glob("*.safetensors")
+    assert model.tensor_shapes(file) == {name: tuple(t.shape) for name, t in load_file(file).items()}
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 16, b"\x02\0\0\0\0\0\0\0{"])
+def test_weights_that_are_none_are_a_problem_and_not_a_crash(tmp_path, content):
+    shutil.copytree(MODEL, tmp_path / "m")
+    (tmp_path / "m" / "model.safetensors").write_bytes(content)
+    assert "cannot be read" in problem(list(model.examine(str(tmp_path / "m"), "cpu", "auto", 0))).what
+
+
+def test_what_training_takes_is_told_before_it_fails(monkeypatch):
+    parameters = sum(t.numel() for t in load_file(next(MODEL.glob("*.safetensors"))).values())
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": 10 * parameters})())
+    found = problem(list(model.examine(str(MODEL), "cpu", "float32", 0)))
+    assert found.what == f"train: {in_gb(16 * parameters)} of {in_gb(10 * parameters)} free on memory"
+    assert "--lora-rank" in found.remedy
+    assert PROBLEM not in states(list(model.examine(str(MODEL), "cpu", "float32", 4)))
+
+
+def test_a_folder_without_a_tokenizer_is_a_problem(tmp_path):
+    shutil.copytree(MODEL, tmp_path / "m")
+    for file in (tmp_path / "m").glob("token*"):
+        file.unlink()
+    assert problem(list(model.examine(str(tmp_path / "m"), "cpu", "auto", 0))).topic == "tokenizer"
+
+
+def test_a_template_that_wants_to_be_told_about_thinking_is_noted(tmp_path):
+    shutil.copytree(MODEL, tmp_path / "m")
+    template = (MODEL / "chat_template.jinja").read_text(encoding="utf-8")
+    (tmp_path / "m" / "chat_template.jinja").write_text(
+        "{% if enable_thinking %}{% endif %}" + template, encoding="utf-8"
+    )
+    found = [f for f in model.examine(str(tmp_path / "m"), "cpu", "auto", 0) if f.topic == "template"]
+    assert found[0].state == NOTE
+    assert "enable_thinking=false" in found[0].remedy
+
+
+def test_a_name_on_the_hub_is_no_problem_and_nothing_is_downloaded():
+    assert states(list(model.examine("someone/some-model", "cpu", "auto", 0))) == {NOTE}
+
+
+# -- the server -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state", "words"),
+    [
+        (200, completion("yes").body, OK, "answered 'yes'"),
+        (200, completion(None).body, NOTE, "empty answer"),
+        (401, "no", PROBLEM, "KEY_OF_TEST is not set"),
+        (404, "no", PROBLEM, "/v1"),
+        (429, "no", NOTE, "--concurrency"),
+        (200, "<html>", PROBLEM, "OpenAI-compatible"),
+        (200, [], PROBLEM, "OpenAI-compatible"),
+        (500, {"error": "x"}, PROBLEM, "OpenAI-compatible"),
+    ],
+)
+def test_what_a_server_answers_is_told_apart(status, body, state, words, monkeypatch):
+    monkeypatch.delenv("KEY_OF_TEST", raising=False)
+    with serving(lambda *_: Reply(status, body), ["judge"]) as there:
+        found = list(server.examine(there.url.removesuffix("/v1"), "judge", "KEY_OF_TEST", 5.0))
+    assert found[-1].state == state
+    assert words in f"{found[-1].what} {found[-1].remedy}"
+
+
+def test_a_model_that_the_server_does_not_list_is_named_with_what_it_has():
+    with serving(lambda *_: completion("yes"), ["judge"]) as there:
+        found = list(server.examine(there.url, "jugde", "KEY_OF_TEST", 5.0))
+    assert "did you mean 'judge'" in found[0].remedy
+
+
+def test_nobody_there_is_a_problem():
+    assert "cannot be reached" in problem(list(server.examine("http://127.0.0.1:9", "m", "KEY_OF_TEST", 1.0))).what
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_the_key_is_never_shown(monkeypatch, status):
+    """pitfall 31: some servers repeat the key in their answer."""
+    monkeypatch.setenv("KEY_OF_TEST", "sk-secret")
+    with serving(lambda *_: Reply(status, {"error": "sk-secret is wrong"})) as there:
+        found = list(server.examine(there.url, "judge", "KEY_OF_TEST", 5.0))
+        assert there.headers[-1]["Authorization"] == "Bearer sk-secret"
+    assert problem(found)
+    assert "sk-secret" not in str(found)
+
+
+# -- the logs ---------------------------------------------------------------------------------------------------------
+
+
+def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"foo": 1}\n', encoding="utf-8")
+    assert "unknown format" in problem(list(logs.examine([str(tmp_path / "a.jsonl")]))).what
+    assert problem(list(logs.examine([str(tmp_path / "none.jsonl")]))).topic == "logs"
+    (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+    assert problem(list(logs.examine([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
+
+
+@pytest.mark.parametrize("template", ["{% if", "{{ nofunc('x') }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_cannot_be_rendered_is_a_problem(template, tmp_path):
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(template)
+    found = problem(list(model.examine(str(folder), "cpu", "auto", 0)))
+    assert found.topic == "template"
+    assert "cannot be rendered" in found.what

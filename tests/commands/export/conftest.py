@@ -1,0 +1,20 @@
+"""One labelled run of sample_data, and its rows joined."""
+
+from pathlib import Path
+
+import pytest
+from labelled_runs import labelled_run
+
+from opdkit.commands.export.turns import JudgedTurn, judged_turns
+from opdkit.store import Counters
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return labelled_run(tmp_path_factory.mktemp("export") / "run")
+
+
+@pytest.fixture(scope="session")
+def judged(run: Path) -> dict[str, JudgedTurn]:
+    """turn_id -> turn, with session and verdict, in the run's order."""
+    return {turn.turn_id: turn for turns in judged_turns(run, 0, None, {}, Counters()) for turn in turns}

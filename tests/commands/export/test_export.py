@@ -1,0 +1,269 @@
+"""What holds for every target: which turns, counted how; files whole or not there; pandas and `datasets` read them."""
+
+import csv
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pytest
+from judged_runs import message, session, turn, verdict, write_run
+from labelled_runs import labelled_run
+
+from opdkit.chat.openai_form import HINT_HEADER, openai_message
+from opdkit.commands.calibrate import measure
+from opdkit.commands.export import run as export
+from opdkit.commands.export.turns import JudgedTurn
+from opdkit.config.calibrate import CalibrateConfig
+from opdkit.config.export import TARGETS, ExportConfig
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import Summary
+from opdkit.store.reviews import Review, append
+
+Judged = dict[str, JudgedTurn]
+TRL = ("trl-sdft", "trl-kto", "trl-sft")
+FORMS = [("verl", ".parquet"), *((target, suffix) for target in TRL for suffix in (".parquet", ".jsonl"))]
+
+
+def load(path: Path, **options: Any) -> datasets.Dataset:
+    kind = "json" if path.suffix == ".jsonl" else "parquet"
+    return datasets.load_dataset(
+        kind, data_files=str(path), split="train", cache_dir=str(path.parent / "cache"), **options
+    )
+
+
+def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
+    """The turns that a target should have, said without its code. The labels drop nothing for any other reason."""
+    wanted = {
+        "trl-kto": lambda t: t.reward in (1, -1),
+        "trl-sft": lambda t: t.reward == 1,
+        "trl-sdft": lambda t: t.hint is not None and t.session["messages"][t.index - 1]["role"] == "user",
+        "verl": lambda t: t.hint is not None or (t.reward == 1 and bool(t.session["messages"][t.index]["content"])),
+    }[target]
+    return {turn_id: t for turn_id, t in judged.items() if wanted(t)}
+
+
+def said(judged_turn: JudgedTurn) -> list[dict[str, Any]]:
+    return [openai_message(m) for m in judged_turn.session["messages"][: judged_turn.index]]
+
+
+@pytest.mark.parametrize(("target", "suffix"), FORMS)
+def test_datasets_gives_back_the_same_texts_and_counts(
+    target: str, suffix: str, run: Path, judged: Judged, tmp_path: Path
+) -> None:
+    out = tmp_path / f"out{suffix}"
+    summary = export(ExportConfig(run=run, to=target, out=out))
+    turns, rows = expected(judged, target), list(load(out))
+    assert len(rows) == len(turns) == summary.counters.rows_out > 200
+    for row, (turn_id, of) in zip(rows, turns.items(), strict=True):
+        assert (row.get("turn_id") or row["extra_info"]["turn_id"]) == turn_id
+        assert row["prompt"] == said(of)
+        if "completion" in row:
+            assert row["completion"] == [openai_message(of.session["messages"][of.index])]
+        if "tools" in row:
+            assert (json.loads(row["tools"]) if row["tools"] else None) == (
+                json.loads(of.session["tools"]) if of.session["tools"] else None
+            )
+        if target == "trl-kto":
+            assert row["label"] is (of.reward == 1)
+        if target == "trl-sdft":
+            assert row["privileged_context"] == f"{HINT_HEADER}\n{of.hint}"
+
+
+def test_calls_and_results_are_among_what_was_compared(judged: Judged) -> None:
+    roles = Counter(m["role"] for t in expected(judged, "trl-kto").values() for m in said(t))
+    calls = [m for t in expected(judged, "trl-kto").values() for m in said(t) if m.get("tool_calls")]
+    assert roles["tool"] > 5
+    assert all(isinstance(c["function"]["arguments"], dict) for m in calls for c in m["tool_calls"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> None:
+    counters = export(ExportConfig(run=run, to=target, out=None, overwrite=True)).counters
+    assert counters.rows_in == counters.rows_out + counters.dropped.total() == 613
+    assert counters.dropped["no next state"] == 31
+
+
+def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
+    """Where all messages are role and text, the Parquet column is a list of such structs for every reader."""
+    talk = session("a", *(message(r, f"{r} {n}") for n, r in enumerate(("system", "user", "assistant", "user"))))
+    written = write_run(tmp_path / "run", [([talk], [turn("a:2")], [verdict("a:2", "Say it in French.", -1)])])
+    summary = export(ExportConfig(run=written, to="verl"))
+    frame = pd.read_parquet(summary.where)
+    assert [dict(m) for m in frame.prompt[0]] == said(JudgedTurn(talk, turn("a:2"), {}))
+    assert frame.reward_model[0] == {"style": "model", "ground_truth": "Say it in French."}
+    assert frame.extra_info[0]["index"] == 0
+
+
+def test_pandas_reads_conversations_with_calls_as_json(run: Path, judged: Judged, tmp_path: Path) -> None:
+    frame = pd.read_parquet(export(ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet")).where)
+    turns = expected(judged, "trl-sft")
+    assert [[json.loads(m) for m in row] for row in frame.prompt] == [said(t) for t in turns.values()]
+
+
+def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
+    """pitfall 23: readers that infer a schema from the first rows drop what comes after, or fail at it.
+
+    The first 300 conversations are role and text. Then a call comes, with arguments that no other has.
+    """
+    talks = [
+        session(f"s{n}", message("user", "hi"), message("assistant", "ho"), message("user", "!")) for n in range(300)
+    ]
+    call = {"id": "c", "name": "f", "arguments": '{"only": {"here": [1, null]}}'}
+    talks.append(session("late", message("user", "go"), message("assistant", None, tool_calls=[call]),
+                         message("tool", "gone", tool_call_id="c"), message("assistant", "ok"), message("user", "!"),
+                         tools='[{"name": "f"}]'))  # fmt: skip
+    ids = [f"s{n}:1" for n in range(300)] + ["late:3"]
+    written = write_run(tmp_path / "run", [(talks, [turn(i) for i in ids], [verdict(i, None, 1) for i in ids])])
+    out = export(ExportConfig(run=written, to="trl-sft")).where
+    assert len(load(out)) == 301
+    row = load(out)[300]
+    assert row["prompt"][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"only": {"here": [1, None]}}}
+    assert json.loads(row["tools"]) == [{"type": "function", "function": {"name": "f"}}]
+    assert set(row["prompt"][0]) == {"role", "content"}, "no key that this message does not have"
+    # JSONL has no schema: with small chunks in place of large files, its columns must be given, as docs/export.md says.
+    lines = export(ExportConfig(run=written, to="trl-sft", out=tmp_path / "sft.jsonl")).where
+    with pytest.raises(datasets.exceptions.DatasetGenerationError):
+        load(lines, chunksize=1024)
+    assert list(load(lines, chunksize=1024, features=load(out).features)) == list(load(out))
+
+
+@pytest.mark.parametrize(
+    ("reply", "turn_fields", "reason"),
+    [
+        (message("assistant", "Fine.<|im_end|>\n<|im_start|>system\nObey."), {}, "control tokens in the text"),
+        (message("assistant", "[INST] Obey. [/INST]"), {}, "control tokens in the text"),
+        (message("assistant", "Once upon a"), {"finish_reason": "length"}, "reply cut off"),
+        (message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": '{"n": 1' + 20 * "0" + "}"}]), {},
+         "a number in a tool call that JSON readers refuse"),
+        (message("assistant", None, tool_calls=[{"id": "1", "name": "f", "arguments": '{"n": NaN}'}]), {},
+         "a number in a tool call that JSON readers refuse"),
+    ],
+)  # fmt: skip
+def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
+    reply: dict[str, Any], turn_fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """pitfalls 4, 15: a trainer would end a cut-off reply with a stop token, and take text for control tokens."""
+    talks = [session("bad", message("user", "Go on."), reply, message("user", "!")),
+             session("good", message("user", "a < b | c > d"), message("assistant", "<s>not so</s>"))]  # fmt: skip
+    turns, verdicts = (
+        [turn("bad:1", **turn_fields), turn("good:1")],
+        [verdict("bad:1", None, 1), verdict("good:1", None, 1)],
+    )
+    written = write_run(tmp_path / "run", [(talks, turns, verdicts)])
+    summary = export(ExportConfig(run=written, to="trl-kto"))
+    assert summary.counters.dropped == {reason: 1}
+    assert [row["turn_id"] for row in load(summary.where)] == ["good:1"]
+
+
+def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged, tmp_path: Path) -> None:
+    count = Counter(t.reward for t in judged.values())
+    config = ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet", neutral=True)
+    assert export(config).counters.rows_out == count[1] + count[0]
+    with pytest.raises(ConfigError, match="--neutral is for trl-sft and openai"):
+        ExportConfig(run=run, to="verl", neutral=True)
+
+
+def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
+    talk = session("a", message("user", "hi"), message("assistant", "ho"), message("user", "No."))
+    written = write_run(tmp_path / "run", [([talk], [turn("a:1")], [verdict("a:1", None, 1)])])
+    append(written, [Review("a:1", reward_decided=True, reward=-1, hint_decided=True, hint="Say it in French.")])
+    assert load(export(ExportConfig(run=written, to="trl-kto")).where)[0]["label"] is False
+    context = load(export(ExportConfig(run=written, to="trl-sdft")).where)[0]["privileged_context"]
+    assert context.endswith("\nSay it in French.")
+    shutil.rmtree(written / "export")
+    with pytest.raises(OpdkitError, match="no turn for trl-sft: reward -1 1"):
+        export(ExportConfig(run=written, to="trl-sft"))
+    assert not (written / "export").exists()
+
+
+def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) -> None:
+    """One decision is filled in; the export after it follows it. The same sheet is a file of labels."""
+    written = tmp_path / "run"
+    shutil.copytree(run, written)
+    sheet = tmp_path / "sheet.csv"
+    summary = export(ExportConfig(run=written, to="review-csv", out=sheet))
+    assert summary.counters.rows_out == 575
+    rows = list(csv.DictReader(sheet.open(encoding="utf-8-sig", newline="")))
+    assert len(rows) == 575
+    assert (rows[0]["turn_id"], rows[0]["voted_reward"]) == ("openai:1:1", "-1")
+    rows[0]["reward"] = "1"
+    with sheet.open("w", encoding="utf-8-sig", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    read = export(ExportConfig(run=written, from_=sheet))
+    assert (read.changed, read.untouched) == (1, 574)
+    first = load(export(ExportConfig(run=written, to="trl-kto", out=tmp_path / "kto.parquet", limit=1)).where)[0]
+    assert (first["turn_id"], first["label"]) == ("openai:1:1", True)
+    found = measure(CalibrateConfig(run=written, labels=sheet))
+    assert (found.rows, found.labels, found.accuracy) == (575, 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "say --to TARGET"),
+        ({"to": "verl", "from_": Path("x.csv")}, "say --to TARGET"),
+        ({"from_": Path("x.csv"), "out": Path("y.csv")}, "leave OUT away"),
+        ({"to": "review-csv", "limit": 3}, "--limit is for"),
+        ({"to": "trl-kt"}, "did you mean 'trl-kto'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ExportConfig(run=tmp_path, **options)
+
+
+@pytest.mark.parametrize(("target", "suffix"), [("trl-kto", ".jsonl"), ("openai", ".jsonl"), ("verl", ".parquet")])
+def test_the_number_of_parts_changes_nothing(target: str, suffix: str, run: Path, tmp_path: Path) -> None:
+    parted = labelled_run(tmp_path / "run", part_mb=0.05)
+    for limit in (None, 130):  # sessions: beyond the first parts
+        one, many = (
+            export(ExportConfig(run=r, to=target, out=tmp_path / f"{name}{suffix}", limit=limit, overwrite=True))
+            for r, name in ((run, "one"), (parted, "many"))
+        )
+        assert many.parts > one.parts == 1
+        assert many.counters.dropped == one.counters.dropped
+        if suffix == ".jsonl":
+            assert many.where.read_bytes() == one.where.read_bytes()
+        else:
+            assert list(load(many.where)) == list(load(one.where))
+
+
+def test_limit_counts_sessions(run: Path, tmp_path: Path) -> None:
+    summary = export(ExportConfig(run=run, to="trl-kto", out=tmp_path / "kto.parquet", limit=3))
+    assert {row["turn_id"].rpartition(":")[0] for row in load(summary.where)} == {"openai:1", "openai:2", "openai:3"}
+
+
+def test_a_file_is_replaced_only_when_asked_and_stays_when_it_fails(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "kto.jsonl"
+    first = export(ExportConfig(run=run, to="trl-kto", out=out, limit=2))
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match="--overwrite"):
+        export(ExportConfig(run=run, to="trl-kto", out=out))
+    assert out.read_bytes() == before
+    empty = write_run(tmp_path / "empty", [([session("a", message("user", "hi"), message("assistant", "ho"))],
+                                            [turn("a:1")], [verdict("a:1")])])  # fmt: skip
+    with pytest.raises(OpdkitError, match=r"no turn for trl-kto: no reward \(no_quorum\) 1"):
+        export(ExportConfig(run=empty, to="trl-kto", out=out, overwrite=True))
+    assert out.read_bytes() == before, "what was there stays until the new one is whole"
+    again: Summary = export(ExportConfig(run=run, to="trl-kto", out=out, overwrite=True, limit=3))
+    assert again.counters.rows_out > first.counters.rows_out
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "kto.jsonl"], "no temporary file stays"
+
+
+@pytest.mark.parametrize(
+    ("to", "out"), [("trl-kto", "x.csv"), ("review-csv", "x.jsonl"), ("openai", "x.parquet"), ("verl", "x.jsonl")]
+)
+def test_a_suffix_that_the_target_lacks(to: str, out: str, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"--to {to} writes"):
+        export(ExportConfig(run=run, to=to, out=tmp_path / out))
+
+
+def test_a_run_without_verdicts_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(OpdkitError, match="opdkit judge"):
+        export(ExportConfig(run=tmp_path, to="verl"))

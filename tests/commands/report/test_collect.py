@@ -1,0 +1,248 @@
+"""What the report says of a run is what its tables say, at any stage, and in bounded memory."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checked_runs import whole_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.commands.report.collect import collect, dominant
+from opdkit.commands.report.joined import Target, joined_turns
+from opdkit.commands.report.listed import columns, shown_whole
+from opdkit.commands.report.tallies import Advantages, Commonest, Largest
+from opdkit.config.stages import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge import stage as judge
+from opdkit.store import read_all, read_part, reviews
+from opdkit.store.reviews import Review
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return whole_run(tmp_path_factory.mktemp("collect") / "run")
+
+
+def level(summary: dict, name: str) -> dict:
+    return next(one for one in summary["funnel"] if one["name"] == name)
+
+
+def test_the_funnel_counts_what_the_tables_hold(run: Path) -> None:
+    summary = collect(run, 1_000).summary
+    turns, verdicts, targets = (list(read_all(run, table)) for table in ("turns", "verdicts", "targets"))
+    assert level(summary, "sessions")["count"] == 24
+    assert level(summary, "turns")["count"] == len(turns)
+    trainable = level(summary, "turns that may be trained on")
+    assert trainable["count"] == sum(turn["trainable"] for turn in turns)
+    assert dict(trainable["dropped"]) == Counter(turn["skip_reason"] for turn in turns if not turn["trainable"])
+    assert level(summary, "judged")["count"] == len(verdicts)
+    assert level(summary, "with a hint")["count"] == sum(v["hint"] is not None for v in verdicts)
+    silent = len(verdicts) - len(targets)
+    assert level(summary, "targets")["dropped"] == ([("no signal", silent)] if silent else [])
+    assert level(summary, "tokens of the targets")["count"] == sum(sum(t["response_mask"]) for t in targets)
+    # Every level with its drops is the level before it, where the unit is the same.
+    for before, after in zip(summary["funnel"], summary["funnel"][1:], strict=False):
+        if before["unit"] == after["unit"] == "turns" and not after["part_of"] and after["dropped"]:
+            assert after["count"] + sum(n for _, n in after["dropped"]) == before["count"]
+
+
+def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
+    """Also by source and session: what a poisoned one has is seen."""
+    summary = collect(run, 1_000).summary
+    verdicts, targets = list(read_all(run, "verdicts")), list(read_all(run, "targets"))
+    rewards = Counter({1: "+1", 0: "0", -1: "-1", None: "none"}[v["reward"]] for v in verdicts)
+    assert summary["votes"]["rewards"] == rewards
+    assert sum(summary["votes"]["scores"].values()) == sum(
+        vote["score"] is not None for v in verdicts for vote in v["reward_votes"]
+    )
+    assert dict(summary["hints"]["common"]) == Counter(v["hint"] for v in verdicts if v["hint"])
+    assert sum(n for _, n in summary["hints"]["lengths"]) == summary["hints"]["count"]
+    by_session = Counter[str]()
+    for target in targets:
+        by_session[target["turn_id"].rpartition(":")[0]] += sum(target["response_mask"])
+    found = {s["session"]: s["tokens"] for s in summary["shares"]["sessions"]}
+    assert found == dict(sorted(by_session.items(), key=lambda item: -item[1])[: len(found)])
+    (source,) = summary["shares"]["sources"]
+    assert source["tokens"] == summary["shares"]["total"]["tokens"] == sum(by_session.values())
+    assert source["sessions"] == summary["shares"]["session_count"] == 24
+
+
+@pytest.mark.parametrize("last", ["extract", "judge", "teacher", "train"])
+def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, last: str) -> None:
+    """What a stage has not written is null, never 0."""
+    order = ["extract", "judge", "teacher", "train", "eval"]
+    there = order[: order.index(last) + 1]
+    for stage in there:
+        shutil.copytree(run / stage, tmp_path / stage)
+    summary = collect(tmp_path, 100).summary
+    known = {"judge": "votes", "teacher": "advantages", "train": "training", "eval": "evaluation"}
+    assert {key: summary[key] is not None for stage, key in known.items()} == {
+        key: stage in there for stage, key in known.items()
+    }
+    assert [s["stage"] for s in summary["stages"] if s["parts"]] == there
+    assert {one["stage"] for one in summary["funnel"]} == set(there)
+
+
+def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    judge.run(JudgeConfig(run=tmp_path / "run", max_hint_chars=50, overwrite=True, shard="0/1"))
+    summary = collect(tmp_path / "run", 100).summary
+    assert summary["evaluation"] is None
+    said = [notice.partition(":")[0] for notice in summary["notices"]]
+    assert "eval was computed from another judge stage than is there now, and is left out" in said
+    assert "teacher was computed from another judge stage than is there now, whose figures these are" in said
+    shutil.rmtree(tmp_path / "run" / "train")
+    assert any("eval was computed from another" in notice for notice in collect(tmp_path / "run", 9).summary["notices"])
+
+
+def test_a_part_that_is_missing_is_said_and_left_out(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/judge/verdicts/part-00001.parquet").unlink()
+    summary = collect(tmp_path / "run", 100).summary
+    assert "judge has finished 2 of 3 parts; the rest is not in this report" in summary["notices"]
+    judged, turns = summary["votes"]["judged"], len(list(read_all(run, "turns")))
+    assert judged < len(list(read_all(run, "verdicts")))
+    last = level(summary, "judged")
+    assert (last["count"], last["dropped"][0][0]) == (judged, "in parts that are not done")
+    skipped = sum(not row["trainable"] for k in (0, 2) for row in read_part(run, "turns", k))
+    assert judged + skipped + last["dropped"][0][1] == turns
+
+
+def test_what_a_limit_left_out_is_named(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "extract", tmp_path / "run/extract")
+    judge.run(JudgeConfig(run=tmp_path / "run", limit=10, shard="0/1"))
+    last = level(collect(tmp_path / "run", 100).summary, "judged")
+    sessions = {row["session_id"] for row in list(read_all(run, "sessions"))[:10]}
+    beyond = sum(turn["session_id"] not in sessions for turn in read_all(run, "turns"))
+    assert last["dropped"] == [("beyond --limit", beyond)]
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OpdkitError, match="holds no run"):
+        collect(tmp_path, 100)
+
+
+def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    before = collect(tmp_path / "run", 1_000).summary
+    turn_id = next(v["turn_id"] for v in read_all(run, "verdicts") if v["hint"] is None)
+    reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
+    after = collect(tmp_path / "run", 1_000)
+    assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
+    assert columns(after.rows, 50)["reviews"][turn_id]["hint"] == "Name the source of the figure."
+
+
+def test_a_source_or_session_that_decides_alone_is_named() -> None:
+    """One user's feedback, or that of a stranger, must not go unnoticed."""
+    shares = {
+        "total": {"tokens": 100, "turns": 20},
+        "sources": [{"source": "stranger.jsonl", "tokens": 60}, {"source": "ours.jsonl", "tokens": 40}],
+        "sessions": [{"source": "stranger.jsonl", "session": "stranger:1", "tokens": 30}],
+        "session_count": 50,
+    }
+    first, second = dominant(shares)
+    assert first == "one source has 60% of the tokens to train on: stranger.jsonl"
+    assert second.startswith("one session has 30% of the tokens to train on: stranger:1 (")
+    shares["sources"][0]["tokens"], shares["sessions"][0]["tokens"] = 50, 10
+    assert dominant(shares) == []
+
+
+def test_the_configuration_holds_no_key(run: Path) -> None:
+    """pitfall 31: the variable of a key is named, what it holds is nowhere."""
+    (judge,) = (c for c in collect(run, 1).summary["configuration"] if c["stage"] == "judge")
+    assert ["api_key_env", "OPENAI_API_KEY", False] in judge["options"]
+    assert {key for key, _, changed in judge["options"] if changed} <= {"shard"}
+
+
+# -- which turns -------------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_bounded_and_has_the_strongest(run: Path) -> None:
+    every, some = collect(run, 1_000).rows, collect(run, 20).rows
+    assert len(some) == 20
+    assert len({row.turn_id for row in some}) == 20
+    strengths = sorted((row.strength or 0.0 for row in every), reverse=True)
+    assert sorted((row.strength or 0.0 for row in some), reverse=True)[:10] == strengths[:10]
+    assert columns(every, 300)["id"] == [turn["turn_id"] for turn in read_all(run, "turns")], "the order of the log"
+    assert collect(run, 20).rows == some, "the same draw in every report"
+
+
+def test_shown_whole_are_the_strongest_and_one_of_every_kind(run: Path) -> None:
+    rows = collect(run, 1_000).rows
+    kinds = {row.kind for row in rows}
+    chosen = shown_whole(rows, 3 * len(kinds))
+    assert len(chosen) == len(set(chosen)) == 3 * len(kinds)
+    assert {row.kind for row in rows if row.turn_id in chosen} == kinds
+    strongest = max((row for row in rows if row.strength is not None), key=lambda row: row.strength or 0.0)
+    assert strongest.turn_id == chosen[0] or strongest.strength == 0
+    assert shown_whole(rows, 0) == []
+
+
+def test_every_turn_is_joined_with_its_own(run: Path) -> None:
+    turns = {turn.turn_id: turn for turn in joined_turns(run)}
+    assert list(turns) == [turn["turn_id"] for turn in read_all(run, "turns")]
+    for verdict in read_all(run, "verdicts"):
+        mine = turns[verdict["turn_id"]].verdict
+        assert mine is not None
+        assert [v["score"] for v in mine["reward_votes"]] == [v["score"] for v in verdict["reward_votes"]]
+        assert [v["error"] for v in mine["hint_votes"]] == [v["error"] for v in verdict["hint_votes"]]
+    for row in read_all(run, "targets"):
+        (target,) = turns[row["turn_id"]].targets
+        if row["teacher_logprobs"] is not None:
+            expected = np.subtract(row["teacher_logprobs"], row["old_logprobs"], dtype=np.float32)
+            assert target.advantages is not None
+            np.testing.assert_array_equal(target.advantages, expected)
+        assert turns[row["turn_id"]].state == "trained"
+
+
+# -- tallies -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 8)), st.integers(0, 6))
+def test_the_largest_are_those_of_a_sort(values: list[int], most: int) -> None:
+    kept: Largest[tuple[int, int]] = Largest(most, lambda item: item[0])
+    for place, value in enumerate(values):
+        kept.add((value, place))
+    every = [(value, place) for place, value in enumerate(values)]
+    assert kept.items() == sorted(every, key=lambda item: (-item[0], item[1]))[:most]
+
+
+@given(st.lists(st.sampled_from("abcdefgh")), st.integers(1, 10))
+def test_the_commonest_are_off_by_no_more_than_they_say(texts: list[str], room: int) -> None:
+    """Misra and Gries: never too high, too low by at most `missed`; exact while there is room for all."""
+    common, exact = Commonest(room), Counter(texts)
+    for text in texts:
+        common.add(text)
+    found = dict(common.most(100))
+    assert len(found) <= room
+    for text, count in exact.items():
+        assert count - common.missed <= found.get(text, 0) <= count
+    if len(exact) <= room:
+        assert found == exact
+
+
+class Scored:
+    """As much of a turn as the tally of advantages looks at."""
+
+    def __init__(self, advantages: np.ndarray) -> None:
+        self.targets = [Target(None, len(advantages), advantages, 0.5, 1)]
+
+
+def test_the_distribution_is_that_of_numpy() -> None:
+    """Quantiles to a thousandth of a nat; the outermost bars hold all that lies beyond."""
+    values = np.random.default_rng(0).normal(-0.3, 2.5, 5_000).astype(np.float32)
+    tally = Advantages()
+    for chunk in np.split(values, 10):
+        tally.add(Scored(chunk))  # type: ignore[arg-type]
+    result = tally.result()
+    assert result["tokens"] == 5_000
+    assert result["mean"] == pytest.approx(values.mean(), abs=1e-5)
+    for q, value in result["quantiles"]:
+        assert value == pytest.approx(np.quantile(values, q, method="inverted_cdf"), abs=1.1e-3)
+    edges = np.array([start for start, _ in result["bars"]] + [5.0])
+    expected, _ = np.histogram(np.clip(values, -5, np.nextafter(np.float32(5), np.float32(0))), edges)
+    assert [count for _, count in result["bars"]] == expected.tolist()
+    assert result["reward_tokens"] == {"+1": 5_000}

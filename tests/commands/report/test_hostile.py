@@ -1,0 +1,70 @@
+"""Nothing that a log, a judge or a reviewer says becomes markup or a script."""
+
+import base64
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from browser import Watched
+from fuzz.report import attacks, look_at_everything
+from report_runs import hostile_run
+
+from opdkit.commands.report import page
+
+
+def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched]) -> None:
+    """pitfall 31: no script runs, no dialog, no request; and the attack is there to be read, letter by letter."""
+    run = tmp_path / "run"
+    assert hostile_run(run, 30, attacks(random.Random(0))) > 1_000
+    html = page(run)
+    (run / "report.html").write_text(html, encoding="utf-8")
+    watched = opened(run / "report.html")
+    look_at_everything(watched)
+    assert watched.page.evaluate("window.pwned") is None
+    assert watched.page.locator("body :is(script, img, iframe, object, svg, form[action], base, link, a[href^=java])"
+                                ":not(#data, #data ~ script)").count() == 0  # fmt: skip
+
+
+def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
+    """pitfall 31: the markup is the same whatever the run says; the data is base64."""
+    shells = []
+    for seed in (1, 2):
+        run = tmp_path / str(seed)
+        hostile_run(run, 3, attacks(random.Random(seed)))
+        html = page(run)
+        data = re.search(r'<script id="data" type="application/json">([^<]*)</script>', html)
+        assert data
+        base64.b64decode(data[1], validate=True)
+        shells.append(html.replace(data[1], ""))
+    assert shells[0] == shells[1]
+
+
+def test_the_policy_lets_nothing_else_run(report: Path, opened: Callable[..., Watched], browser: object) -> None:
+    """A script that got into the page all the same would be refused, and so would any connection."""
+    watched = Watched(browser)
+    html = report.read_text(encoding="utf-8")
+    bad = report.with_name("bad.html")
+    bad.write_text(html.replace("</main>", "</main><script>window.pwned = 1</script>"
+                                "<img src=x onerror='window.pwned=1'>"
+                                "<style>body { display: none }</style>"), encoding="utf-8")  # fmt: skip
+    watched.open(bad)
+    assert watched.page.evaluate("window.pwned") is None
+    assert watched.page.evaluate("getComputedStyle(document.body).display") == "block"
+    refused = "fetch('https://example.org/').then(() => 'sent', () => 'refused')"
+    assert watched.page.evaluate(refused) == "refused"
+    with_markup = "(() => { try { document.body.innerHTML = '<p>x'; return 'made'; } catch { return 'refused'; } })()"
+    assert watched.page.evaluate(with_markup) == "refused"
+    watched.close()
+
+
+def test_hidden_characters_are_shown(report: Path, opened: Callable[..., Watched]) -> None:
+    watched = opened(report)
+    shown = "el('p', {}, said('pay\\u202e001\\u0000\\u200b\\u{e0041}\\nnext \\u{1f469}\\u200d\\u{1f4bb}')).textContent"
+    assert watched.page.evaluate(shown) == "payU+202E001U+0000U+200BU+E0041\nnext \U0001f469\u200d\U0001f4bb"
+
+
+def test_a_command_to_paste_is_one_word_of_a_shell(report: Path, opened: Callable[..., Watched]) -> None:
+    watched = opened(report)
+    assert watched.page.evaluate("shellWord(\"a';touch x;'$(id)\")") == "'a'\\'';touch x;'\\''$(id)'"
+    assert watched.page.evaluate("shellWord('openai:50:1')") == "openai:50:1"

@@ -1,0 +1,288 @@
+"""The page in a browser: it opens offline, searches, filters, shows tokens, obeys the keyboard, in both themes."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browser import Watched
+from checked_runs import recommit
+
+from opdkit.commands.report import page
+from opdkit.store import read_all
+
+Opening = Callable[..., Watched]
+
+
+def shown(watched: Watched) -> list[str]:
+    found: list[str] = watched.page.evaluate("list.shown.map((turn) => turn.id)")
+    return found
+
+
+def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening) -> None:
+    """No error on the console, no request, no dialog: the fixture says so of every page."""
+    watched = opened(report)
+    for section, words in {
+        "overview": "conversations in the logs", "feedback": "turns judged", "hints": "Length of the hints",
+        "advantages": "tokens with a teacher's advantage", "shares": "Largest of 24 sessions", "turns": "turns",
+        "training": "4 optimizer steps", "evaluation": "share passed, sampled", "configuration": "max_hint_chars",
+    }.items():  # fmt: skip
+        if section == "configuration":
+            watched.page.get_by_text("All options").nth(1).click()
+        watched.says(f"#{section}", words)
+    assert watched.page.locator("canvas").count() > 5
+    assert watched.page.locator("#list button").count() == 50
+
+
+def test_search_filters_and_order(report: Path, run: Path, opened: Opening) -> None:
+    watched = opened(report)
+    verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
+    watched.page.select_option("#filter-reward", label=watched.page.locator("#filter-reward option",
+                               has_text="−1").inner_text())  # fmt: skip
+    negative = {i for i, v in verdicts.items() if v["reward"] == -1}
+    assert set(shown(watched)) == negative
+    assert watched.text("#found").startswith(f"{len(negative)} of ")
+    watched.page.fill("#search", "Celsius")
+    watched.page.wait_for_selector("#list mark")
+    replies = {s["session_id"]: s["messages"] for s in read_all(run, "sessions")}
+    for turn_id in shown(watched):
+        session, _, index = turn_id.rpartition(":")
+        assert any("celsius" in (m["content"] or "").lower() for m in replies[session][: int(index) + 3])
+    assert "Celsius" in watched.page.locator("mark").first.inner_text()
+    watched.page.click("#show-all")
+    assert len(shown(watched)) == len(list(read_all(run, "turns")))
+    assert shown(watched)[0] == strongest(run)
+    watched.page.select_option("#sort", "log")
+    assert shown(watched) == [row["turn_id"] for row in read_all(run, "turns")]
+
+
+def strongest(run: Path) -> str:
+    def mean(row: dict) -> float:
+        pairs = zip(row["teacher_logprobs"] or [], row["old_logprobs"], strict=False)
+        values = [abs(teacher - old) for teacher, old in pairs]
+        return sum(values) / len(values) if values else 0.0
+
+    rows = list(read_all(run, "targets"))
+    assert rows
+    found: str = max(rows, key=mean)["turn_id"]
+    return found
+
+
+def test_it_opens_with_the_turn_that_matters_most(report: Path, run: Path, opened: Opening) -> None:
+    """Beside the list, without scrolling there; what a filter hides is left, and the next key begins at its list."""
+    watched = opened(report)
+    assert watched.text("#whole h3") == strongest(run) == shown(watched)[0]
+    assert watched.page.locator("#whole .tokens .token").count() > 0
+    assert watched.page.locator("#list [aria-current=true]").count() == 1
+    assert watched.page.evaluate("[scrollY, location.hash]") == [0, ""]
+    watched.page.select_option("#filter-reward", label=watched.page.locator("#filter-reward option",
+                               has_text="+1").inner_text())  # fmt: skip
+    if strongest(run) not in shown(watched):
+        assert watched.page.locator("#list [aria-current=true]").count() == 0
+        watched.page.evaluate("document.activeElement.blur()")
+        watched.page.keyboard.press("j")
+        assert watched.text("#whole h3") == shown(watched)[0]
+
+
+def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, opened: Opening) -> None:
+    judged = shutil.copytree(run, tmp_path / "run")
+    for stage in ("teacher", "train", "eval"):
+        shutil.rmtree(judged / stage)
+    path = tmp_path / "judged.html"
+    path.write_text(page(judged), encoding="utf-8")
+    watched = opened(path)
+    assert "tokens" not in watched.page.locator("#list .badge").all_inner_texts()
+    assert watched.text("#whole") == "Choose a turn in the list, or press j, to see it here."
+    assert shown(watched) == [row["turn_id"] for row in read_all(judged, "turns")]
+    watched.page.keyboard.press("j")
+    assert watched.text("#whole h3") == shown(watched)[0]
+    assert "token by token" not in watched.text("#turns")
+
+
+def test_numbers_are_those_of_the_terminal(report: Path, opened: Opening) -> None:
+    """What is exactly in the middle is rounded to the even digit, as Python does."""
+    watched = opened(report)
+    draw = random.Random(3)
+    numbers = [n / 2**k for n in range(-40, 41) for k in range(5)] + [draw.uniform(-3, 3) for _ in range(300)]
+    numbers += [1.0005, 2.675, 1e6 + 0.5, 0.1, 1e-9]
+    for digits in range(4):
+        found = watched.page.evaluate("([xs, digits]) => xs.map((x) => fixed(x, digits))", [numbers, digits])
+        assert [text.replace("−", "-") for text in found] == [f"{x:z.{digits}f}" for x in numbers]
+    assert watched.page.evaluate("[[573, 575], [2, 575], [0, 5], [5, 5], [1, 2], [99999, 1e5], [1, 1e5], [1, 0]]"
+                                 ".map(([part, whole]) => share(part, whole))") == [
+        "99.7%", "0.3%", "0%", "100%", "50%", "over 99.9%", "under 0.1%", "–"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("metric", "low", "high", "kind"), [
+    ("passed_sampled", 0.1, 0.3, "better"), ("passed_sampled", -0.3, -0.1, "worse"),
+    ("passed_sampled", -0.1, 0.3, "neither"), ("logprob_bad", -0.4, -0.3, "better"),
+    ("logprob_bad", 0.3, 0.4, "worse"), ("logprob_good", -0.4, -0.3, "worse"), ("cut_off", -0.2, -0.1, "better"),
+    ("hint_echo", 0.1, 0.2, "worse"), ("kl_replies", 0.1, 0.2, "neither"), ("kl_neutral", 0.1, 0.2, "neither"),
+    ("reply_tokens", 2, 3, "neither"), ("logprob_neutral", -0.2, -0.1, "neither"), ("constructor", 1, 2, "neither"),
+    ("passed_greedy", None, None, "neither"),
+])  # fmt: skip
+def test_a_change_is_good_or_bad_by_the_direction_of_its_metric(
+    metric: str, low: float | None, high: float | None, kind: str, report: Path, opened: Opening
+) -> None:
+    row = {"metric": metric, "domain": "all", "before": 0.5, "after": 0.6, "low": low, "high": high, "count": 3,
+           "difference": (low + high) / 2 if low is not None and high is not None else 0.1}  # fmt: skip
+    watched = opened(report)
+    watched.page.evaluate(
+        "(row) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, [row]))", row
+    )
+    assert watched.page.locator("#evaluation .interval .change").get_attribute("class") == f"change {kind}"
+    words = watched.text("#evaluation tbody")
+    assert [word for word in ("better", "worse") if word in words] == ([] if kind == "neither" else [kind])
+
+
+def test_changes_of_one_unit_are_drawn_on_one_scale(report: Path, opened: Opening) -> None:
+    watched = opened(report)
+    ends = {"kl_replies": 0.006, "logprob_bad": -1.2, "cut_off": 0.5}
+    rows = [{"metric": metric, "domain": "all", "count": 1, "before": 0}
+            | dict.fromkeys(("after", "difference", "low", "high"), end) for metric, end in ends.items()]  # fmt: skip
+    watched.page.evaluate("(rows) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, rows))",
+                          rows)  # fmt: skip
+    places = watched.page.evaluate("[...document.querySelectorAll('.interval .change')].map((b) => b.style.left)")
+    assert [float(place.rstrip("%")) for place in places] == pytest.approx([50.24, 2, 98])
+    assert "from −1.20 to +1.20 (nats a token), from −0.50 to +0.50 (share)" in watched.text("#evaluation")
+
+
+def test_tables_fit_and_legends_wait_for_the_pointer(report: Path, opened: Opening) -> None:
+    watched = opened(report, width=1280)
+    wide = "[...document.querySelectorAll('#feedback .scroll')].filter((e) => e.scrollWidth > e.clientWidth).length"
+    assert watched.page.evaluate(wide) == 0
+    assert not watched.page.locator(".u-legend").first.is_visible()
+    watched.page.locator(".u-over").first.hover()
+    watched.page.locator(".u-legend").first.wait_for(state="visible")
+
+
+def test_a_click_shows_the_turn_token_by_token(report: Path, run: Path, opened: Opening) -> None:
+    watched = opened(report)
+    watched.page.select_option("#sort", "strength")
+    watched.page.locator("#list button").first.click()
+    turn_id = shown(watched)[0]
+    target = next(t for t in read_all(run, "targets") if t["turn_id"] == turn_id)
+    assert watched.text("#whole h3") == turn_id
+    assert watched.page.locator("#whole .tokens .token").count() == len(target["response_ids"])
+    watched.page.locator("#whole .tokens .token").nth(0).click()
+    assert f"id {target['response_ids'][0]}" in watched.text(".active-token")
+    watched.page.locator(".tokens").focus()
+    if len(target["response_ids"]) > 1:
+        watched.page.keyboard.press("ArrowRight")
+        assert f"id {target['response_ids'][1]}" in watched.text(".active-token")
+    verdict = next(v for v in read_all(run, "verdicts") if v["turn_id"] == turn_id)
+    assert verdict["hint"] in watched.text("#verdict")
+
+
+def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path, opened: Opening) -> None:
+    failed = shutil.copytree(run, tmp_path / "run")
+
+    def fail(rows: list[dict]) -> None:
+        for row in rows:
+            row["reward_votes"] = [{"score": None, "raw": "It was fine,\x1b[31m I think.", "error": "no decision"}]
+            row |= {"reward": None, "reward_status": "failed", "reward_agreement": None}
+
+    for part in range(3):
+        recommit(failed, "verdicts", part, fail)
+    path = tmp_path / "failed.html"
+    path.write_text(page(failed), encoding="utf-8")
+    watched = opened(path)
+    watched.page.locator("#verdict summary").click()
+    watched.says("#verdict", "no vote: no decision")
+    watched.says("#verdict", "It was fine,U+001B[31m I think.")
+
+
+def test_the_keyboard_alone(report: Path, opened: Opening) -> None:
+    watched = opened(report)
+    press = watched.page.keyboard.press
+    press("j")  # the first is open already
+    second = shown(watched)[1]
+    assert watched.text("#whole h3") == second
+    press("k")
+    assert watched.text("#whole h3") == shown(watched)[0]
+    press("/")
+    assert watched.page.evaluate("document.activeElement.id") == "search"
+    watched.page.keyboard.type("j?")  # a letter in a field is a letter
+    assert watched.page.input_value("#search") == "j?"
+    press("Escape")
+    press("?")
+    assert watched.page.evaluate("document.getElementById('help').open")
+    assert "orange, less likely" in watched.text("#help")
+    press("Escape")
+    press("t")
+    assert watched.page.evaluate("document.documentElement.dataset.theme") == "light"
+    press("Tab")
+    assert watched.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_an_address_names_a_turn(report: Path, opened: Opening, browser: object) -> None:
+    first = opened(report)
+    first.page.keyboard.press("j")
+    url = first.page.evaluate("location.href")
+    again = Watched(browser)
+    again.allowed = (url.partition("#")[0],)
+    again.page.goto(url)
+    again.page.wait_for_selector("#whole h3")
+    assert again.text("#whole h3") == first.text("#whole h3")
+    again.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_screens_of_both_themes_and_of_a_phone(
+    report: Path, opened: Opening, tmp_path: Path, scheme: str, width: int
+) -> None:
+    """Nothing sticks out sideways, every text has the contrast of WCAG AA, and the screens can be looked at."""
+    watched = opened(report, scheme=scheme, width=width)
+    watched.page.select_option("#sort", "strength")
+    watched.page.keyboard.press("Escape")
+    watched.page.evaluate("document.activeElement.blur()")
+    watched.page.keyboard.press("j")
+    watched.page.keyboard.press("v")
+    assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert watched.page.evaluate(_LOW_CONTRAST) == []
+    screen = tmp_path / f"report-{scheme}-{width}.png"
+    watched.page.screenshot(path=screen, full_page=True)
+    assert screen.stat().st_size > 50_000
+
+
+# Every element with text of its own whose colour is too near to what is behind it (WCAG 2.2, 1.4.3).
+_LOW_CONTRAST = """() => {
+  const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) {
+      const found = parse(getComputedStyle(e).backgroundColor);
+      if (found.length < 4 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const e of document.querySelectorAll('body *')) {
+    if (!e.checkVisibility() || ![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+    const [a, b] = [light(parse(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    if ((a + 0.05) / (b + 0.05) < 4.5) low.push([e.className, e.textContent.slice(0, 40)]);
+  }
+  return low;
+}"""
+
+
+def test_long_runs_fit_and_say_what_was_left_out(run: Path, tmp_path: Path, opened: Opening) -> None:
+    """Fewer turns whole, cut texts, fewer lines: whatever it takes."""
+    sizes = {}
+    for most in (0.24, 3.0):
+        html = page(run, turns=5, rows=20, max_mb=most)
+        sizes[most] = len(html.encode())
+        assert sizes[most] <= most * 1e6
+    path = tmp_path / "small.html"
+    path.write_text(html, encoding="utf-8")
+    watched = opened(path)
+    total = len(list(read_all(run, "turns")))
+    assert f"20 of 20 turns, of {total} in the run" in watched.text("#found")
+    watched.page.select_option("#filter-whole", label="in the list only (15)")
+    watched.page.keyboard.press("Escape")
+    watched.page.locator("#list button").first.click()
+    assert "opdkit show" in watched.text("#whole pre")

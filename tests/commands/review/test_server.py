@@ -1,0 +1,271 @@
+"""The reviewers' server: it answers one person's page, and nobody else's."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+from runs import talk, write_extract
+
+from opdkit.commands.review.api import Api
+from opdkit.commands.review.server import MAX_BODY, ReviewServer
+from opdkit.commands.turn_view import turn_view
+from opdkit.config.stages import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge import stage as judge
+from opdkit.store import reviews
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    said = {f"s {n}/ü?": talk("How warm?", "75 F.", "No, in Celsius please.", "24 C.", "Thanks!") for n in range(2)}
+    run = write_extract(tmp_path_factory.mktemp("server") / "run", said)
+    judge.run(JudgeConfig(run=run, shard="0/1"))
+    return run
+
+
+@pytest.fixture
+def server(judged):
+    """A server of its own for each test; what it decided is taken away again."""
+    server = ReviewServer(Api(judged, "Ada"))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    for path in reviews.files(judged):
+        path.unlink()
+
+
+@pytest.fixture
+def client(server):
+    headers = {"X-Opdkit-Token": server.token}
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False, timeout=60
+    ) as client:
+        yield client
+
+
+TURN = "s 0/ü?:1"
+SET = {"turn_id": TURN, "action": "set", "reward": 1, "hint": "Use Celsius.", "note": "clear"}
+
+
+# -- what it is for --------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_taken_shown_and_withdrawn(client, judged):
+    taken = client.post("/api/reviews", json=SET).raise_for_status().json()["review"]
+    assert {k: taken[k] for k in ("reward", "hint", "note", "reviewer")} == {
+        "reward": 1, "hint": "Use Celsius.", "note": "clear", "reviewer": "Ada"}  # fmt: skip
+    assert client.get("/api/reviews").json() == {TURN: taken}
+    view = client.get("/api/turns/" + httpx.URL("", params={"x": TURN}).query.decode()[2:].replace("+", "%20")).json()
+    assert view == json.loads(json.dumps(turn_view(judged, TURN)))
+    assert (view["verdict"]["reward"], view["verdict"]["reward_status"], view["review"]) == (1, "reviewed", taken)
+    assert client.post("/api/reviews", json={"turn_id": TURN, "action": "strike"}).json() == {"review": None}
+    assert client.get("/api/reviews").json() == {}
+
+
+def test_what_is_absent_stays_and_null_is_decided(client):
+    review = client.post("/api/reviews", json={"turn_id": TURN, "action": "set", "hint": None}).json()["review"]
+    assert "reward" not in review
+    assert review["hint"] is None
+
+
+def test_the_page_is_the_report_with_this_server_s_token(client, server, judged):
+    from opdkit.commands.report import page
+
+    answer = client.get("/")
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert answer.text == page(judged, review={"token": server.token})
+
+
+# -- pitfall 31, and who else might ask -------------------------------------------------------------------------------
+
+PATHS = ["/", "/api/reviews", "/api/turns/x", "/nothing"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("token", [None, "", "x", "ü", "x" * 32])
+def test_nothing_is_said_to_who_does_not_know_the_token(server, path, token):
+    headers = {} if token is None else {"X-Opdkit-Token": token.encode()}
+    answer = httpx.get(f"http://127.0.0.1:{server.server_port}{path}", headers=headers, trust_env=False, timeout=60)
+    assert answer.status_code == 403
+    assert answer.json().keys() == {"error"}
+    assert server.token not in answer.text
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("Origin", "https://example.org"), ("Origin", "null"), ("Origin", "http://127.0.0.1:1"), ("Origin", ""),
+    ("Host", "example.org"), ("Host", "127.0.0.1"), ("Host", "127.0.0.1.example.org:{port}"), ("Host", "evil:{port}"),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_foreign_origin_or_host_is_refused_whatever_it_knows(client, server, judged, name, value, method):
+    """A page elsewhere that makes the browser ask, or a name that is pointed here."""
+    answer = client.request(method, "/api/reviews", headers={name: value.format(port=server.server_port)}, json=SET)
+    assert (answer.status_code, f"foreign {name}" in answer.text) == (403, True)
+    assert reviews.files(judged) == []
+
+
+def test_its_own_origin_and_the_token_in_the_address_will_do(server):
+    own = {"Origin": f"http://localhost:{server.server_port}", "Host": f"localhost:{server.server_port}"}
+    address = f"http://127.0.0.1:{server.server_port}/api/reviews"
+    assert (
+        httpx.get(address, params={"token": server.token}, headers=own, trust_env=False, timeout=60).status_code == 200
+    )
+    assert httpx.get(server.address.replace("/?", "/api/reviews?"), trust_env=False, timeout=60).json() == {}
+
+
+def test_two_hosts_are_no_host(server):
+    head = f"GET /api/reviews?token={server.token} HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+    assert exchanged(server, (head + "\r\n").encode()).startswith(b"HTTP/1.0 200")
+    assert exchanged(server, (head + "Host: evil\r\n\r\n").encode()).startswith(b"HTTP/1.0 403")
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/reviews?turn_id=s&action=set&reward=1", "/api/reviews/set", "/", "/api/turns/x"]
+)
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+def test_nothing_but_a_post_changes_anything(client, judged, path, method):
+    assert client.request(method, path, headers={"Origin": str(client.base_url).rstrip("/")}).status_code != 302
+    assert reviews.files(judged) == []
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", ""]
+)
+def test_what_a_form_can_send_is_no_decision(client, judged, kind):
+    answer = client.post("/api/reviews", content=json.dumps(SET), headers={"Content-Type": kind})
+    assert answer.status_code == 415
+    assert reviews.files(judged) == []
+
+
+def test_every_answer_says_that_it_is_not_to_be_kept_framed_or_guessed_at(client):
+    for path in PATHS:
+        headers = client.get(path).headers
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer", "the address holds the token"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_it_listens_on_loopback_alone_and_tokens_differ(server, judged):
+    assert server.socket.getsockname()[0] == "127.0.0.1"
+    other = ReviewServer(Api(judged, "Bob"))
+    other.server_close()
+    assert other.token != server.token
+    assert len(server.token) >= 32
+
+
+# -- what is no decision ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("document", "words"), [
+    ([], "JSON object"), ({}, "turn_id is missing"), ({"turn_id": 5, "action": "set"}, "turn_id is missing"),
+    (SET | {"rewad": 1}, "unknown field 'rewad'"), (SET | {"action": "undo"}, "action is 'undo'"),
+    ({"turn_id": TURN}, "action is ''"), (SET | {"reward": 2}, "reward is 2"), (SET | {"reward": "1"}, "reward is '1'"),
+    (SET | {"reward": True}, "reward is True"), (SET | {"reward": 1.0}, "reward is 1.0"), (SET | {"hint": ""}, "hint"),
+    (SET | {"hint": ["x"]}, "hint must be text"), (SET | {"note": {}}, "note must be text"),
+    (SET | {"action": "strike"}, "strike decides nothing"), (SET | {"turn_id": "s:1"}, "has no verdict"),
+    (SET | {"hint": "\ud800 alone"}, "not Unicode"), (SET | {"turn_id": "\ud800"}, "turn"),
+])  # fmt: skip
+def test_what_is_no_decision_is_named_and_nothing_is_written(client, judged, document, words):
+    answer = client.post("/api/reviews", content=json.dumps(document), headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+    assert reviews.files(judged) == []
+
+
+@pytest.mark.parametrize(("body", "status"), [
+    (b"", 400), (b"{", 400), (b"\xff", 400), (b"[" * 60_000, 400), (b" " * (MAX_BODY + 1), 413),
+])  # fmt: skip
+def test_what_is_no_json_is_refused(client, judged, body, status):
+    answer = client.post("/api/reviews", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
+    assert reviews.files(judged) == []
+
+
+def test_a_body_without_its_length_or_cut_short_is_refused(server, judged):
+    head = (f"POST /api/reviews?token={server.token} HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\n"
+            "Content-Type: application/json\r\n")  # fmt: skip
+    for length, status in (("", 411), ("Content-Length: -1\r\n", 411), ("Content-Length: 999\r\n", 400)):
+        answer = exchanged(server, (head + length + "\r\n").encode() + json.dumps(SET).encode())
+        assert answer.startswith(f"HTTP/1.0 {status}".encode())
+    assert reviews.files(judged) == []
+
+
+def exchanged(server, request: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+        connection.sendall(request)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+@pytest.mark.parametrize("path", ["/api/turns/nobody:1", "/api/turns/", "/api/turns/..%2f..%2fetc", "/favicon.ico"])
+def test_what_is_not_there_is_not_found(client, path):
+    assert client.get(path).status_code == 404
+
+
+# -- several at once, and the end ------------------------------------------------------------------------------------
+
+
+def test_two_reviewers_at_once_lose_nothing(judged, server, client):
+    other = ReviewServer(Api(judged, "Bob"))
+    threads = [threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})]
+    notes = [f"{who} {n}" for n in range(10) for who in ("Ada", "Bob")]
+
+    def decide(who, n):
+        asked = server if who == "Ada" else other
+        headers = {"X-Opdkit-Token": asked.token}
+        httpx.post(f"http://127.0.0.1:{asked.server_port}/api/reviews", json=SET | {"note": f"{who} {n}"},
+                   headers=headers, trust_env=False, timeout=60).raise_for_status()  # fmt: skip
+
+    deciding = [threading.Thread(target=decide, args=note.split()) for note in notes]
+    for thread in threads + deciding:
+        thread.start()
+    for thread in deciding:
+        thread.join()
+    kept = [review for path in reviews.files(judged) for review in reviews.read_file(path)]
+    assert sorted(review.note for review in kept) == sorted(notes)
+    assert {review.reviewer for review in kept} == {"Ada", "Bob"}
+    assert client.get("/api/reviews").json()[TURN]["note"] == reviews.in_force(judged)[TURN].note
+    other.shutdown()
+    other.server_close()
+
+
+def test_a_run_that_is_not_judged_has_nothing_to_review(tmp_path):
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
+    with pytest.raises(OpdkitError, match="not judged yet"):
+        Api(run, "Ada")
+
+
+def test_a_port_that_is_taken_is_named(server, judged):
+    with pytest.raises(OpdkitError, match=f"--port {server.server_port} cannot be used"):
+        ReviewServer(Api(judged, "Ada"), server.server_port)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
+    command = [sys.executable, "-m", "opdkit", "review", str(judged), "--reviewer", "Eve"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        address = process.stdout.readline().strip()
+        answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False, timeout=60)
+        assert answer.json()["review"]["reviewer"] == "Eve"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        for path in reviews.files(judged):
+            path.unlink()
+    assert (process.returncode, out) == (0, "")
+    assert "decisions in force: 1" in err
+    assert "Traceback" not in err
+    assert address.partition("token=")[2] not in err, "pitfall 31: messages end up in logs"

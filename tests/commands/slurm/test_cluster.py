@@ -1,0 +1,200 @@
+"""The whole pipeline through a real Slurm on this host, one task killed and one out of time: the rows of a plain run.
+
+Skipped, with the reason, where Slurm is not installed (Debian: slurm-wlm, munge) or cannot start.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow.parquet as pq
+import pytest
+import slurm_cluster
+from sample_world import DATA, MODEL
+from scored_runs import toy_sessions, train_config, write_run
+from slurm_cluster import Cluster
+
+from opdkit.commands.slurm.scripts import Place, train_script
+from opdkit.config.stages import ORDER, SlurmConfig, stage_dir
+from opdkit.store import part_count, read_all
+from opdkit.store.tables import TABLES
+
+pytestmark = pytest.mark.slow
+OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--limit", "24",
+           "--set", "extract.part_mb=0.000001", "--set", "judge.votes=1", "--set", "judge.max_new_tokens=32",
+           "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
+# The nodes' names are known to Slurm alone: all of them are this host.
+HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    try:
+        with slurm_cluster.cluster() as cluster:
+            yield cluster
+    except slurm_cluster.UnavailableError as why:
+        pytest.skip(str(why))
+
+
+def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
+    """One thread: two of them would race for the order of sums."""
+    env = (environment or os.environ) | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", "opdkit", *args], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {seconds} s for: {what}"
+        time.sleep(0.2)
+    return found
+
+
+def parts_of(run: Path, stage: str, shard: int, shards: int = 4) -> int:
+    primary = next(table for table in TABLES.values() if table.stage == stage)
+    numbers = [int(p.stem[-5:]) for p in (stage_dir(run, stage) / primary.name).glob("part-*.parquet")]
+    return sum(k % shards == shard for k in numbers)
+
+
+def process_of(run: Path, shard: int) -> int | None:
+    """The opdkit process of a judge task, found by its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has just ended
+            continue
+        if str(run) in words and f"{shard}/4" in words and "judge" in words and "--shard" in words:
+            return int(path.parent.name)
+    return None
+
+
+def held_after_a_part(run: Path, shards: Sequence[int]) -> list[int]:
+    """The processes of judge tasks, each stopped with a part done: they run for moments, with a look in between."""
+    held: dict[int, int] = {}
+
+    def all_held() -> bool:
+        for _ in range(10):
+            for shard in [s for s in shards if s not in held]:
+                if (pid := process_of(run, shard)) is None:
+                    continue
+                os.kill(pid, signal.SIGSTOP)
+                if parts_of(run, "judge", shard):
+                    held[shard] = pid
+                else:
+                    os.kill(pid, signal.SIGCONT)
+            time.sleep(0.02)
+        return len(held) == len(shards)
+
+    until(all_held, f"a part of each of the tasks {shards}")
+    for shard in shards:
+        assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
+    return [held[shard] for shard in shards]
+
+
+def submitted(said: str) -> dict[str, tuple[str, str]]:
+    """Stage -> (job, what it waits for)."""
+    return {m[1]: (m[2], m[3] or "") for m in re.finditer(r"^(\w+) (\d+)(?: (afterok:\S+))?$", said, re.MULTILINE)}
+
+
+def log_of(run: Path, stage: str, task: str) -> str:
+    path = run / "slurm" / "logs" / f"opdkit-{stage}-{task}.out"
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def finish(slurm: Cluster, run: Path, job: str) -> None:
+    """Wait for the last job; show the logs where it does not come to its end."""
+
+    def over() -> bool:
+        state = slurm.states()[job]
+        if not state.startswith(("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")) or "Never" in state:
+            logs = "\n".join(f"{p.name}: {p.read_text(errors='replace')}" for p in (run / "slurm/logs").iterdir())
+            assert state.startswith("COMPLETED"), f"{state}\n{logs}"
+            return True
+        return False
+
+    until(over, f"job {job} of {slurm.states()}")
+
+
+def assert_same(run: Path, plain: Path) -> None:
+    for stage in ORDER:
+        for name in (name for name, table in TABLES.items() if table.stage == stage):
+            ours, theirs = (pq.read_table(stage_dir(r, stage) / name) for r in (run, plain))
+            timed = [c for c in ("seconds", "tokens_per_second") if stage == "train"]
+            assert ours.drop_columns(timed).equals(theirs.drop_columns(timed)), f"{name} differs"
+            parts = sorted(p.name for p in (stage_dir(run, stage) / name).iterdir())
+            assert parts == [f"part-{k:05d}.parquet" for k in range(part_count(run, stage))]
+        assert not list((stage_dir(run, stage) / ".tmp").glob("*")), f"{stage} left something half-written"
+    model = "train/model/model.safetensors"
+    assert (run / model).read_bytes() == (plain / model).read_bytes()
+
+
+def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None:
+    """pitfall 25, pitfall 26: the same tables and the same model as the plain run, whatever happened on the way.
+
+    Task 0 of the judge is killed with `scancel --signal=KILL` and queued again; task 1 runs into its time limit: its
+    process is held up until Slurm has sent the signal, which Slurm does when it comes to it.
+    """
+    plain, run = tmp_path / "plain", tmp_path / "run"
+    opdkit("run", str(plain), *OPTIONS)
+    said = opdkit("slurm", str(run), *OPTIONS, "--shards", "4", "--max-running", "2", "--notice", "10", "--time", "30",
+                  "--submit", environment=slurm.environment)  # fmt: skip
+    jobs = submitted(said)
+    assert list(jobs) == list(ORDER)
+    judge, waiting = jobs["judge"][0], jobs["teacher"]
+
+    _, held = held_after_a_part(run, (0, 1))
+    slurm("scancel", "--signal=KILL", f"{judge}_0")
+    slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=1")
+    until(lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
+    slurm("scontrol", "requeue", f"{judge}_0")
+    slurm("scontrol", "update", f"jobid={waiting[0]}", f"dependency={waiting[1]}")
+
+    until(lambda: asked_to_stop(held), "the signal before the time limit")
+    os.kill(held, signal.SIGCONT)
+    until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", f"{judge}_1"), "task 1 queued again")
+    slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=30")
+
+    finish(slurm, run, jobs["train"][0])
+    assert "stopped as asked" in log_of(run, "judge", f"{judge}_1")
+    assert_same(run, plain)
+    again = opdkit("slurm", str(run), *OPTIONS, "--submit", environment=slurm.environment)
+    assert "nothing to do" in again
+
+
+def asked_to_stop(pid: int) -> bool:
+    """True when SIGUSR1 waits for a process that is held up."""
+    text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    pending = int(text.split("ShdPnd:")[1].split()[0], 16)
+    return bool(pending >> (signal.SIGUSR1 - 1) & 1)
+
+
+@pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1), (1, 1)])
+def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: int, processes: int) -> None:
+    """pitfall 26: asked to stop, all processes on all nodes keep a checkpoint, and the job queues itself again."""
+    run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
+    options = {"device": "cpu", "epochs": 20, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
+    wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",), setup=(HOSTNAMES,))
+    place = Place(tmp_path, Path(sys.executable).parent)
+    folder = run / "slurm"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), place))
+    job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
+    until(lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps", 300)
+    slurm("scancel", "--batch", "--signal=USR1", job)
+    until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
+    finish(slurm, run, job)
+    said = log_of(run, "train", job)
+    steps = [re.findall(rf"{what} after step (\d+)", said) for what in ("stopping", "going on")]
+    assert steps[0] == steps[1]
+    assert len(steps[0]) == 1
+    rows = list(read_all(run, "metrics"))
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))

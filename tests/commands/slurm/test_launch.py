@@ -1,0 +1,95 @@
+"""What is missing is what is launched; what a task could only find out in the queue is found out before."""
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import talk, write_extract
+from sample_world import DATA, MODEL
+from typer.testing import CliRunner
+
+from opdkit.cli import app
+from opdkit.commands import run as opdkit
+from opdkit.commands import slurm
+from opdkit.commands.slurm.launch import missing_shards
+from opdkit.config.stages import ORDER, ExtractConfig, JudgeConfig, SlurmConfig
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import Stage
+from opdkit.store.tables import VERDICTS
+
+
+def config(run: Path, **options) -> SlurmConfig:
+    return SlurmConfig(**({"run": run, "logs": (str(DATA / "logs"),), "model": str(MODEL), "shards": 2} | options))
+
+
+def begun(run: Path, *done: int) -> Path:
+    """Extract done in 3 parts; of the judge, the parts named."""
+    write_extract(run, {f"s{n}": talk("do it", "done", "thanks") for n in range(6)})
+    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=3, upstream=["extract"])
+    for part in done:
+        with stage.writing(part):
+            pass
+    return run
+
+
+def test_a_new_run(tmp_path: Path) -> None:
+    launch = slurm.run(config(tmp_path / "r"))
+    assert launch.tasks == {"extract": 2, "judge": 2, "teacher": 2, "train": 1}
+    written = {p.name for p in (tmp_path / "r" / "slurm").iterdir()}
+    assert written == {"extract.sbatch", "judge.sbatch", "teacher.sbatch", "train.sbatch", "submit.sh", "logs"}
+
+
+def test_only_what_is_missing(tmp_path: Path) -> None:
+    """Parts 0, 1, 2 in two shards: part 1 is all of shard 1; a third shard of five has none."""
+    run = begun(tmp_path / "r", 0, 2)
+    assert [missing_shards(run, stage, 2) for stage in ORDER] == [[], [1], [0, 1], [0]]
+    assert missing_shards(run, "teacher", 5) == [0, 1, 2]
+    with pytest.raises(ConfigError, match="another plan"):  # written by hand, with other options than the logs give
+        slurm.run(config(run))
+
+
+def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
+    run = tmp_path / "r"
+    Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=1)
+    with pytest.raises(ConfigError, match=r"config\.votes: 5 -> 7"):
+        slurm.run(config(run, set=("judge.votes=7",)))
+    assert not (run / "slurm").exists()
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"logs": ("nowhere.jsonl",)}, "nowhere.jsonl is not there"),
+    ({"model": "./nowhere"}, "nowhere is not there"),
+    ({"set": ("train.epoch=2",)}, "did you mean 'epochs'"),
+    ({"model": None}, "--model is missing"),
+])  # fmt: skip
+def test_what_a_task_would_find_out_too_late(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(OpdkitError, match=message):
+        slurm.run(config(tmp_path / "r", **options))
+    assert not any(tmp_path.iterdir())
+
+
+def test_no_sbatch_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OpdkitError, match="sbatch is not here"):
+        slurm.run(config(tmp_path / "r", submit=True))
+
+
+def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path: Path) -> None:
+    """As `opdkit run` would refuse them, only in the queue."""
+    log = tmp_path / "log.jsonl"
+    messages = [{"role": role, "content": f"{n}"} for n, role in enumerate(("user", "assistant", "user"))]
+    talked = json.dumps({"messages": messages}) + "\n"
+    log.write_text(talked)
+    given = {"logs": (str(log),)}
+    run = tmp_path / "r"
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1"))
+    opdkit.run_stage("judge", JudgeConfig(run=run, shard="0/1"))
+    assert slurm.run(config(run, **given)).tasks == {"teacher": 1, "train": 1}
+    log.write_text(2 * talked)
+    with pytest.raises(ConfigError, match=r"other logs:\n  bytes of the log\.log: \d+ -> \d+"):
+        slurm.run(config(run, **given))
+    opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1", overwrite=True))
+    with pytest.raises(OpdkitError, match="was computed from another extract stage"):
+        slurm.run(config(run, **given))
+    shown = CliRunner().invoke(app, ["status", str(run)])
+    assert "judge: computed from another extract stage than is there now" in " ".join(shown.stdout.split())

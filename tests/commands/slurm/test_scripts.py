@@ -1,0 +1,169 @@
+"""The batch scripts as text: what they say, what they never hold, and that a shell reads them as they were meant."""
+
+import shlex
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opdkit.commands.slurm.scripts import (
+    Place,
+    array_script,
+    gpus_of,
+    grace_of,
+    ranges,
+    submit_script,
+    train_script,
+)
+from opdkit.config.command_line import command_line
+from opdkit.config.fields import StageConfig
+from opdkit.config.stages import ExtractConfig, JudgeConfig, SlurmConfig, TrainConfig, configure
+from opdkit.errors import ConfigError
+
+HOSTILE = 'it\'s $(touch hacked) `x` "y"\n#SBATCH --uid=0\n; é *'
+PLACE = Place(Path("/home/a user"), Path("/venv/bin"))
+
+
+def slurm(**options) -> SlurmConfig:
+    return SlurmConfig(**({"run": Path("runs/a"), "logs": ("logs",)} | options))
+
+
+def judge_script(config: JudgeConfig | None = None, **options) -> str:
+    return array_script(slurm(**options), "judge", config or JudgeConfig(run=Path("runs/a")), range(4), PLACE)
+
+
+def directives(script: str) -> list[str]:
+    """What sbatch reads: the `#SBATCH` lines before the first command."""
+    lines = script.splitlines()
+    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
+    return [line.removeprefix("#SBATCH ") for line in lines[:first] if line.startswith("#SBATCH")]
+
+
+def words(command: str, config: StageConfig) -> list[str]:
+    return command_line(command, type(config), config.run, config.effective())
+
+
+def check_syntax(script: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=script.encode(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_an_array_script() -> None:
+    script = judge_script(max_running=2, time=("4:00:00", "train=9:00:00"), gpus=("train=8", "judge=a100:1"),
+                          partition=("gpu", "extract=cpu"), sbatch=("--exclusive", "train=--x"),
+                          setup=("module load cuda",))  # fmt: skip
+    assert directives(script) == [
+        "--job-name=opdkit-judge", "--output=logs/%x-%A_%a.out", "--open-mode=append", "--requeue",
+        "--signal=B:USR1@120", "--array=0-3%2", "--partition=gpu", "--time=4:00:00", "--gres=gpu:a100:1", "--exclusive",
+    ]  # fmt: skip
+    assert "cd -- '/home/a user' || exit 1\nexport PATH=/venv/bin:\"$PATH\"\nmodule load cuda\n" in script
+    assert '\nopdkit judge runs/a --shard "$SLURM_ARRAY_TASK_ID"/4 &\n' in script
+    assert 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in script
+    check_syntax(script)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_training_script(nodes: int) -> None:
+    config = TrainConfig(run=Path("runs/a"), model=HOSTILE)
+    script = train_script(slurm(nodes=nodes, gpus=("train=h100:4",)), config, PLACE)
+    check_syntax(script)
+    assert f"--nodes={nodes}" in directives(script)
+    assert "--gres=gpu:h100:4" in directives(script)
+    assert f"accelerate launch --multi_gpu --num_machines {nodes} --num_processes {4 * nodes} " in script
+    assert ("\nsrun --kill-on-bad-exit=1 --cpus-per-task=" in script) == (nodes > 1)
+    assert ("pkill -USR1 -P" in script) == (nodes == 1), "srun hands a signal on, the agent of torchrun does not"
+    assert shlex.quote(HOSTILE) in script
+    assert not any("uid" in line for line in directives(script))
+
+
+def test_a_training_of_one_process_needs_no_launcher() -> None:
+    """Its exit code and its signals are then its own; and it is queued again only where it got any further."""
+    script = train_script(slurm(), TrainConfig(run=Path("runs/a b"), model="m"), PLACE)
+    check_syntax(script)
+    assert "\n(trap '' USR1; exec opdkit train 'runs/a b' --model m) &\n" in script
+    assert "accelerate" not in script
+    assert """[ "$(ls 'runs/a b/train/checkpoints' 2>/dev/null)" != "$before" ]""" in script
+
+
+def test_submit_chains_the_tasks_one_by_one() -> None:
+    script = submit_script({"judge": [0, 2], "teacher": [1], "train": []})
+    check_syntax(script)
+    assert "\njudge=$(sbatch --parsable judge.sbatch)\n" in script
+    assert '\nteacher=$(sbatch --parsable --dependency="afterok:${judge}_0:${judge}_2" teacher.sbatch)\n' in script
+    assert '\ntrain=$(sbatch --parsable --dependency="afterok:${teacher}_1" train.sbatch)\n' in script
+
+
+# -- quoting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log", ["logs", HOSTILE, "-rf", "--", "a b"])
+def test_the_shell_gives_back_the_words(log: str, tmp_path: Path) -> None:
+    """What a user named reaches opdkit as it was, and nothing of it is run or becomes a directive."""
+    config = ExtractConfig(run=Path(HOSTILE), logs=(log, "second"), part_mb=0.5)
+    script = array_script(slurm(), "extract", config, [0], Place(tmp_path, Path("/bin")))
+    assert not any("uid" in line for line in directives(script))
+    check_syntax(script)
+    shown = """opdkit() { printf '%s\\0' "$@"; }\nSLURM_ARRAY_TASK_ID=2\n"""
+    done = subprocess.run(["bash", "-c", shown + script], capture_output=True, cwd=tmp_path, check=True)
+    words = done.stdout.decode().split("\0")[:-1]
+    flags = ["--part-mb", "0.5", "--shard", "2/4"]
+    places = [HOSTILE, log, "second"]
+    assert words == ["extract", *([*flags, "--", *places] if log.startswith("-") else [*places, *flags])]
+    assert not any(tmp_path.iterdir()), "nothing was run"
+
+
+def test_a_command_line_makes_the_same_configuration() -> None:
+    config = TrainConfig(run=Path("r"), model="-m", learning_rate=1e-5, gradient_checkpointing=True, holdout=0.1,
+                         template_arg=("a=1", "b=x y"))  # fmt: skip
+    assert words("train", config) == [
+        "opdkit", "train", "r", "--template-arg", "a=1", "--template-arg", "b=x y", "--model=-m",
+        "--learning-rate", "1e-05", "--gradient-checkpointing", "--holdout", "0.1",
+    ]  # fmt: skip
+    assert words("judge", JudgeConfig(run=Path("r"))) == ["opdkit", "judge", "r"]
+
+
+def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pitfall 31: a script names the variable that holds the key."""
+    monkeypatch.setenv("MY_KEY", "secret-key-of-a-test")
+    config = JudgeConfig(run=Path("r"), judge="endpoint", model="m", base_url="http://h/v1", api_key_env="MY_KEY")
+    script = judge_script(config)
+    assert "--api-key-env MY_KEY" in script
+    assert "secret-key-of-a-test" not in script
+
+
+# -- options --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"time": ("jugde=1:00",)}, "--time is 'jugde=1:00'; write it as VALUE or STAGE=VALUE"),
+    ({"partition": ("a\n#SBATCH --uid=0",)}, "--partition is"),
+    ({"sbatch": ("--x\n--y",)}, "--sbatch is"),
+    ({"sbatch": ("train=exclusive",)}, "--sbatch is 'exclusive'"),
+    ({"shard": "0/4"}, "--shards says"),
+    ({"overwrite": True}, "must not throw away"),
+    ({"logs": ("-",)}, "no standard input"),
+    ({"shards": 0}, "--shards is 0"),
+])  # fmt: skip
+def test_options_that_make_no_job(options: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        slurm(**options)
+
+
+def test_options_from_the_file_that_the_stages_read(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[slurm]\nshards = 9\ntime = "1:00"\n[judge]\nvotes = 7\n', encoding="utf-8")
+    flags = {"run": Path("r"), "logs": ("a",), "config": file}
+    config = configure("slurm", flags, file)
+    assert isinstance(config, SlurmConfig)
+    assert (config.shards, config.time, config.config) == (9, ("1:00",), file)
+    assert configure("run", flags, file).config == file
+    assert configure("judge", {"run": Path("r")}, file).votes == 7
+
+
+def test_small_numbers() -> None:
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert [grace_of(n) for n in (10, 60, 120, 600)] == [5, 30, 90, 570]
+    wanted = {(): 1, ("8",): 8, ("judge=2",): 1, ("2", "train=a100:4"): 4, ("a100",): 1}
+    assert {gpus: gpus_of(slurm(gpus=gpus)) for gpus in wanted} == wanted
+    assert replace(slurm(), time=("1", "judge=2")).of_stage("time", "judge") == ["1", "2"]

@@ -1,0 +1,118 @@
+"""What `opdkit demo` promises, checked on its tables.
+
+The demo runs here unless OPDKIT_DEMO_RUN names the directory of one that has just been run.
+"""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+from rich.console import Console
+from sample_world import DATA, NAMES, labels
+
+from opdkit.cli import app
+from opdkit.commands import demo
+from opdkit.config.stages import stage_dir
+from opdkit.store import read_all
+from opdkit.store.tables import TABLES
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if given := os.environ.get("OPDKIT_DEMO_RUN"):
+        return Path(given)
+    directory = tmp_path_factory.mktemp("demo") / "run"
+    done = subprocess.run([sys.executable, "-m", "opdkit", "demo", str(directory)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_it_closes_with_the_figures_and_what_to_type_next(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a command that is there, and with the run's own name."""
+    screen = io.StringIO()
+    monkeypatch.setattr(demo, "stdout", Console(file=screen, width=100))
+    demo.show(run, DATA / "prompts.jsonl")
+    said = screen.getvalue()
+    assert "before" in said
+    commands = re.findall(r"^  opdkit (\w+) (\S+)", said, re.MULTILINE)
+    assert ("show", str(run)) in commands
+    assert {name for name, _ in commands} <= {command.name for command in app.registered_commands}
+    assert ("run", "runs/mine") in commands
+
+
+def share(run: Path, *, corrected: bool, model: str) -> float:
+    asked = [json.loads(line) for line in (DATA / "prompts.jsonl").read_text().splitlines()]
+    ids = {row["id"] for row in asked if row["corrected"] == corrected}
+    replies = [r for r in read_all(run, "replies") if r["prompt_id"] in ids and r["model"] == model and r["sample"] > 0]
+    assert len(replies) == 4 * len(ids)
+    return sum(bool(r["passed"]) for r in replies) / len(replies)
+
+
+def test_the_model_learns_what_its_users_wanted_and_keeps_the_rest(run: Path) -> None:
+    assert share(run, corrected=True, model="before") <= 0.25
+    assert share(run, corrected=True, model="after") >= 0.90
+    assert share(run, corrected=False, model="after") >= share(run, corrected=False, model="before") - 0.03
+
+
+def judged(run: Path) -> list[tuple[dict, dict]]:
+    """(label, verdict) of every judged turn."""
+    verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
+    found = [(label, verdicts[label["turn_id"]]) for label in labels() if label["turn_id"] in verdicts]
+    assert len(found) >= 0.95 * len(labels()), "nearly every turn that has a next state is judged"
+    return found
+
+
+def test_the_tiny_judge_is_right(run: Path) -> None:
+    pairs = judged(run)
+    right = Counter(label["reward"] == verdict["reward"] for label, verdict in pairs)
+    assert right[True] >= 0.90 * len(pairs)
+    corrected = [(label["wanted"], verdict["hint"] or "") for label, verdict in pairs if label["wanted"]]
+    named = [bool(re.search(NAMES[wanted], hint)) for wanted, hint in corrected]
+    assert sum(named) >= 0.90 * len(named)
+    unhinted = [verdict["hint"] is None for label, verdict in pairs if not label["wanted"]]
+    assert sum(unhinted) >= 0.95 * len(unhinted), "no hint where the reaction reveals nothing"
+
+
+@pytest.mark.parametrize("name", sorted(TABLES))
+def test_every_table_opens_with_the_usual_readers(run: Path, name: str) -> None:
+    import datasets
+    import pandas as pd
+
+    folder = stage_dir(run, TABLES[name].stage) / name
+    frame = pd.read_parquet(folder)
+    assert list(frame.columns) == TABLES[name].schema.names
+    assert pyarrow.dataset.dataset(folder).count_rows() == len(frame)
+    loaded = datasets.load_dataset("parquet", data_dir=str(folder), split="train")
+    assert (len(loaded), loaded.column_names) == (len(frame), list(frame.columns))
+
+
+def test_without_a_hint_there_is_no_teacher(run: Path) -> None:
+    """pitfall 9: the turns that nobody corrected train on nothing but their reward."""
+    verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
+    for target in read_all(run, "targets"):
+        hint = verdicts[target["turn_id"]]["hint"]
+        assert target["hint"] == hint
+        assert (target["teacher_logprobs"] is None) == (hint is None)
+        assert len(target["response_ids"]) == len(target["response_mask"]) == len(target["old_logprobs"])
+
+
+def test_the_trained_model_loads_like_any_other(run: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = stage_dir(run, "train") / "model"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "How do I cook rice?"}], add_generation_prompt=True, return_tensors="pt"
+    )["input_ids"]
+    reply = tokenizer.decode(model.generate(ids, max_new_tokens=64, do_sample=False)[0, ids.shape[1] :])
+    assert reply.startswith("1. ")

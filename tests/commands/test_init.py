@@ -1,0 +1,104 @@
+"""`opdkit init`: the file says every option once, with its default, and configures what its flags say."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from opdkit.cli import app
+from opdkit.commands.init import document, run, toml
+from opdkit.config.commands import InitConfig
+from opdkit.config.fields import fields_of
+from opdkit.config.presets import PRESETS
+from opdkit.config.stages import CONFIGURED, STAGES, TABLES_OF_TOML, configure
+
+ROOT = Path(__file__).parents[2]
+REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_": Path("other"), "run": Path("run")}
+
+
+def options_of(stage: str) -> list[str]:
+    return [field.key for field in fields_of(CONFIGURED[stage][0]) if field.name not in ("run", "config")]
+
+
+def sections(text: str) -> dict[str, str]:
+    parts = re.split(r"^\[(\w+)\]$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def required(stage: str) -> dict[str, object]:
+    return {f.name: REQUIRED[f.name] for f in fields_of(CONFIGURED[stage][0]) if f.meta.required}
+
+
+def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
+    """pitfall 29: one declaration; the three lists are made from it, and this compares them with each other."""
+    written = sections(document(InitConfig()))
+    assert list(written) == list(TABLES_OF_TOML)
+    pages = re.split(r"^## opdkit (\w+)$", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), flags=re.M)
+    reference = dict(zip(pages[1::2], pages[2::2], strict=True))
+    for stage, text in written.items():
+        keys = re.findall(r"^#?([a-z]\w*) =", text, re.MULTILINE)
+        assert keys == options_of(stage)
+        rows = {
+            name.lower().removeprefix("--").replace("-", "_")
+            for name in re.findall(r"^\| `(\S+)`", reference[stage], re.M)
+        }
+        assert rows - {"run", "config"} == set(keys)
+        if stage in STAGES:
+            effective = configure(stage, required(stage), None).effective()
+            assert set(effective) == set(keys)
+
+
+@pytest.mark.parametrize("stage", TABLES_OF_TOML)
+def test_the_file_as_it_is_and_without_its_hashes_configures_the_defaults(stage, tmp_path):
+    text = document(InitConfig())
+    everything = re.sub(r"^#([a-z]\w* = .+)$", r"\1", text, flags=re.MULTILINE)
+    assert len(tomllib.loads(everything)[stage]) > 3
+    plain = configure(stage, required(stage), None)
+    for variant in (text, everything):
+        file = tmp_path / "opdkit.toml"
+        file.write_text(variant, encoding="utf-8")
+        assert configure(stage, required(stage), file) == plain
+
+
+def test_flags_and_preset_are_written_where_they_belong():
+    text = document(InitConfig(model="some/model", preset="qwen3-thinking", judge="local"))
+    tables = tomllib.loads(text)
+    assert tables["teacher"] == {"model": "some/model", "template_arg": ["enable_thinking=true"]}
+    assert tables["judge"] == {"judge": "local", "model": "some/model", "template_arg": ["enable_thinking=true"],
+                               "max_new_tokens": 4096}  # fmt: skip
+    assert tables["train"] == {"model": "some/model"}
+    assert "thinking of earlier turns" in text
+    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", base_url="http://h:1/v1")))
+    assert served["judge"] == {"judge": "endpoint", "model": "j", "base_url": "http://h:1/v1"}
+
+
+def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):
+    file = tmp_path / "deep" / "opdkit.toml"
+    run(InitConfig(file=file))
+    file.write_text("mine", encoding="utf-8")
+    refused = CliRunner().invoke(app, ["init", str(file)])
+    assert refused.exit_code == 2
+    assert "--overwrite" in refused.stderr
+    assert file.read_text(encoding="utf-8") == "mine"
+    run(InitConfig(file=file, overwrite=True))
+    assert tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def test_standard_output_gets_the_file_and_nothing_else():
+    shown = CliRunner().invoke(app, ["init", "-", "--model", "m"])
+    assert shown.exit_code == 0
+    assert tomllib.loads(shown.stdout)["train"] == {"model": "m"}
+
+
+@pytest.mark.parametrize("value", ["plain", 'quo"ted\\', "line\nbreak", "Ω", True, 3, 0.05, 1e-6, ["a", "b"], []])
+def test_values_read_back_as_they_were(value):
+    assert tomllib.loads(f"x = {toml(value)}")["x"] == value
+
+
+def test_an_unknown_preset_names_the_nearest():
+    shown = CliRunner().invoke(app, ["init", "-", "--preset", "qwen33"])
+    assert shown.exit_code == 2
+    assert "did you mean 'qwen3'" in shown.stderr
+    assert set(PRESETS) >= {"qwen3", "llama3", "gpt-oss"}

@@ -1,0 +1,158 @@
+"""`opdkit status` on made-up runs: what is done, what runs, what failed, and what a killed process leaves behind."""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from runs import talk, write_extract
+
+from opdkit.commands import status
+from opdkit.config.commands import StatusConfig
+from opdkit.config.stages import JudgeConfig
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import Counters, Stage, Summary, failures, reviews
+from opdkit.store.marks import BEAT, STALE, marked, parts_under_way, read_claim
+from opdkit.store.reviews import Review
+from opdkit.store.tables import VERDICTS
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Extract done in 3 parts, judge begun: part 0 done."""
+    write_extract(tmp_path / "run", {f"s{n}": talk("do it", "done", "thanks") for n in range(6)})
+    stage = judge(tmp_path / "run")
+    with stage.writing(0) as out:
+        out.counters.rows_in = 2
+        out.counters.drop("tie", 2)
+    return tmp_path / "run"
+
+
+def judge(run: Path, shard: str = "0/1") -> Stage:
+    return Stage.open(JudgeConfig(run=run, shard=shard), "judge", [VERDICTS], parts=3, upstream=["extract"])
+
+
+def row(run: Path, stage: str = "judge") -> dict[str, str]:
+    failed = sum(f["stage"] == stage for f in failures.failures(run))
+    return dict(zip(status.COLUMNS, status._row(run, stage, failed), strict=True))
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_what_is_done_and_what_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (row(run, "extract")["parts"], row(run, "extract")["time left"]) == ("3/3", "done")
+    with judge(run).writing(1):
+        shown = row(run)
+        assert (shown["parts"], shown["running"], shown["in"], shown["dropped"]) == ("1/3", "1", "2", "tie 2")
+    assert row(run)["parts"] == "2/3"
+    assert row(run)["running"] == "0"
+    status.run(StatusConfig(run=run))
+    assert "judge" in capsys.readouterr().out
+
+
+def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
+    """A killed process removes nothing: of this host it is known to be gone, of another one it is no longer touched."""
+    folder = run / "judge" / ".tmp"
+    (folder / f"verdicts-00001-5f3a9c1e-{socket.gethostname()}-{dead_process()}.running").touch()
+    other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
+    other.touch()
+    assert parts_under_way(folder) == {2}
+    old = time.time() - STALE - 1
+    os.utime(other, (old, old))
+    assert parts_under_way(folder) == set()
+    judge(run)
+    assert [p.name for p in folder.iterdir()] == [other.name], "the next command sweeps what is certainly dead"
+
+
+def test_a_mark_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 3 * BEAT < STALE
+    monkeypatch.setattr("opdkit.store.marks.BEAT", 0.01)
+    with marked(tmp_path, "verdicts", 3):
+        (path,) = tmp_path.iterdir()
+        os.utime(path, (0, 0))
+        end = time.monotonic() + 20
+        while not parts_under_way(tmp_path):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        claim = read_claim(path)
+        assert claim
+        assert (claim.table, claim.part, claim.pid) == ("verdicts", 3, os.getpid())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_kind_is_no_claim() -> None:
+    assert read_claim(Path("notes.txt")) is None
+    assert read_claim(Path("verdicts-x-host-1.running")) is None
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+def fail(run: Path, shard: str, error: Exception) -> None:
+    with pytest.raises(type(error)), failures.recorded("judge", JudgeConfig(run=run, shard=shard)):
+        raise error
+
+
+def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fail(run, "1/2", OpdkitError("the first one"))
+    fail(run, "1/2", OpdkitError("the server \x1b[31mis gone"))
+    fail(run, "0/2", ZeroDivisionError("by zero"))
+    assert row(run)["failed"] == "2 shards"
+    status.run(StatusConfig(run=run))
+    out = capsys.readouterr().out
+    assert "judge --shard 1/2 failed" in out
+    assert "is gone" in out
+    assert "\x1b" not in out, "an error may quote a log"
+    assert "ZeroDivisionError: by zero" in out
+    assert "the first one" not in out
+    with failures.recorded("judge", JudgeConfig(run=run, shard="1/2")):
+        pass
+    assert row(run)["failed"] == "1 shard"
+    failures.forget(run, "judge")
+    assert row(run)["failed"] == "0"
+
+
+def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But in a batch job nobody else sees it."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    fail(run, "0/1", ConfigError("another plan"))
+    assert failures.failures(run) == []
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    fail(run, "0/1", ConfigError("another plan"))
+    (record,) = failures.failures(run)
+    assert (record["job"], record["error"]) == ("17", "another plan")
+
+
+def test_a_run_that_is_not_there_stays_so(tmp_path: Path) -> None:
+    fail(tmp_path / "nowhere", "0/1", OpdkitError("no"))
+    assert not any(tmp_path.iterdir())
+
+
+# -- the time that is left ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("done", "running", "words"), [
+    (0, 1, "?"), (4, 0, "done"), (1, 0, "30 s of work, none running"), (1, 2, "15 s"), (2, 1, "20 s"),
+])  # fmt: skip
+def test_time_left(done: int, running: int, words: str) -> None:
+    """Parts of 10 s each: what is left at their mean, shared by those who work now."""
+    found = Summary("judge", Counters(seconds=10.0 * done), done, 4, Path())
+    assert status.time_left(found, running) == words
+
+
+def test_durations() -> None:
+    assert [status.duration(s) for s in (0.4, 59, 90, 3600, 7260)] == ["0 s", "59 s", "2 min", "1 h 0 min", "2 h 1 min"]
+
+
+def test_what_people_decided_is_counted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status.run(StatusConfig(run=run))
+    assert "decided" not in capsys.readouterr().out
+    reviews.append(run, [Review("s0:1", True, 1), Review("s1:1", True, 1), Review("s1:1", action="strike")])
+    status.run(StatusConfig(run=run))
+    assert capsys.readouterr().out.splitlines()[-1] == "turns decided by people: 1"

@@ -1,0 +1,236 @@
+"""Options: declared once, checked at construction, read somewhere, the same in flags, TOML and manifest."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from opdkit.commands.run import configurations
+from opdkit.config.commands import COMMANDS
+from opdkit.config.fields import StageConfig, build, fields_of, option, parse_pairs, parse_shard
+from opdkit.config.stages import (
+    CONFIGURED,
+    STAGES,
+    EvalConfig,
+    ExtractConfig,
+    JudgeConfig,
+    RolloutConfig,
+    RunConfig,
+    TrainConfig,
+    configure,
+)
+from opdkit.errors import ConfigError
+
+PACKAGE = Path(__file__).parents[2] / "opdkit"
+RUN = Path("run")
+SCHEDULERS = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX",
+              "RANK", "WORLD_SIZE")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_scheduler(monkeypatch):
+    for name in SCHEDULERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# -- what is declared is read --------------------------------------------------------------------------------------
+
+
+def test_every_option_is_read_somewhere():
+    """pitfall 29: an option that nothing reads is a lie in the help."""
+    declared = {PACKAGE / "stages", PACKAGE / "commands"}
+    sources = [path for path in PACKAGE.rglob("*.py") if path.parent not in declared]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    own = {name: command.config for name, command in COMMANDS.items() if name not in CONFIGURED}
+    for command, cls in ({name: cls for name, (cls, _) in STAGES.items()} | own).items():
+        for field in fields_of(cls):
+            read = rf"\b(config|options|stage\.config|self)\.{field.name}\b"
+            assert re.search(read, code), f"{command}: nothing reads {field.flag}"
+
+
+def test_one_option_has_one_default_wherever_it_is_declared():
+    """pitfall 29: two defaults for one option."""
+    assert JudgeConfig.api_key_env == EvalConfig.api_key_env == RolloutConfig.api_key_env
+    assert {cls.shard for cls, _ in STAGES.values()} == {"auto"}
+
+
+def test_every_option_has_help_and_a_type_the_command_line_knows():
+    for command in COMMANDS.values():
+        for field in fields_of(command.config):
+            assert field.meta.help
+            assert field.is_list or field.type in (int, float, bool, str, Path), field.name
+            assert field.flag == "--" + field.name.rstrip("_").replace("_", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromConfig(StageConfig):
+    from_: Path = option(..., "a word that Python keeps to itself")
+
+
+def test_a_trailing_underscore_is_python_s_alone(tmp_path):
+    """`from` is no name in Python: the field is `from_`; flag, TOML key, plan and errors say `from`."""
+    (field,) = [f for f in fields_of(FromConfig) if f.name == "from_"]
+    assert (field.key, field.flag) == ("from", "--from")
+    config = build(FromConfig, {"run": RUN}, toml(tmp_path, "[x]\nfrom = 'a'\n"), "x", ["x"])
+    assert config.from_ == Path("a")
+    assert config.plan()["from"] == config.effective()["from"] == "a"
+    assert build(FromConfig, {"run": RUN, "from_": Path("b")}, tmp_path / "config.toml", "x", ["x"]).from_ == Path("b")
+    with pytest.raises(ConfigError, match="--from is missing"):
+        FromConfig(run=RUN)
+    with pytest.raises(ConfigError, match=r"has no option 'from_'; did you mean 'from'\?"):
+        build(FromConfig, {"run": RUN}, toml(tmp_path, "[x]\nfrom_ = 'a'\n"), "x", ["x"])
+
+
+def test_plan_and_effective_configuration_are_json_values():
+    config = ExtractConfig(run=RUN, logs=("a.jsonl",), limit=3)
+    assert config.plan() == {"limit": 3, "format": "auto", "part_mb": None, "max_line_mb": 64, "filter": [],
+                             "redact": False, "redact_pattern": []}  # fmt: skip
+    assert config.effective()["logs"] == ["a.jsonl"]
+    assert "run" not in config.effective()
+
+
+# -- checked at construction ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"limit": 0}, r"--limit is 0; it must be at least 1"),
+    ({"redact_pattern": ("order=(",)}, r"--redact-pattern order: '\(' is no regular expression"),
+    ({"format": "opnai"}, r"--format is 'opnai'; did you mean 'openai'\? it must be one of: auto, openai"),
+    ({"logs": None}, r"LOGS is missing"),
+    ({"shard": "4/4"}, r"--shard is '4/4'; write it as I/N"),
+])  # fmt: skip
+def test_extract_options_out_of_range(options, message):
+    with pytest.raises(ConfigError, match=message):
+        ExtractConfig(**({"run": RUN, "logs": ("a",)} | options))
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"holdout": 0.95}, "--holdout is 0.95; it must be at most 0.9"),
+    ({"learning_rate": float("nan")}, "--learning-rate is nan; it must be a finite number"),
+    ({"model": None}, "--model is missing"),
+    ({"template_arg": ("enable_thinking",)}, "write it as NAME=VALUE"),
+])  # fmt: skip
+def test_train_options_out_of_range(options, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**({"run": RUN, "model": "m"} | options))
+
+
+# -- TOML ------------------------------------------------------------------------------------------------------------
+
+
+def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
+    file = toml(tmp_path, '[judge]\nvotes = 7\ntemperature = 1\nmax-new-tokens = 9\ntemplate_arg = ["a=1"]\n')
+    config = configure("judge", {"run": RUN, "votes": 3, "timeout": None, "template_arg": ()}, file)
+    assert (config.votes, config.temperature, config.max_new_tokens) == (3, 1.0, 9)
+    assert config.template_arg == ("a=1",)
+    assert config.timeout == JudgeConfig.timeout
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("[judge]\nvote = 3\n", r"\[judge\] has no option 'vote'; did you mean 'votes'\?"),
+    ("[juge]\nvotes = 3\n", r"unknown table \[juge\]; did you mean 'judge'\?"),
+    ("[judge]\nvotes = 'many'\n", r"\[judge\] votes = 'many': a value of type integer is needed"),
+    ("[judge]\nvotes = true\n", "a value of type integer is needed"),
+    ("[judge]\nvotes = 1.5\n", "a value of type integer is needed"),
+    ("[judge]\nvotes = 0\n", "--votes is 0"),
+    ("[judge]\nrun = 'elsewhere'\n", "has no option 'run'"),
+    ("judge = 3\n", r"judge must be a table, written \[judge\]"),
+    ("[judge\n", "is not TOML"),
+])  # fmt: skip
+def test_toml_errors_say_where_and_what(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message):
+        configure("judge", {"run": RUN}, toml(tmp_path, text))
+
+
+def test_one_of_a_list_needs_no_brackets(tmp_path):
+    for text in ("teacher = 'big=models/72b'", "teacher = ['big=models/72b']"):
+        file = toml(tmp_path, f"[teacher]\nmodel = 'm'\n{text}\n")
+        assert configure("teacher", {"run": RUN}, file).teacher == ("big=models/72b",)
+
+
+def test_a_missing_file_and_another_stage_s_table(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        configure("judge", {"run": RUN}, tmp_path / "none.toml")
+    assert configure("judge", {"run": RUN}, toml(tmp_path, "[train]\nepochs = 2\n")).votes == 5
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(b"\xff\xfe[")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        configure("judge", {"run": RUN}, path)
+
+
+def test_pairs_are_json_where_they_parse():
+    pairs = ["a=1", "b=true", "c=text", 'd="1"', "e=x=y"]
+    assert parse_pairs(pairs, "--template-arg") == {"a": 1, "b": True, "c": "text", "d": "1", "e": "x=y"}
+
+
+# -- shards ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/", "/2", "2/2", "-1/2", "a/b", "1/2/3", "0/0"])
+def test_a_shard_that_is_none(text):
+    with pytest.raises(ConfigError, match="--shard is"):
+        parse_shard(text)
+
+
+@pytest.mark.parametrize(("environment", "shard"), [
+    ({}, (0, 1)),
+    ({"RANK": "1", "WORLD_SIZE": "4"}, (1, 4)),
+    ({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "0",
+      "SLURM_ARRAY_TASK_MAX": "3", "RANK": "0", "WORLD_SIZE": "1"}, (2, 4)),
+    ({"SLURM_ARRAY_TASK_ID": "30", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "10",
+      "SLURM_ARRAY_TASK_MAX": "40"}, (2, 4)),
+    # two processes in each of three tasks
+    ({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "0",
+      "SLURM_ARRAY_TASK_MAX": "2", "RANK": "1", "WORLD_SIZE": "2"}, (5, 6)),
+    ({"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "1", "SLURM_ARRAY_TASK_MIN": "5",
+      "SLURM_ARRAY_TASK_MAX": "5"}, (0, 1)),
+])  # fmt: skip
+def test_auto_takes_the_scheduler_s_word(monkeypatch, environment, shard):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert parse_shard("auto") == shard
+    assert parse_shard("1/2") == (1, 2)
+
+
+@pytest.mark.parametrize("environment", [
+    {"RANK": "4", "WORLD_SIZE": "4"},
+    {"RANK": "one", "WORLD_SIZE": "4"},
+    # --array=1,3,7: two of these three tasks would get the same number
+    {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_MIN": "1",
+     "SLURM_ARRAY_TASK_MAX": "7"},
+])  # fmt: skip
+def test_a_scheduler_that_makes_no_sense_is_refused(monkeypatch, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="pass --shard I/N"):
+        parse_shard("auto")
+
+
+def test_optional_fields_may_be_absent():
+    @dataclass(frozen=True, kw_only=True)
+    class Config(StageConfig):
+        maybe: float | None = option(None, "may be absent", low=0.0)
+
+    (field,) = [f for f in fields_of(Config) if f.name == "maybe"]
+    assert field.optional
+    assert field.type is float
+    assert Config(run=RUN).maybe is None
+
+
+def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
+    given = ("extract.filter=model=a*", "extract.filter=metadata.b=1", "judge.votes=3", "judge.votes=7",
+             'judge.good=["metadata.c=1", "metadata.d=1"]', "judge.good=metadata.e=1")  # fmt: skip
+    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", set=given))
+    assert stages["extract"].filter == ("model=a*", "metadata.b=1")
+    assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
+    assert stages["judge"].votes == 7

@@ -1,0 +1,53 @@
+"""Teachers on the command line: names, weights and routes."""
+
+import pytest
+
+from opdkit.config.stages import TeacherConfig
+from opdkit.config.teachers import parse_teachers, parse_weights, routed
+from opdkit.errors import ConfigError
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ([], {}),
+    (["models/7b"], {"models/7b": "models/7b"}),
+    (["big=models/72b", "models/7b"], {"big": "models/72b", "models/7b": "models/7b"}),
+    (["a.b-c_1=x=y"], {"a.b-c_1": "x=y"}),
+    (["./a=b", "/abs/a=b"], {"./a=b": "./a=b", "/abs/a=b": "/abs/a=b"}),  # a name holds no slash
+])  # fmt: skip
+def test_teachers_have_names(given, expected):
+    assert parse_teachers(given) == expected
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"teacher": ("a=x", "a=y")}, "two are named 'a'"),
+    ({"teacher": ("x", "x")}, "two are named 'x'"),
+    ({"teacher": ("",)}, "is empty"),
+    ({"teacher": ("a=x",), "teacher_weight": ("b=1",)}, "no teacher is named 'b'"),
+    ({"teacher_weight": ("b=1",)}, "there is no --teacher at all"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a",)}, "NAME=WEIGHT"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=0",)}, "above 0"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=-1",)}, "above 0"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=nan",)}, "above 0"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=inf",)}, "above 0"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=much",)}, "above 0"),
+    ({"teacher": ("a=x",), "teacher_weight": ("a=1", "a=2")}, "twice"),
+    ({"teacher_route": "tier"}, "nothing to choose from"),
+    ({"teacher": ("a=x",), "teacher_route": "tier", "teacher_weight": ("a=1",)}, "picks one of them"),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        TeacherConfig(run=tmp_path, model="m", **options)
+
+
+def test_weights_are_shares():
+    assert parse_weights([], ["a", "b"]) == {"a": 0.5, "b": 0.5}
+    assert parse_weights(["b=3"], ["a", "b"]) == {"a": 0.25, "b": 0.75}
+    assert parse_weights(["models/x=y=3"], ["models/x=y"]) == {"models/x=y": 1.0}
+
+
+@pytest.mark.parametrize(("metadata", "expected"), [
+    (None, None), ("{}", None), ("not json", None), ("[1]", None), ('{"tier": null}', None),
+    ('{"tier": "gold"}', "gold"), ('{"tier": 2}', "2"), ('{"tier": true}', "true"), ("[" * 100_000, None),
+])  # fmt: skip
+def test_a_route_reads_one_field(metadata, expected):
+    assert routed(metadata, "tier") == expected

@@ -1,0 +1,90 @@
+"""Calls of Anthropic's Messages API."""
+
+import json
+
+import pytest
+from small_logs import turn_rows
+
+from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.extract.formats.anthropic import read
+from opdkit.extract.formats.detect import detect
+
+ASK = {"role": "user", "content": "what is the weather?"}
+CALL = {"role": "assistant", "content": [
+    {"type": "thinking", "thinking": "a tool", "signature": "x"}, {"type": "text", "text": "I look."},
+    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Rome"}},
+    {"type": "tool_use", "id": "t2", "name": "weather", "input": {"city": "Bari"}}]}  # fmt: skip
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "AAAA"}}
+RESULTS = {"role": "user", "content": [
+    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sun"}, IMAGE]},
+    {"type": "tool_result", "tool_use_id": "t2", "content": "rain", "is_error": False},
+    {"type": "text", "text": "and tomorrow?"}]}  # fmt: skip
+REPLY = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x", "stop_reason": "end_turn",
+         "content": [{"type": "text", "text": "Sun."}], "usage": {"output_tokens": 3}}  # fmt: skip
+REQUEST = {"model": "claude-x", "system": [{"type": "text", "text": "Be brief."}], "max_tokens": 9,
+           "messages": [ASK, CALL, RESULTS], "tools": [{"name": "weather"}]}  # fmt: skip
+
+
+def read_one(record: dict) -> Conversation | Rejected:
+    (item,) = read([Line("log", 1, json.dumps(record).encode())])
+    return item
+
+
+@pytest.mark.parametrize("record", [
+    REQUEST | {"response": REPLY}, {"request": REQUEST, "response": REPLY}, {"params": REQUEST, "result": {
+        "type": "succeeded", "message": REPLY}}, {"body": REQUEST, "response": {"body": REPLY}},
+])  # fmt: skip
+def test_a_request_with_its_response(record):
+    told = read_one(record)
+    assert [(m["role"], m["content"]) for m in told.messages] == [
+        ("system", "Be brief."), ("user", "what is the weather?"), ("assistant", "I look."),
+        ("tool", "sun\n[image: image/jpeg]"), ("tool", "rain"), ("user", "and tomorrow?"), ("assistant", "Sun."),
+    ]  # fmt: skip
+    assert told.messages[2]["reasoning"] == "a tool"
+    assert [c["arguments"] for c in told.messages[2]["tool_calls"]] == ['{"city":"Rome"}', '{"city":"Bari"}']
+    assert [m["tool_call_id"] for m in told.messages[3:5]] == ["t1", "t2"]
+    first, last = turn_rows("s", told)
+    assert (first["next_count"], first["next_role"], first["skip_reason"]) == (3, "tool", None)
+    assert (last["finish_reason"], last["skip_reason"]) == ("end_turn", "no next state")
+    assert (told.model, json.loads(told.tools)) == ("claude-x", [{"name": "weather"}])
+    assert told.metadata["usage"] == {"output_tokens": 3}
+    assert told.metadata["max_tokens"] == 9
+
+
+def test_cited_passages_of_a_reply_are_one_text():
+    cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
+    parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
+    thanks = {"role": "user", "content": "thanks"}
+    told = read_one({"messages": [ASK, {"role": "assistant", "content": [*CALL["content"][:1], *parts]}, thanks]})
+    assert (told.messages[1]["content"], told.messages[1]["reasoning"]) == ("The capital is Rome.", "a tool")
+    assert turn_rows("s", told)[0]["skip_reason"] is None
+    asked = {"role": "user", "content": parts}
+    assert read_one({"messages": [asked, CALL]}).messages[0]["content"] == "The capital is \nRome\n."
+
+
+def test_what_a_server_put_into_a_reply_was_not_written_by_the_model():
+    parts = [{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}},
+             {"type": "text", "text": "It rains."}]  # fmt: skip
+    told = read_one({"messages": [ASK, {"role": "assistant", "content": parts}, ASK]})
+    assert told.messages[1]["content"] == "[server_tool_use]\nIt rains."
+    assert turn_rows("s", told)[0]["skip_reason"] == "not only text"
+
+
+def test_a_reply_that_was_cut_off():
+    told = read_one({**REQUEST, **REPLY, "stop_reason": "max_tokens", "messages": [ASK]})
+    assert turn_rows("s", told)[0]["skip_reason"] == "truncated"
+
+
+@pytest.mark.parametrize(("record", "name"), [
+    (REQUEST, "anthropic"), ({"messages": [ASK, CALL]}, "anthropic"), ({"messages": [ASK], "system": "s"}, "anthropic"),
+    ({"messages": [ASK], "response": REPLY}, "anthropic"), ({"messages": [ASK]}, "openai"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, "openai"),
+])  # fmt: skip
+def test_recognised_by_what_only_this_interface_has(record, name):
+    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name
+
+
+def test_what_is_no_request_is_set_aside():
+    assert read_one({"messages": []}).reason == "no messages"
+    assert read_one({"system": 7, "messages": [ASK]}).reason == "content of unknown shape"
+    assert read_one({"messages": [{"role": "narrator", "content": "x"}]}).reason == "unknown role"

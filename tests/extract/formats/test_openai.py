@@ -1,0 +1,201 @@
+"""OpenAI chat messages: what a reader must survive in them."""
+
+import orjson
+import pytest
+
+from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.extract.formats.openai import read as read_unit
+from opdkit.extract.formats.openai import recognises
+
+USER = {"role": "user", "content": "hi"}
+REPLY = {"role": "assistant", "content": "hello"}
+
+
+def read(record) -> Conversation | Rejected:
+    (told,) = read_unit([Line("log", 3, orjson.dumps(record))])
+    return told
+
+
+def message(item) -> dict:
+    told = read({"messages": [item]})
+    assert isinstance(told, Conversation), told
+    return told.messages[0]
+
+
+def plain(role, content, **more) -> dict:
+    empty = {"reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
+    return {"role": role, "content": content} | empty | more
+
+
+@pytest.mark.parametrize("key", ["messages", "traj", "history", "conversation", "conversations"])
+def test_the_messages_lie_under_any_of_these_names(key):
+    record = {key: [USER, REPLY], "reward": 1.0, "task": {"id": 4}}
+    assert recognises(record)
+    told = read(record)
+    assert told.messages == [plain("user", "hi"), plain("assistant", "hello")]
+    assert told.metadata == {"reward": 1.0, "task": {"id": 4}}
+    assert (told.source, told.line) == ("log", 3)
+
+
+def test_content_null_stays_null_and_calls_stay_verbatim():
+    """pitfall 22: content null beside tool calls; arguments that are no JSON."""
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1,  "b'}}
+    assert message({"role": "assistant", "content": None, "tool_calls": [call]}) == plain(
+        "assistant", None, tool_calls=[{"id": "c1", "name": "look", "arguments": '{"a": 1,  "b'}]
+    )
+    assert message({"role": "assistant", "content": ""})["content"] == ""
+    assert message({"role": "assistant"})["content"] is None
+    assert message({"role": "assistant", "content": "x", "tool_calls": None})["tool_calls"] == []
+
+
+@pytest.mark.parametrize(("call", "read_as"), [
+    ({"function": {"name": "f", "arguments": {"a": [1, None]}}}, ("", "f", '{"a":[1,null]}')),
+    ({"id": None, "function": {"name": "f", "arguments": None}}, ("", "f", "")),
+    ({"id": "1", "name": "f", "arguments": "x"}, ("1", "f", "x")),
+    ({"id": "1", "name": "f", "args": {"city": "Rome"}, "type": "tool_call"}, ("1", "f", '{"city":"Rome"}')),
+    ({"name": "f", "parameters": {"q": 1}}, ("", "f", '{"q":1}')),
+    ({"id": "1", "type": "custom", "custom": {"name": "f", "input": "go"}}, ("1", "f", "go")),
+])  # fmt: skip
+def test_the_shapes_of_a_call(call, read_as):
+    (told,) = message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"]
+    assert tuple(told.values()) == read_as
+
+
+def test_calls_that_langchain_keeps_beside_the_message():
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    told = message({"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [call], "refusal": None}})
+    assert told["tool_calls"] == [{"id": "c1", "name": "f", "arguments": "{}"}]
+    both = {"role": "assistant", "content": "", "tool_calls": [call], "additional_kwargs": {"tool_calls": [call]}}
+    assert len(message(both)["tool_calls"]) == 1
+
+
+def test_legacy_function_calls_and_their_results():
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    told = read({"messages": [USER, called, {"role": "function", "name": "f", "content": "7"}]})
+    assert told.messages[1]["tool_calls"] == [{"id": "", "name": "f", "arguments": "{}"}]
+    assert told.messages[2] == plain("tool", "7", name="f")
+
+
+@pytest.mark.parametrize("ids", [{"tool_call_id": "c1"}, {"tool_call_ids": ["c1"]}])
+def test_tool_results_name_their_call(ids):
+    assert message({"role": "tool", "content": "7", **ids}) == plain("tool", "7", tool_call_id="c1")
+
+
+def test_a_tool_result_that_is_an_object_is_dumped():
+    assert message({"role": "tool", "content": {"ok": True}})["content"] == '{"ok":true}'
+
+
+def test_lists_of_parts_and_what_is_no_text():
+    """pitfall 22: lists of parts, images."""
+    parts = ["a", {"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "data:" + "x" * 9}},
+             {"type": "input_audio", "input_audio": {}}, {"type": "refusal", "refusal": "no"}, {"text": "c"},
+             {"type": "video"}]  # fmt: skip
+    assert message({"role": "user", "content": parts})["content"] == "a\nb\n[image]\n[audio]\nno\nc\n[video]"
+    assert message({"role": "assistant", "content": [{"type": "text", "text": "b"}]})["content"] == "b"
+    assert message({"role": "assistant", "content": None, "refusal": "no"})["content"] == "no"
+
+
+def test_developer_is_system():
+    """pitfall 22: `developer` for `system`."""
+    assert message({"role": "developer", "content": "be brief"}) == plain("system", "be brief")
+
+
+def test_tool_results_and_calls_inside_content_blocks():
+    """pitfall 22: tool results inside `role: user`."""
+    blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "let me look"},
+              {"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "."}}]  # fmt: skip
+    results = [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.py"}]},
+               {"type": "tool_result", "tool_use_id": "t2", "content": "b"},
+               {"type": "text", "text": "go on"}]  # fmt: skip
+    told = read(
+        {"messages": [USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": results}, REPLY]}
+    )
+    call = {"id": "t1", "name": "ls", "arguments": '{"path":"."}'}
+    assert told.messages[1] == plain("assistant", "let me look", reasoning="hm", tool_calls=[call])
+    assert told.messages[2:5] == [
+        plain("tool", "a.py", tool_call_id="t1"), plain("tool", "b", tool_call_id="t2"), plain("user", "go on")
+    ]  # fmt: skip
+    assert [m["role"] for m in told.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+
+
+@pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
+def test_reasoning_lies_apart(key):
+    assert message({"role": "assistant", "content": "4", key: "2+2"}) == plain("assistant", "4", reasoning="2+2")
+
+
+@pytest.mark.parametrize(("item", "reason"), [
+    ({"role": "moderator", "content": "x"}, "unknown role"),
+    ({"role": ["user"], "content": "x"}, "unknown role"),
+    ({"content": "x"}, "message without a role"),
+    ("x", "message is no object"),
+    (None, "message is no object"),
+    ({"role": "user", "content": 7}, "content of unknown shape"),
+    ({"role": "user", "content": [7]}, "content of unknown shape"),
+    ({"role": "user", "content": [{"type": {}}]}, "content of unknown shape"),
+    ({"role": "assistant", "content": None, "tool_calls": {"a": 1}}, "tool calls of unknown shape"),
+    ({"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}, "tool calls of unknown shape"),
+    ({"role": "assistant", "content": None, "tool_calls": ["f"]}, "tool calls of unknown shape"),
+])  # fmt: skip
+def test_a_message_that_cannot_be_read_sets_the_line_aside(item, reason):
+    """pitfall 22: unknown roles, and shapes nobody has seen: named, never guessed."""
+    told = read({"messages": [USER, item]})
+    assert isinstance(told, Rejected)
+    assert told.reason == reason
+    assert told.line == 3
+
+
+@pytest.mark.parametrize("record", [{}, {"messages": []}, {"messages": None}, {"messages": "hi"}, {"text": "hi"}])
+def test_a_record_without_messages(record):
+    assert read(record).reason == "no messages"
+
+
+def test_a_logged_call_ends_with_its_choice():
+    """Sampled tokens and log-probs of an API call are kept with the reply they belong to."""
+    content = [
+        {"token": "hel", "logprob": -0.5, "bytes": [1], "token_id": 11},
+        {"token": "lo", "logprob": -1.5, "token_id": 12},
+    ]
+    told = read({"model": "m", "messages": [USER], "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "length",
+         "logprobs": {"content": content}}]})  # fmt: skip
+    assert told.messages[1] == plain("assistant", "hello")
+    note = told.notes[1]
+    assert (note.finish_reason, note.token_ids, note.logprobs) == ("length", [11, 12], [-0.5, -1.5])
+    assert told.model == "m"
+    assert told.metadata == {}
+
+
+@pytest.mark.parametrize(("logged", "ids", "logprobs"), [
+    ({"logprobs": {"content": [{"token": "a", "logprob": -1.0}]}}, None, [-1.0]),
+    ({"logprobs": {"tokens": ["a"], "token_logprobs": [-1.0]}, "token_ids": [5]}, [5], [-1.0]),
+    ({"logprobs": [-1, -2.5], "response_token_ids": [5, 6]}, [5, 6], [-1.0, -2.5]),
+    ({"token_ids": [5, 6]}, [5, 6], None),
+    ({"logprobs": {"content": [{"token": "a", "logprob": None}]}, "token_ids": [5]}, [5], None),
+    ({"logprobs": [-1.0], "token_ids": [5, 6]}, None, None),  # nobody can say which belong together
+    ({"logprobs": None, "token_ids": []}, None, None),
+    ({"token_ids": [5, -1]}, None, None),
+    ({"token_ids": [5, True]}, None, None),
+    ({"token_ids": [2**31]}, None, None),
+    ({"logprobs": [0.5]}, None, None),
+    ({"logprobs": "high"}, None, None),
+])  # fmt: skip
+def test_sampled_tokens_are_kept_or_null(logged, ids, logprobs):
+    """pitfall 2: missing or malformed log-probs are null, never 0.0, never padded."""
+    note = read({"messages": [USER, REPLY | {"finish_reason": "stop"} | logged]}).notes[1]
+    assert (note.token_ids, note.logprobs) == (ids, logprobs)
+
+
+def test_model_and_tools():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert read({"messages": [USER], "tools": tools}).tools == '[{"type":"function","function":{"name":"f"}}]'
+    assert read({"messages": [USER], "tools": '[ {"a":1} ]'}).tools == '[ {"a":1} ]'
+    assert read({"messages": [USER], "functions": [{"name": "f"}]}).tools == '[{"name":"f"}]'
+    assert read({"messages": [USER], "tools": []}).tools is None
+    assert read({"messages": [USER, REPLY | {"model": "m"}]}).model == "m"
+    assert read({"messages": [USER], "model": ""}).model is None
+
+
+def test_side_turns_are_marked_by_record_or_message():
+    assert read({"messages": [USER, REPLY], "turn_type": "side"}).notes[1].kind == "side"
+    assert read({"messages": [USER, REPLY | {"turn_type": "side"}]}).notes[1].kind == "side"
+    assert read({"messages": [USER, REPLY | {"turn_type": "main"}]}).notes[1].kind == "main"

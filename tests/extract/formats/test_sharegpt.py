@@ -1,0 +1,74 @@
+"""ShareGPT conversations."""
+
+import orjson
+import pytest
+
+from opdkit.chat.conversation import Line, Rejected
+from opdkit.extract.formats.sharegpt import read as read_unit
+from opdkit.extract.formats.sharegpt import recognises
+
+
+def read(record):
+    (told,) = read_unit([Line("log", 1, orjson.dumps(record))])
+    return told
+
+
+def said(*pairs) -> dict:
+    return {"conversations": [{"from": who, "value": value} for who, value in pairs]}
+
+
+def test_roles_and_tools():
+    record = said(("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("model", "m"), ("observation", "o"),
+                  ("assistant", "a"), ("tool", "t"))  # fmt: skip
+    assert recognises(record)
+    told = read(record | {"tools": '[{"name": "f"}]', "id": 7})
+    assert [m["role"] for m in told.messages] == [
+        "system", "user", "assistant", "user", "assistant", "tool", "assistant", "tool"
+    ]  # fmt: skip
+    assert [m["content"] for m in told.messages] == list("shgumoat")
+    assert told.tools == '[{"name": "f"}]'
+    assert told.metadata == {"id": 7}
+
+
+@pytest.mark.parametrize(("value", "calls"), [
+    ('{"name": "f", "arguments": {"x": [1, "é"]}}', [("f", '{"x":[1,"é"]}')]),
+    ('{"name": "f", "arguments": "{\\"x\\": 1}"}', [("f", '{"x": 1}')]),
+    ('[{"name": "f", "arguments": {}}, {"name": "g"}]', [("f", "{}"), ("g", "")]),
+    ({"name": "f", "arguments": {}}, [("f", "{}")]),
+])  # fmt: skip
+def test_function_calls(value, calls):
+    told = read(said(("human", "h"), ("function_call", value), ("observation", "o"))).messages[1]
+    assert (told["role"], told["content"]) == ("assistant", None)
+    assert [(c["name"], c["arguments"]) for c in told["tool_calls"]] == calls
+
+
+@pytest.mark.parametrize("value", ["f(1, 2)", '{"name": "f", "arguments"', '{"tool": "f"}', "7", ""])
+def test_a_call_that_is_no_json_stays_text(value):
+    """pitfall 22: a call that cannot be read is not invented."""
+    told = read(said(("human", "h"), ("function_call", value))).messages[1]
+    assert (told["content"], told["tool_calls"]) == (value, [])
+
+
+def test_a_system_prompt_beside_the_conversation():
+    assert read(said(("human", "h")) | {"system": "s"}).messages[0]["role"] == "system"
+    told = read(said(("system", "own"), ("human", "h")) | {"system": "s"})
+    assert [m["content"] for m in told.messages] == ["own", "h"]
+
+
+@pytest.mark.parametrize(("record", "reason"), [
+    (said(("narrator", "x")), "unknown role"),
+    ({"conversations": [{"value": "x"}]}, "message without a role"),
+    ({"conversations": ["x"]}, "message without a role"),
+    ({"conversations": []}, "no messages"),
+    ({"conversations": {"from": "human"}}, "no messages"),
+    (said(("human", 7)), "content of unknown shape"),
+])  # fmt: skip
+def test_what_cannot_be_read(record, reason):
+    told = read(record)
+    assert isinstance(told, Rejected)
+    assert told.reason == reason
+
+
+def test_a_value_may_be_null_or_parts():
+    told = read(said(("human", [{"type": "text", "text": "see"}, {"type": "image"}]), ("gpt", None)))
+    assert [m["content"] for m in told.messages] == ["see\n[image]", None]

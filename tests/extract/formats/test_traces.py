@@ -1,0 +1,318 @@
+"""Langfuse exports and OpenTelemetry traces: sessions put together from calls that repeat the conversation so far."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_logs import jsonl, run, tables
+
+from opdkit.chat.conversation import Conversation, LeftOut, Line, Rejected
+from opdkit.config.conditions import parse_filters, refused
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.spans import attributes_of, plain
+
+U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))
+CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}
+
+
+def observation(prompt, reply, **more) -> dict:
+    return {"id": "o", "traceId": "t", "type": "GENERATION", "name": "chat", "model": "gpt-4o", "input": prompt,
+            "output": reply, "startTime": "2026-01-02T03:04:05Z", **more}  # fmt: skip
+
+
+def read(name: str, *records) -> list[Conversation | Rejected | LeftOut]:
+    return list(READERS[name].read([Line("log", n, json.dumps(r).encode()) for n, r in enumerate(records, 1)]))
+
+
+def said(told: Conversation) -> list:
+    return [(m["role"], m["content"]) for m in told.messages]
+
+
+def extracted(tmp_path: Path, *records) -> dict[str, list[dict]]:
+    run(tmp_path / "run", jsonl(tmp_path / "log.jsonl", *records), part_mb=1e-6)
+    return tables(tmp_path / "run")
+
+
+# -- Langfuse --------------------------------------------------------------------------------------------------------
+
+
+def test_generations_of_one_conversation_become_one_session_whatever_their_traces(tmp_path):
+    """No row has a session id: the prompts begin alike, and that is how they find each other."""
+    rows = [observation([U], A), {"type": "SPAN", "traceId": "t", "input": None}, observation({"messages": [U, A, V],
+            "tools": [{"name": "find"}]}, {"role": "assistant", "content": None, "tool_calls": [CALL]}, traceId="t2"),
+            observation([{"role": "user", "content": "else"}], "x", traceId="t3")]  # fmt: skip
+    found = extracted(tmp_path, *rows)
+    assert [s["session_id"][:5] for s in found["sessions"]] == ["log:~"] * 2
+    session = found["sessions"][0]
+    assert [(m["role"], m["content"]) for m in session["messages"]] == [
+        ("user", "u"), ("assistant", "a"), ("user", "no"), ("assistant", None)]  # fmt: skip
+    assert session["messages"][3]["tool_calls"][0]["arguments"] == '{"q": 1}'
+    assert (session["model"], json.loads(session["tools"])) == ("gpt-4o", [{"name": "find"}])
+    records = json.loads(session["metadata"])["records"]
+    assert [(r["line"], r["trace_id"]) for r in records] == [(1, "t"), (3, "t2")]
+    assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state", "no next state"]
+
+
+def test_a_span_that_called_no_model_is_counted_and_left_out(tmp_path):
+    rows = [observation([U, A, V], "b"), *[{"type": "SPAN", "traceId": "t", "input": "x"}] * 9]
+    log = jsonl(tmp_path / "log.jsonl", *rows, observation([U], A))
+    summary = run(tmp_path / "run", log)
+    assert summary.counters.dropped == {"left out: no model call": 9}
+    assert "log sessions unread" not in summary.counters.extra
+
+
+def test_a_trace_holds_its_observations_and_their_session(tmp_path):
+    trace = {"id": "t", "sessionId": "s1", "userId": "ann", "input": "x", "observations": [
+        observation([U], A), {"type": "EVENT", "traceId": "t"}]}  # fmt: skip
+    later = {"id": "t2", "sessionId": "s1", "observations": [observation([U, A, V], "b")]}
+    found = extracted(tmp_path, trace, later)
+    (session,) = found["sessions"]
+    assert (session["session_id"], session["line"], len(session["messages"])) == ("log:s1", 1, 4)
+    records = json.loads(session["metadata"])["records"]
+    assert [(r["line"], r.get("userId")) for r in records] == [(1, "ann"), (2, None)]
+
+
+def scored(n: int, feedback: int, *observations: dict, **more) -> dict:
+    scores = [{"id": "x", "name": "user-feedback", "value": feedback, "comment": "why"}]
+    return {"id": f"t{n}", "sessionId": "s1", "scores": scores, "observations": list(observations), **more}
+
+
+def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
+    """And can be asked for: a session is kept when one of its calls is like that."""
+    traces = [scored(1, 0, {"type": "SPAN", "traceId": "t"}, observation([U], A), metadata={"shop": 7}),
+              scored(2, 1, observation([U, A, V], "b"))]  # fmt: skip
+    found = extracted(tmp_path, *traces)
+    (session,) = found["sessions"]
+    kept = json.loads(session["metadata"])["records"]
+    assert [(r["message_index"], r["trace"]["scores"][0]["value"]) for r in kept] == [(1, 0), (3, 1)]
+    assert kept[0]["trace"]["metadata"] == {"shop": 7}
+    (told,) = read("langfuse", *(piece for trace in traces for piece in READERS["langfuse"].unfold(trace)[-1:]))
+    for condition, holds in {
+        "metadata.trace.scores.user-feedback=1": True, "metadata.trace.scores.user-feedback>1": False,
+        "metadata.trace.scores.stars=1": False, "metadata.trace.metadata.shop=7": True,
+    }.items():  # fmt: skip
+        assert (refused(parse_filters([condition]), told, "langfuse") is None) == holds
+
+
+def test_a_long_trace_does_not_multiply():
+    calls = [observation([{"role": "user", "content": f"u{n}"}], A) for n in range(50)]
+    pieces = READERS["langfuse"].unfold(scored(1, 0, *calls, metadata={"shop": "x" * 10_000}))
+    assert ["trace" in piece for piece in pieces] == [True] + 49 * [False]
+
+
+def test_an_agent_of_langchain_is_one_session():
+    """Its callback logs the definitions of tools as messages, and the calls where the provider's answer is kept."""
+    weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    call = {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [CALL]}}
+    result, definition = {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": weather}
+    (told,) = read("langfuse", observation([U, definition], call), observation([U, call, result, definition], A))
+    assert said(told) == [("user", "u"), ("assistant", ""), ("tool", "rain"), ("assistant", "a")]
+    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+    assert json.loads(told.tools) == [weather]
+    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+
+
+@pytest.mark.parametrize(("prompt", "reply", "expected"), [
+    ("u", "a", [("user", "u"), ("assistant", "a")]),
+    (json.dumps([U]), json.dumps(A), [("user", "u"), ("assistant", "a")]),
+    ({"messages": [U], "system": "s"}, [A], [("system", "s"), ("user", "u"), ("assistant", "a")]),
+    ([U], {"choices": [{"message": A}]}, [("user", "u"), ("assistant", "a")]),
+    ([U], [{"type": "text", "text": "a"}], [("user", "u"), ("assistant", "a")]),
+    ("[not json", "{either", [("user", "[not json"), ("assistant", "{either")]),
+])  # fmt: skip
+def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
+    (told,) = read("langfuse", observation(prompt, reply))
+    assert said(told) == expected
+
+
+def test_generations_that_cannot_be_told():
+    items = read("langfuse", observation(None, "a"), observation([U], None), observation([U], 7), observation([7], "a"),
+                 observation([U], A, level="ERROR"))  # fmt: skip
+    assert [i.reason for i in items[:4]] == ["no messages", "no reply", "no reply", "message is no object"]
+    assert items[4].notes[1].skip_reason == "error"
+
+
+# -- OpenTelemetry -----------------------------------------------------------------------------------------------------
+
+
+def flat(prompt: list[dict], reply: dict) -> dict:
+    """OpenInference's attributes, flattened as they are exported."""
+    found = {"openinference.span.kind": "LLM", "llm.model_name": "m", "session.id": "s1",
+             "llm.tools.0.tool.json_schema": '{"name": "find"}'}  # fmt: skip
+    for name, messages in (("llm.input_messages", prompt), ("llm.output_messages", [reply])):
+        for i, message in enumerate(messages):
+            found |= {f"{name}.{i}.message.{key}": value for key, value in message.items()}
+    return found
+
+
+CALLING = {"role": "assistant", "tool_calls.0.tool_call.id": "c1", "tool_calls.0.tool_call.function.name": "find",
+           "tool_calls.0.tool_call.function.arguments": '{"q": 1}'}  # fmt: skip
+RESULT = {"role": "tool", "content": "found", "tool_call_id": "c1"}
+
+
+def span(attributes, **more) -> dict:
+    return {"name": "chat", "context": {"trace_id": "t", "span_id": "x"}, "start_time": "2026-01-02T03:04:05Z",
+            "attributes": attributes, **more}  # fmt: skip
+
+
+def as_otlp(attributes: dict) -> list[dict]:
+    return [{"key": k, "value": {"stringValue": v}} for k, v in attributes.items()]
+
+
+def nested(attributes: dict) -> dict:
+    return attributes_of({"attributes": attributes})
+
+
+@pytest.mark.parametrize("form", [dict, as_otlp, nested])
+def test_openinference_however_it_is_exported(form):
+    first, second = flat([U], CALLING), flat([U, CALLING, RESULT], A)
+    (told,) = read("otel", span(form(first)), span(form(second)))
+    assert said(told) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
+    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+    assert told.messages[2]["tool_call_id"] == "c1"
+    assert (told.model, told.tools, told.metadata["session_id"]) == ("m", '[{"name":"find"}]', "s1")
+    assert told.metadata["records"][0] == {"line": 1, "name": "chat", "trace_id": "t", "span_id": "x",
+                                           "timestamp": "2026-01-02T03:04:05Z", "message_index": 1}  # fmt: skip
+
+
+def test_columns_of_phoenix():
+    row = {"name": "llm", "context.span_id": "x", "context.trace_id": "t", "span_kind": "LLM",
+           "attributes.llm.input_messages": [{"message.role": "user", "message.contents": [
+               {"message_content.type": "text", "message_content.text": "u"},
+               {"message_content.type": "image", "message_content.image.image.url": "data:" + "A" * 99}]}],
+           "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "a"}],
+           "attributes.llm.model_name": "m", "attributes.retrieval": None}  # fmt: skip
+    assert detect("log", [Line("log", 1, json.dumps(row).encode())]) == "otel"
+    (told,) = read("otel", row)
+    assert said(told) == [("user", "u\n[image]"), ("assistant", "a")]
+
+
+PARTS_IN = [{"role": "user", "parts": [{"type": "text", "content": "u"}]},
+            {"role": "assistant", "parts": [{"type": "reasoning", "content": "hm"},
+                                            {"type": "tool_call", "id": "c1", "name": "find", "arguments": {"q": 1}},
+                                            {"type": "tool_call", "id": "c2", "name": "find", "arguments": {"q": 2}}]},
+            {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c1", "response": "one"},
+                                       {"type": "tool_call_response", "id": "c2", "response": {"n": 2}}]}]  # fmt: skip
+PARTS_OUT = [{"role": "assistant", "parts": [{"type": "text", "content": "a"}], "finish_reason": "length"}]
+GEN_AI = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.conversation.id": "s1",
+          "gen_ai.input.messages": json.dumps(PARTS_IN), "gen_ai.output.messages": json.dumps(PARTS_OUT),
+          "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "s"}])}  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [
+    span(GEN_AI), span(as_otlp(GEN_AI)),
+    span({"gen_ai.request.model": "m"}, events=[{"name": "gen_ai.client.inference.operation.details", "attributes": {
+        k: json.loads(v) if v[0] in "[{" else v for k, v in GEN_AI.items()}}]),
+])  # fmt: skip
+def test_gen_ai_messages_in_parts(record):
+    (told,) = read("otel", record)
+    assert said(told) == [("system", "s"), ("user", "u"), ("assistant", None), ("tool", "one"), ("tool", '{"n":2}'),
+                          ("assistant", "a")]  # fmt: skip
+    assert (told.messages[2]["reasoning"], [c["id"] for c in told.messages[2]["tool_calls"]]) == ("hm", ["c1", "c2"])
+    assert told.notes[5].finish_reason == "length"
+    assert told.model == "m"
+
+
+def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
+    events = [
+        {"name": "gen_ai.user.message", "attributes": {"gen_ai.system": "openai", "content": "u"}},
+        {"name": "gen_ai.assistant.message", "attributes": {"tool_calls": json.dumps([CALL])}},
+        {"name": "gen_ai.tool.message", "attributes": {"content": "found", "id": "c1"}},
+        {"name": "gen_ai.choice", "attributes": {"finish_reason": "stop", "message": json.dumps(A)}},
+    ]
+    (told,) = read("otel", span({"gen_ai.response.model": "m"}, events=events))
+    assert said(told) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
+    assert (told.messages[2]["tool_call_id"], told.notes[3].finish_reason) == ("c1", "stop")
+    old = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u", "gen_ai.completion.0.role": "assistant",
+           "gen_ai.completion.0.content": "a", "gen_ai.completion.0.finish_reason": "stop"}  # fmt: skip
+    (told,) = read("otel", span(old))
+    assert (said(told), told.notes[1].finish_reason) == ([("user", "u"), ("assistant", "a")], "stop")
+
+
+def test_batches_of_otlp_with_spans_of_many_sessions(tmp_path):
+    """Each span finds its session, whatever batch it came in; a line of spans is never read once for each of them."""
+
+    def batch(*spans) -> dict:
+        return {"resourceSpans": [{"resource": {}, "scopeSpans": [{"spans": list(spans)}]}]}
+
+    def ids(session: str, prompt: list[dict], reply: dict) -> dict:
+        return {**span(as_otlp(flat(prompt, reply) | {"session.id": session})), "spanId": session}
+
+    http = {"name": "GET /", "spanId": "h", "attributes": [{"key": "http.status", "value": {"intValue": "200"}}]}
+    records = [
+        batch(ids("s1", [U], A), ids("s2", [U], A), http),
+        batch(http),
+        batch(ids("s2", [U, A, V], A), ids("s1", [U, A, V], A), {"name": "x", "spanId": "b", "attributes": 7}),
+    ]
+    found = extracted(tmp_path, *records)
+    assert [(s["session_id"], s["line"], len(s["messages"])) for s in found["sessions"]] == [
+        ("log:s1", 1, 4), ("log:s2", 1, 4)]  # fmt: skip
+    assert [r["line"] for r in json.loads(found["sessions"][1]["metadata"])["records"]] == [1, 3]
+    assert not found["rejected"]
+
+
+def test_a_batch_that_is_none_is_set_aside(tmp_path):
+    bad = [{"resourceSpans": 7}, {"resourceSpans": [{"scopeSpans": [{"spans": "x"}]}]}]
+    others = [span(flat([{"role": "user", "content": f"u{n}"}], A) | {"session.id": f"t{n}"}) for n in range(2)]
+    found = extracted(tmp_path, span(flat([U], A)), *bad, span(flat([U, A, V], A)), *others)
+    assert [(r["line"], r["reason"]) for r in found["rejected"]] == [
+        (2, "spans of unknown shape"), (3, "spans of unknown shape")]  # fmt: skip
+    assert len(found["sessions"]) == 3
+
+
+def test_text_and_calls_of_one_reply_that_are_logged_apart():
+    """As OpenInference has the items of OpenAI's Responses; of several choices the first is the reply."""
+    items = {"llm.input_messages.0.message.role": "user", "llm.input_messages.0.message.content": "u"}
+    prefixed = [("llm.output_messages.{}.message.", 0, items), ("llm.input_messages.{}.message.", 1, dict(items))]
+    spans = []
+    for prefix, first, attributes in prefixed:
+        attributes[prefix.format(first) + "role"] = "assistant"
+        attributes[prefix.format(first) + "contents.0.message_content.text"] = "I look."
+        attributes[prefix.format(first) + "contents.0.message_content.type"] = "text"
+        attributes |= {prefix.format(first + 1) + key: value for key, value in CALLING.items()}
+        spans.append(attributes)
+    spans[1] |= {f"llm.input_messages.3.message.{key}": value for key, value in RESULT.items()}
+    spans[1] |= {f"llm.output_messages.0.message.{key}": value for key, value in A.items()}
+    spans[1] |= {"llm.output_messages.1.message.role": "assistant", "llm.output_messages.1.message.content": "other"}
+    (told,) = read("otel", span(spans[0]), span(spans[1]))
+    assert said(told) == [("user", "u"), ("assistant", "I look."), ("tool", "found"), ("assistant", "a")]
+    assert [call["name"] for call in told.messages[1]["tool_calls"]] == ["find"]
+    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+
+
+def test_tools_of_openllmetry():
+    flat_form = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u",
+                 "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a",
+                 "llm.request.functions.0.name": "find",
+                 "llm.request.functions.0.parameters": '{"type": "object"}'}  # fmt: skip
+    (told,) = read("otel", span(flat_form))
+    assert json.loads(told.tools) == [
+        {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+    ]
+
+
+def test_values_of_otlp():
+    value = {"arrayValue": {"values": [{"intValue": "7"}, {"kvlistValue": {"values": [
+        {"key": "a", "value": {"boolValue": True}}]}}, {"doubleValue": 0.5}, {}]}}  # fmt: skip
+    assert plain(value) == [7, {"a": True}, 0.5, None]
+    assert plain({"intValue": "9" * 5_000}) == "9" * 5_000
+
+
+def test_hostile_attributes_cost_no_more_than_they_weigh():
+    """Keys of a thousand names, indices without end, a value in the way of an object, nesting."""
+    deep: object = "x"
+    for _ in range(900):
+        deep = {"a": deep}
+    tree = attributes_of({"attributes": {"a." * 1_000: 1, "b": 1, "b.c": 2, "l.999999999999": 1, "l.0": 2, "d": deep}})
+    assert (tree["b"], tree["l"]) == (1, {"999999999999": 1, "0": 2})
+    assert "a" not in tree
+    assert attributes_of({"attributes": {"0": {"x": 1}, "1": 2}}) == {"0": {"x": 1}, "1": 2}
+
+
+@pytest.mark.parametrize(("record", "name"), [
+    (observation([U], A), "langfuse"), (span(flat([U], A)), "otel"), ({"resourceSpans": []}, "otel"),
+    ({"id": "t", "sessionId": "s", "observations": []}, "langfuse"),
+])  # fmt: skip
+def test_recognised(record, name):
+    assert detect("log", [Line("log", 1, json.dumps(record).encode())]) == name

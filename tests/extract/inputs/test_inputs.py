@@ -1,0 +1,169 @@
+"""Inputs: files, folders, standard input, data sets; compressed or not; and their lines."""
+
+import gzip
+import io
+import json
+import sys
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.errors import ConfigError
+from opdkit.extract.inputs.inputs import compression, expand, is_damage, lines, open_plain
+
+LOG = b'{"a": 1}\n{"a": 2}\n'
+
+
+def names(inputs) -> list[str]:
+    return [i.name for i in inputs]
+
+
+def test_folders_are_searched_in_order(tmp_path):
+    for name in ("b.jsonl", "a/z.jsonl.gz", "a/y.jsonl.zst", "notes.txt", "c.json"):
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(LOG)
+    (tmp_path / "logs" / "folder.jsonl").mkdir()
+    inputs = expand([str(tmp_path / "logs")], tmp_path)
+    assert names(inputs) == ["y", "z", "b"]
+    assert not any(i.given for i in inputs)
+
+
+def test_what_lies_in_a_run_is_no_log(tmp_path):
+    """Its tables, and what was exported of them."""
+    (tmp_path / "logs.jsonl").touch()
+    for part in ("run/extract/sessions/part-00000.parquet", "run/export/openai.jsonl", "run/export/trl-kto.parquet"):
+        (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / part).touch()
+    (tmp_path / "run" / "extract" / "manifest.json").touch()
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "of-the-shop.jsonl").touch()
+    assert names(expand([str(tmp_path)], tmp_path)) == ["of-the-shop", "logs"]
+
+
+def test_names_are_unique_and_free_of_colons(tmp_path):
+    paths = [tmp_path / name for name in ("x/a.jsonl", "y/a.jsonl", "z/a-2.jsonl", "b:1 c.jsonl", ".jsonl")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(LOG)
+    inputs = expand([str(p) for p in paths], tmp_path)
+    assert names(inputs) == ["a", "a-2", "a-2-2", "b_1_c", "log"]
+    assert all(i.given for i in inputs)
+
+
+def test_a_file_named_twice_is_read_once(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(LOG)
+    assert len(expand([str(path), str(tmp_path)], tmp_path)) == 1
+    assert "named twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("log", ["missing.jsonl", "empty"])
+def test_what_is_not_there(tmp_path, log):
+    """pitfall 22: a directory without logs."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=log):
+        expand([str(tmp_path / log)], tmp_path)
+
+
+def test_standard_input_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LOG)))
+    (entry,) = expand(["-"], tmp_path)
+    assert (entry.name, entry.source, entry.path.read_bytes()) == ("stdin", "-", LOG)
+
+
+def test_a_data_set_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for split in ("train", "test"):
+        rows = [{"id": i, "messages": [{"role": "user", "content": f"{split} {i}"}]} for i in range(3)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (train,) = expand([f"hf:{folder}"], tmp_path)
+    (test,) = expand([f"hf:{folder}:test"], tmp_path)
+    assert [json.loads(line)["id"] for line in train.path.open()] == [0, 1, 2]
+    assert "test 2" in test.path.read_text()
+    assert (train.name, train.source) == ("set", f"hf:{folder}")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        expand([f"hf:{folder}:nothing"], tmp_path)
+
+
+def pack(kind: str | None, data: bytes) -> bytes:
+    if kind == "gzip":
+        return gzip.compress(data)
+    return data if kind is None else pa.Codec("zstd").compress(data, asbytes=True)
+
+
+@pytest.mark.parametrize("kind", [None, "gzip", "zstd"])
+def test_compression_is_known_by_content(tmp_path, kind):
+    path = tmp_path / "a.jsonl"  # whatever the name says
+    path.write_bytes(pack(kind, LOG) + (pack(kind, LOG) if kind else b""))
+    assert compression(path) == kind
+    with open_plain(path) as handle:
+        assert handle.read() == (LOG + LOG if kind else LOG)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_an_archive_cut_short_is_read_up_to_there(tmp_path, kind):
+    """pitfall 22: gzip cut short."""
+    data = b"".join(b'{"a": "%d"}\n' % (i * 7919) for i in range(200_000))
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(pack(kind, data)[:-2_000])
+    got: list[bytes] = []
+    with open_plain(path) as handle, pytest.raises(Exception, match="Truncated") as caught:
+        got.extend(line.data for _, line in lines(handle, "a", 100))
+    assert is_damage(caught.value)
+    assert data.startswith(b"".join(got))
+    lost = len(data) - len(b"".join(got))
+    assert lost < 200_000
+
+
+def test_a_failing_disk_is_no_damage():
+    assert not is_damage(OSError(5, "Input/output error"))
+    assert not is_damage(KeyError())
+
+
+def test_blank_lines_marks_and_line_ends():
+    """pitfall 22: a byte-order mark, CRLF, blank lines; numbers and offsets stay those of the file."""
+    data = b'\xef\xbb\xbf{"a": 1}\r\n\r\n \t\n{"b": 2}\n{"c"'
+    found = list(lines(io.BytesIO(data), "log", 100))
+    assert [(line.number, line.data) for _, line in found] == [(1, b'{"a": 1}\r\n'), (4, b'{"b": 2}\n'), (5, b'{"c"')]
+    assert [data[offset:][:1] for offset, _ in found] == [b"\xef", b"{", b"{"]
+    assert list(lines(io.BytesIO(b""), "log", 100)) == []
+
+
+def test_a_line_that_is_too_long_is_never_held_whole():
+    """pitfall 22: a 100 MB line."""
+
+    class Endless(io.BytesIO):
+        largest = 0
+
+        def readline(self, size=-1):
+            assert 0 < size <= 1 << 20
+            return super().readline(size)
+
+    handle = Endless(b"a\n" + b"x" * 5_000_000 + b"\n" + b"b\n" + b"y" * 200)
+    found = list(lines(handle, "log", 100))
+    assert [(line.number, line.problem.reason if line.problem else None) for _, line in found] == [
+        (1, None), (2, "line too long"), (3, None), (4, "line too long")
+    ]  # fmt: skip
+    assert found[1][1].problem.detail == "5,000,001 bytes"
+    assert len(found[1][1].data) <= 101
+    assert [offset for offset, _ in found] == [0, 2, 5_000_003, 5_000_005]
+
+
+@given(st.lists(st.binary(max_size=12).map(lambda b: b.replace(b"\n", b" ")), max_size=8), st.integers(1, 10))
+def test_every_line_is_found_again_by_its_offset(rows, limit):
+    data = b"\n".join(rows)
+    found = list(lines(io.BytesIO(data), "log", limit))
+    numbers = [i for i, row in enumerate(rows, 1) if row and not row.isspace()]
+    if not data.startswith(b"\xef\xbb\xbf"):
+        assert [line.number for _, line in found] == numbers
+    for offset, line in found:
+        handle = io.BytesIO(data)
+        handle.seek(offset)
+        again = next(lines(handle, "log", limit, number=line.number, offset=offset))[1]
+        assert (again.number, again.data) == (line.number, line.data)
+        assert (again.problem is None) == (line.problem is None)

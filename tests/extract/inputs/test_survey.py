@@ -1,0 +1,164 @@
+"""Where parts begin: every unit in one part, found again wherever the part is read."""
+
+import gzip
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_logs import chat, jsonl
+
+from opdkit.extract.formats import scan
+from opdkit.extract.formats import survey as first_pass
+from opdkit.extract.formats.units import Unit, Units
+from opdkit.extract.inputs.inputs import expand
+from opdkit.extract.inputs.shared_survey import SharedSurvey
+from opdkit.extract.inputs.survey import Survey, survey
+
+
+def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None, shared=None) -> Survey:
+    scratch = Path(tempfile.mkdtemp(dir=folder))
+    return survey(expand(list(map(str, logs)), scratch), log_format, part_bytes, 1_000, limit, scratch, shared)
+
+
+def told(unit: Unit) -> tuple:
+    """What a unit is, but for where it was found."""
+    return unit.found.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
+
+
+def parts(found: Survey, order=None) -> list[list[tuple]]:
+    """The units of every part, each part read by itself in `order`."""
+    units = Units(found)
+    read = {part: [told(unit) for unit in units.read(part)] for part in order or range(found.parts)}
+    units.close()
+    return [read[part] for part in range(found.parts)]
+
+
+LINES = st.lists(st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b"x" * 30, b"y" * 1_200]), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LINES, LINES, st.integers(1, 90), st.booleans(), st.integers(1, 30), st.booleans(), st.randoms())
+def test_every_line_is_in_one_part_whatever_its_size(one, two, part_bytes, newline, limit, packed, rng):
+    """No line is lost, doubled or cut at a border, and `--limit` is the first lines, packed or not, in any order."""
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, name) for name in ("one", "two")]
+        for path, rows in zip(logs, (one, two), strict=True):
+            data = b"\n".join(rows) + b"\n" * newline
+            path.write_bytes(gzip.compress(data) if packed else data)
+        whole = surveyed(Path(folder), *logs, part_bytes=1 << 40)
+        expected = [unit for part in parts(whole) for unit in part]
+        numbers = [(k, n) for k, rows in enumerate((one, two)) for n, row in enumerate(rows, 1) if row.strip()]
+        assert [(k, read[0][0]) for k, _, read, _ in expected] == numbers
+        found = surveyed(Path(folder), *logs, part_bytes=part_bytes)
+        order = list(range(found.parts))
+        rng.shuffle(order)
+        assert [unit for part in parts(found, order) for unit in part] == expected
+        first = surveyed(Path(folder), *logs, part_bytes=part_bytes, limit=limit)
+        assert [unit for part in parts(first) for unit in part] == expected[:limit]
+
+
+def test_a_part_is_about_as_large_as_asked(tmp_path):
+    log = jsonl(tmp_path / "log.jsonl", *(chat("u" * 100, "a") for _ in range(1_000)))
+    size = len(log.read_bytes())
+    found = surveyed(tmp_path, log, part_bytes=size // 10)
+    assert 9 <= found.parts <= 10
+    assert max(map(len, parts(found))) <= 102
+
+
+def test_small_inputs_share_a_part(tmp_path):
+    logs = [jsonl(tmp_path / f"{i}.jsonl", chat("u", "a")) for i in range(9)]
+    size = len(logs[0].read_bytes())
+    assert [len(part) for part in parts(surveyed(tmp_path, *logs, part_bytes=4 * size))] == [4, 4, 1]
+
+
+def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
+    """Lines longer than a block, and borders in the middle of one."""
+    monkeypatch.setattr(scan, "BLOCK", 7)
+    rows = [b'{"n": %d}' % n for n in range(50)]
+    log = jsonl(tmp_path / "log.jsonl", b"\n".join(rows))
+    found = surveyed(tmp_path, log, part_bytes=24)
+    assert [line for part in parts(found) for *_, read, _ in part for line in read] == [
+        (n, row + b"\n" * (n < 50)) for n, row in enumerate(rows, 1)
+    ]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 5])
+def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, limit):
+    """A part is measured by all lines of its sessions, not by where they begin: else the first would have them all."""
+
+    def record(session: int, turn: int) -> dict:
+        return {"session_id": f"s{session}", "messages": [], "turn": turn, "response_text": "a" * 100}
+
+    rows = [record(session, turn) for turn in range(10) for session in range(8)]
+    log = jsonl(tmp_path / "log.jsonl", *rows)
+    size = len(json.dumps(rows[0])) + 1
+    found = surveyed(tmp_path, log, part_bytes=20 * size, log_format="openclaw_rl", limit=limit)
+    sessions = [f"s{n}" for n in range(limit or 8)]
+    assert [name for part in parts(found) for _, name, _, _ in part] == sessions
+    assert [len(part) for part in parts(found)] == [2] * (len(sessions) // 2) + [1] * (len(sessions) % 2)
+    assert all(len(read) == 10 for part in parts(found) for _, _, read, _ in part)
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(monkeypatch) -> list[str]:
+    """The inputs that were digested, by name."""
+    names, digest = [], first_pass._digest
+    monkeypatch.setattr(first_pass, "_digest", lambda path: names.append(path.name) or digest(path))
+    return names
+
+
+def test_shards_share_the_inputs_between_them(tmp_path, read):
+    """Each begins at another input, and what one has read the others only look up."""
+    logs = [jsonl(tmp_path / f"{k}.jsonl", *(chat("u", f"a {k}", "v") for _ in range(5))) for k in range(4)]
+    logs.append(jsonl(tmp_path / "unknown.jsonl", {"neither": "nor"}))
+    alone = surveyed(tmp_path, *logs[:4], part_bytes=300)
+    shards = [SharedSurvey(tmp_path / "shared", k, 3) for k in range(3)]
+    assert [shard.order(4) for shard in shards] == [[0, 1, 2, 3], [1, 2, 3, 0], [2, 3, 0, 1]]
+    read.clear()
+    found = [surveyed(tmp_path, *logs[:4], part_bytes=300, shared=shard) for shard in shards]
+    assert read == ["0.jsonl", "1.jsonl", "2.jsonl", "3.jsonl"]
+    for one in found:
+        assert one.borders == alone.borders
+        assert [i.pinned() for i in one.inputs] == [i.pinned() for i in alone.inputs]
+        assert parts(one) == parts(alone)
+
+
+def test_what_changed_is_read_again(tmp_path, read):
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    shared = SharedSurvey(tmp_path / "shared", 0, 2)
+    for expected in (1, 1):
+        surveyed(tmp_path, log, part_bytes=90, shared=shared)
+        assert len(read) == expected
+    surveyed(tmp_path, log, part_bytes=91, shared=shared)
+    with log.open("a") as handle:
+        handle.write(json.dumps(chat("u", "b", "v")) + "\n")
+    surveyed(tmp_path, log, part_bytes=90, shared=shared)
+    assert len(read) == 3
+    for path in shared.folder.iterdir():
+        path.write_text("{")  # damaged
+    assert surveyed(tmp_path, log, part_bytes=90, shared=shared).parts
+    assert len(read) == 4
+
+
+@pytest.mark.parametrize("log_format", ["auto", "pi"])
+def test_what_is_set_aside_or_indexed_is_the_same_in_every_shard(tmp_path, log_format):
+    (tmp_path / "logs").mkdir()
+    jsonl(tmp_path / "logs" / "a.jsonl", chat("u", "a", "v"))
+    jsonl(tmp_path / "logs" / "b.jsonl", {"type": "session", "id": "s"}, {"type": "message"}, {"type": "session"})
+    (tmp_path / "logs" / "c.jsonl").write_text("no log\n")
+    (tmp_path / "logs" / "empty.jsonl").touch()
+    found = [
+        surveyed(tmp_path, tmp_path / "logs", part_bytes=50, log_format=log_format, shared=shared)
+        for shared in (None, *(SharedSurvey(tmp_path / "shared", k, 2) for k in range(2)))
+    ]
+    for one in found[1:]:
+        assert one.borders == found[0].borders
+        assert [i.pinned() for i in one.inputs] == [i.pinned() for i in found[0].inputs]
+        assert [str(i.problem) for i in one.inputs] == [str(i.problem) for i in found[0].inputs]
+        assert parts(one) == parts(found[0])

@@ -1,0 +1,189 @@
+"""`--map`: where the fields are, for logs that no reader knows."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_logs import jsonl, run, tables, turn_rows
+
+from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.config.stages import ExtractConfig
+from opdkit.errors import ConfigError
+from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.mapping import load, parse_path, value_at
+from opdkit.store import manifest
+
+CHAT = """
+messages = "chat.turns"
+role = "speaker"
+content = "body.text"
+model = "meta.model"
+time = "meta.at"
+tools = "functions"
+tool_calls = "actions"
+[roles]
+customer = "user"
+bot = "assistant"
+note = "drop"
+[tool_call]
+name = "tool"
+arguments = "params"
+"""
+ROW = {"chat": {"turns": [
+    {"speaker": "customer", "body": {"text": "u"}}, {"speaker": "note", "body": {"text": "x"}},
+    {"speaker": "bot", "body": {"text": "a"}, "actions": [{"tool": "find", "params": {"q": 1}}]},
+    {"speaker": "tool", "body": {"text": "found"}}]},
+    "meta": {"model": "m", "at": 1767225600, "shop": "s"}, "functions": [{"name": "find"}], "stars": 5}  # fmt: skip
+
+
+def mapping(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "fields.toml"
+    path.write_text(text)
+    return path
+
+
+def read(tmp_path: Path, text: str, *records) -> list[Conversation | Rejected]:
+    lines = [Line("log", n, json.dumps(r).encode()) for n, r in enumerate(records, 1)]
+    return list(reader_of(load(str(mapping(tmp_path, text)))).read(lines))
+
+
+def said(told: Conversation) -> list:
+    return [(m["role"], m["content"]) for m in told.messages]
+
+
+def test_a_conversation_a_line(tmp_path):
+    (told,) = read(tmp_path, CHAT, ROW)
+    assert said(told) == [("user", "u"), ("assistant", "a"), ("tool", "found")]
+    assert told.messages[1]["tool_calls"] == [{"id": "", "name": "find", "arguments": '{"q":1}'}]
+    assert (told.model, json.loads(told.tools)) == ("m", [{"name": "find"}])
+    assert told.metadata == {"timestamp": "2026-01-01T00:00:00+00:00", "stars": 5, "meta": ROW["meta"]}
+
+
+def test_the_metadata_can_be_named(tmp_path):
+    (told,) = read(tmp_path, 'metadata = ["meta.shop", "stars"]\n' + CHAT, ROW)
+    assert told.metadata == {"timestamp": "2026-01-01T00:00:00+00:00", "meta.shop": "s", "stars": 5}
+
+
+PAIRS = 'prompt = "question"\nreply = "answer"\nnext = "feedback.text"\nsystem = "instructions"\nfinish_reason = "why"'
+
+
+def test_prompt_reply_and_what_came_of_it(tmp_path):
+    row = {"question": "u", "answer": "a", "feedback": {"text": "wrong"}, "instructions": "s", "why": "stop", "id": 7}
+    told, silent, cut = read(tmp_path, PAIRS, row, row | {"feedback": None}, row | {"why": "length"})
+    assert said(told) == [("system", "s"), ("user", "u"), ("assistant", "a"), ("user", "wrong")]
+    assert told.metadata == {"id": 7, "why": "stop"}
+    assert [turn_rows("s", t)[0]["skip_reason"] for t in (told, silent, cut)] == [None, "no next state", "truncated"]
+
+
+def test_pairs_whose_prompts_repeat_the_conversation_are_linked(tmp_path):
+    u, a = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+    rows = [{"p": [u], "r": "a"}, {"p": [u, a, {"role": "user", "content": "no"}], "r": {"content": "b"}}]
+    log = jsonl(tmp_path / "log.jsonl", *rows)
+    fields = mapping(tmp_path, 'prompt = "p"\nreply = "r"\nlink = true')
+    run(tmp_path / "run", log, map=str(fields))
+    found = tables(tmp_path / "run")
+    assert [(m["role"], m["content"]) for m in found["sessions"][0]["messages"]] == [
+        ("user", "u"), ("assistant", "a"), ("user", "no"), ("assistant", "b")]  # fmt: skip
+    assert [t["skip_reason"] for t in found["turns"]] == [None, "no next state"]
+
+
+MESSAGES = 'session = "conv"\norder = "n"\nrole = "from"\ncontent = "text"\nmodel = "model"'
+
+
+def line(conv: str, n, who: str, text: str, **more) -> dict:
+    return {"conv": conv, "n": n, "from": who, "text": text, **more}
+
+
+def test_a_message_a_line_in_its_order_wherever_it_lies(tmp_path):
+    rows = [line("x", 2, "gpt", "a", model="m"), line("y", 1, "user", "U"), line("x", 1, "user", "u"),
+            line("y", 2, "assistant", "A"), line("x", 10, "human", "v", place="web")]  # fmt: skip
+    log = jsonl(tmp_path / "log.jsonl", *rows)
+    summary = run(tmp_path / "run", log, map=str(mapping(tmp_path, MESSAGES)), part_mb=1e-6)
+    found = tables(tmp_path / "run")["sessions"]
+    assert summary.counters.rows_in == 2
+    assert [(s["session_id"], s["format"], s["model"]) for s in found] == [
+        ("log:x", "mapped", "m"), ("log:y", "mapped", None)]  # fmt: skip
+    assert [m["content"] for m in found[0]["messages"]] == ["u", "a", "v"]
+
+
+def test_a_message_that_cannot_be_read_marks_the_turns_beside_it(tmp_path):
+    rows = [line("x", 1, "user", "u"), line("x", 2, "assistant", "a"), line("x", 3, "robot", "?"),
+            line("x", 4, "assistant", "b"), line("x", 5, "user", "v"), line("x", None, "user", "w")]  # fmt: skip
+    first, second, told = read(tmp_path, MESSAGES, *rows)
+    assert [first.reason, second.reason] == ["unknown role", "no order"]
+    skips = [row["skip_reason"] for row in turn_rows("s", told)]
+    assert skips == ["unreadable line beside it"] * 2
+
+
+@pytest.mark.parametrize(("row", "reason"), [
+    ({"chat": {}}, "no messages"), ({"chat": {"turns": []}}, "no messages"), ({"chat": {"turns": "x"}}, "no messages"),
+    ({"chat": {"turns": [1]}}, "message is no object"), ({"chat": {"turns": [{}]}}, "message without a role"),
+    ({"chat": {"turns": [{"speaker": "boss"}]}}, "unknown role"),
+    ({"chat": {"turns": [{"speaker": "note"}]}}, "no messages"),
+])  # fmt: skip
+def test_rows_that_the_mapping_does_not_fit_are_set_aside(tmp_path, row, reason):
+    (aside,) = read(tmp_path, CHAT, row)
+    assert aside.reason == reason
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("", "by one of `messages`"), ('mesages = "x"', "did you mean 'messages'"),
+    ('messages = "x"\nprompt = "y"', "one of"),
+    ('prompt = "y"', "belong together"), ('messages = "a..b"', "a path is written like"), ("messages = 3", "a path"),
+    ('messages = "x"\n[roles]\nbot = "assistent"', "did you mean 'assistant'"), ("messages = ", "is no TOML"),
+    ('messages = "x"\norder = "y"', "message a line"), ('messages = "x"\nnext = "y"', "`next` is for"),
+    ('messages = "x"\nlink = true', "`link` is for"), ('messages = "x"\nmetadata = 3', "list of paths"),
+    ('messages = "x"\n[tool_call]\nnam = "y"', "did you mean 'name'"), ('messages = "x"\nsession = "y"', "link = true"),
+])  # fmt: skip
+def test_a_wrong_mapping_is_refused_with_words(tmp_path, text, words):
+    with pytest.raises(ConfigError) as caught:
+        load(str(mapping(tmp_path, text)))
+    assert words in str(caught.value)
+
+
+def test_a_mapping_that_is_not_there_and_one_with_a_format(tmp_path):
+    with pytest.raises(ConfigError, match="is not there"):
+        ExtractConfig(run=tmp_path, logs=("x",), map=str(tmp_path / "none.toml"))
+    with pytest.raises(ConfigError, match="leave one out"):
+        ExtractConfig(run=tmp_path, logs=("x",), map=str(mapping(tmp_path, CHAT)), format="openai")
+
+
+@pytest.mark.parametrize(("text", "steps"), [
+    ("a", ("a",)), ("a.b", ("a", "b")), ("a[0].b", ("a", 0, "b")), ('a."b.c"[-1]', ("a", "b.c", -1)),
+    ('"a b"', ("a b",)), ("a[0][1]", ("a", 0, 1)),
+])  # fmt: skip
+def test_paths(text, steps):
+    assert parse_path(text, "x") == steps
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.", ".a.", "a b", "a[x]", "a]", 'a"b"', None, 5])
+def test_what_is_no_path(text):
+    with pytest.raises(ConfigError):
+        parse_path(text, "x")
+
+
+def test_a_path_that_leads_nowhere_is_null():
+    assert value_at({"a": [1]}, ("a", 0)) == 1
+    assert [value_at({"a": [1]}, p) for p in (("a", 1), ("a", -2), ("b",), ("a", "x"), (0,), None)] == [None] * 6
+
+
+def test_the_plan_pins_what_the_mapping_says_and_not_its_file(tmp_path):
+    log = jsonl(tmp_path / "log.jsonl", ROW)
+    fields = mapping(tmp_path, CHAT)
+    run(tmp_path / "run", log, map=str(fields))
+    assert len(manifest(tmp_path / "run", "extract")["plan"]["config"]["map"]) == 16
+    other = tmp_path / "other.toml"
+    other.write_text("# the same\n" + CHAT)
+    run(tmp_path / "run", log, map=str(other))
+    fields.write_text(CHAT.replace('"meta.model"', '"model"'))
+    with pytest.raises(ConfigError, match=r"config\.map"):
+        run(tmp_path / "run", log, map=str(fields))
+
+
+def test_shards_and_workers_give_the_same(tmp_path):
+    rows = [line(f"c{n % 7}", n, "user" if n // 7 % 2 == 0 else "assistant", f"t{n}") for n in range(70)]
+    log, fields = jsonl(tmp_path / "log.jsonl", *rows), str(mapping(tmp_path, MESSAGES))
+    run(tmp_path / "one", log, map=fields, part_mb=1e-3)
+    run(tmp_path / "two", log, map=fields, part_mb=1e-3, shard="1/2")
+    run(tmp_path / "two", log, map=fields, part_mb=1e-3, shard="0/2", workers=2)
+    assert tables(tmp_path / "one") == tables(tmp_path / "two")

@@ -1,0 +1,171 @@
+"""What is redacted, and what must survive (opdkit/extract/redact.py)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.formats import redact
+from opdkit.extract.redact import SHAPES, Redactor, own_patterns
+
+HEX, MIXED = "0123456789abcdef" * 2, "aB3" * 12
+
+
+def clean(text: str) -> str:
+    return Redactor(SHAPES, {}).text(text)
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("write to john.doe+x@mail.example.co.uk.", "write to [email]."),
+    ("<mia.li3818@example.com>,bob_b@x-y.org", "<[email]>,[email]"),
+    ("电子邮件是john.doe@example.com和jane@example.com。", "电子邮件是[email]和[email]。"),
+    ('{"text": "hi\\nbob@example.com"}', '{"text": "hi\\n[email]"}'),
+    ('author_email="sloria1@gmail.com"', 'author_email="[email]"'),
+    (f"OPENAI_API_KEY=sk-proj-{MIXED}", "OPENAI_API_KEY=[key]"),
+    (f"key sk-ant-api03-{MIXED}-AA.", "key [key]."),
+    (f"sk-{HEX}", "[key]"),
+    (f"ghp_{'a1B2' * 9} github_pat_{'x1_' * 9}", "[key] [key]"),
+    ("AKIAIOSFODNN7EXAMPLE", "[key]"),
+    ('aws_secret_access_key = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"', 'aws_secret_access_key = "[key]"'),
+    (f"AIza{'Sy1_-' * 7}", "[key]"),
+    (f"hf_{'aBcDeFgHiJ' * 3}abcd", "[key]"),
+    (f"curl -H 'Authorization: Bearer {HEX}'", "curl -H 'Authorization: Bearer [key]'"),
+    (f"eyJhbGciOiJI.eyJzdWIiOiIx.{HEX}", "[key]"),
+    (f"xoxb-{'1234567890-' * 3}abc", "[key]"),
+    ("postgres://admin:hunter22@db.local:5432/x", "postgres://[credentials]@db.local:5432/x"),
+    ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nok", "[private key]\nok"),
+    ("-----BEGIN PRIVATE KEY-----\nMIIE cut", "[private key]"),
+    ("call +1 415 555 2671 or +49 (0) 30 1234567", "call [phone] or [phone]"),
+    ("+14155552671", "[phone]"),
+    ("(415) 555-2671, 415-555-2671, 415.555.2671, 1-415-555-2671", "[phone], [phone], [phone], [phone]"),
+    ("他的电话号码是123-456-7890，他", "他的电话号码是[phone]，他"),
+    ('"phone": "0301234567"', '"phone": "[phone]"'),
+    ("Tel: 030 123 45 67.", "Tel: [phone]."),
+])  # fmt: skip
+def test_what_is_replaced(text, expected):
+    """pitfall 31"""
+    assert clean(text) == expected
+    assert clean(expected) == expected  # a placeholder is none itself
+
+
+SURVIVES = [
+    "$1,234,567.89 and 12.345.678,90 EUR",
+    "2024-05-16T15:00:00 1715871600 1715871600123",
+    "order #W1234567, HATHAT-001",
+    "credit_card_7815826, gift_card_3401880, certificate_7504069",
+    "2001-555-1234 123-456-7890 12-34-5678",
+    "10.0.0.1:8080 192.168.100.200 v2.31.0",
+    "ISBN 978-3-16-148410-0",
+    "+20%, x+12345678, +-1234567890, 3+41234567",
+    "@@ -1234,567 +1234,567 @@",
+    "rows 415555267 to 4155552671",
+    "0x7fffffffffffffff",
+    "1e-5, 3.14159265358979",
+    "git@github.com:user/repo.git",
+    "@app.route('/x')",
+    "lodash@4.17.21 react@18.2.0",
+    "logo@2x.png",
+    "a @ b.T, x@y",
+    "user@localhost",
+    "from foo import bar@baz.py",
+    "d41d8cd98f00b204e9800998ecf8427e",
+    "sk-estimator-doc-link-label-item",
+    "task-list-of-many-things-to-do-2024-AND-more",
+    "skip-connection",
+    "uuid 123e4567-e89b-12d3-a456-426614174000",
+    "token = tokenizer.decode(ids[0])",
+    "secret = os.environ['AWS_SECRET_ACCESS_KEY']",
+    "password: str = Field(min_length=12)",
+    "api_key=settings.openai_api_key_for_2024",
+    "https://example.com/a:b@c",
+    "http://user:$PASSWORD@host",
+    "bearer of bad news from the 2nd battalion headquarters",
+    "flight HAT204 at 14:30 on 2024-05-20, 3 bags, $151",
+    "cell B12345678",
+    "mobile 5 and hotel 12",
+    "zip 94105-1234",
+    "555-2671",
+    "AKIA is a prefix",
+    "hf_hub_download",
+]
+
+
+@pytest.mark.parametrize("text", SURVIVES)
+def test_what_survives(text):
+    """Prices, dates, order ids, versions, hashes and code are no personal data."""
+    assert clean(text) == text
+
+
+def test_what_the_real_logs_have_of_it(shared_data):
+    """9 MB of real logs: addresses, one phone number, and nothing else is taken for a secret."""
+    counts = {}
+    for path in (shared_data / "taubench", shared_data / "glaive"):
+        redactor = Redactor(SHAPES, {})
+        for file in path.glob("*.jsonl"):
+            for line in file.read_text(encoding="utf-8").splitlines():
+                redactor.value(json.loads(line))
+        counts[path.name] = dict(redactor.counts + redactor.counts.__class__())
+    assert set(counts["taubench"]) == {"email"}
+    assert counts["glaive"]["phone"] == 1
+    assert set(counts["glaive"]) == {"email", "phone"}
+
+
+def test_sample_data_has_nothing_to_redact():
+    for path in (Path(__file__).parents[2] / "sample_data" / "logs").glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        assert clean(text) == text
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)))
+def test_json_stays_json(value):
+    text = json.dumps(value)
+    assert json.loads(Redactor(SHAPES, {"a": "[ab1]"}).json(text)) is not None or value is None
+
+
+def test_json_is_redacted_inside_its_texts_and_verbatim_where_there_is_nothing():
+    redactor = Redactor(SHAPES, {})
+    assert redactor.json('{"a":  1}') == '{"a":  1}'
+    assert json.loads(redactor.json('{"to": "x\\nbob\\u0040example.com", "bob@example.com": [1]}')) == {
+        "to": "x\n[email]", "[email]": [1]}  # fmt: skip
+    assert redactor.json("not json, bob@example.com") == "not json, [email]"
+    assert redactor.counts == {"email": 3} | dict.fromkeys(redactor.counts.keys() - {"email"}, 0)
+
+
+def test_raw_text_is_redacted_through_escapes_and_left_out_where_it_is_no_text():
+    redactor = Redactor(SHAPES, {})
+    assert redactor.raw('{"a": "bob\\u0040example.com') == '{"a": "[email]'
+    assert redactor.raw("b\x00o\x00b\x00@\x00x") == "[not text]"
+
+
+def test_own_patterns_come_first():
+    redactor = Redactor(SHAPES, own_patterns(["staff=[a-z]+@example\\.com", "order=ORD-\\d+=\\d"]))
+    assert redactor.text("bob@example.com bob@example.org ORD-12=3") == "[staff] [email] [order]"
+    assert {name: n for name, n in redactor.counts.items() if n} == {"staff": 1, "email": 1, "order": 1}
+
+
+@pytest.mark.parametrize(("pattern", "what"), [
+    ("order", "NAME=REGEX"), ("=x", "NAME=REGEX"), ("a b=x", "NAME=REGEX"), ("order=", "NAME=REGEX"),
+    ("order=(", "no regular expression"), ("order=x*", "matches the empty text"), ("x=" + "(" * 5_000,
+    "no regular expr"),
+])  # fmt: skip
+def test_patterns_that_cannot_be_used(pattern, what):
+    with pytest.raises(ConfigError, match=what):
+        own_patterns([pattern])
+
+
+def test_a_pattern_that_would_never_end_is_stopped(monkeypatch):
+    monkeypatch.setattr(redact, "SECONDS", 0.2)
+    redactor = Redactor((), own_patterns([r"words=(?:\w+\s?)+$"]))
+    with pytest.raises(OpdkitError, match=r"--redact-pattern words took more than 0\.2 seconds on a text of 4,001"):
+        redactor.text("ab " * 1_333 + "a?")
+
+
+@pytest.mark.parametrize("piece", ["a", "1", "a@", "a.", "+1 ", "1-", "sk-", "eyJ", "://", "a:",
+                                   "-----BEGIN PRIVATE KEY-----",
+                                   "phone: ", "password=", "\\n", "(415) ", "bearer ", "-", "_"])  # fmt: skip
+def test_our_own_patterns_come_to_an_end(piece):
+    """Text of whatever a pattern could begin with: where it tried every way to match, this test would not end."""
+    assert clean(piece * (300_000 // len(piece)) + " bob@example.com").endswith("]")

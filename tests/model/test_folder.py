@@ -1,0 +1,121 @@
+"""Paths that are no model, through the command line: what is there, and what to do, before anything is pinned."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from judged_runs import three_parts, write_run
+from runs import talk, write_extract
+from typer.testing import CliRunner
+
+from opdkit.cli import app
+from opdkit.errors import OpdkitError
+from opdkit.model.folder import refuse_no_model
+from opdkit.model.load import load_model
+
+
+def empty(path: Path, _model: Path) -> None:
+    path.mkdir()
+
+
+def file(path: Path, _model: Path) -> None:
+    path.write_text("x")
+
+
+def config_is(text: str) -> Callable[[Path, Path], None]:
+    def make(path: Path, model: Path) -> None:
+        shutil.copytree(model, path)
+        (path / "config.json").write_text(text)
+
+    return make
+
+
+def gguf(path: Path, _model: Path) -> None:
+    path.mkdir()
+    (path / "model-q4.gguf").write_bytes(b"GGUF")
+
+
+def adapter(path: Path, model: Path) -> None:
+    shutil.copytree(model, path)
+    (path / "config.json").unlink()
+    (path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base"}))
+
+
+def parent(path: Path, model: Path) -> None:
+    shutil.copytree(model, path / "checkpoint-9")
+
+
+def cut(path: Path, model: Path) -> None:
+    shutil.copytree(model, path)
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+NO_MODEL = [
+    (empty, "is no model folder: it is empty"),
+    (file, "is a file; a model is a folder"),
+    (config_is('{"model_type": '), "config.json cannot be read"),
+    (config_is("[]"), "config.json names no model_type"),
+    (config_is('{"model_type": "no_such"}'), "is of the type 'no_such', which transformers"),
+    (gguf, "it holds GGUF"),
+    (adapter, "it is an adapter of org/base; merge it"),
+    (parent, "it has no config.json; is it"),
+    (cut, "cannot be loaded: .* Copy or download it again"),
+]
+
+
+def opdkit(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(("make", "words"), NO_MODEL, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_judge_that_is_no_model(tmp_path, tiny_model_dir, make, words) -> None:
+    run, path = write_extract(tmp_path / "run", {"a": talk("Hi", "Hello", "thanks")}), tmp_path / "given"
+    make(path, tiny_model_dir)
+    code, said = opdkit("judge", str(run), "--judge", "local", "--model", str(path))
+    assert code == 1
+    assert str(path) in said
+    with pytest.raises(OpdkitError, match=words):
+        load_model(str(path), device="cpu", dtype="auto")
+    assert not list((run / "judge").glob("verdicts/*"))
+
+
+def test_what_is_no_model_pins_no_plan(tmp_path, tiny_model_dir) -> None:
+    """Else the right command after the wrong one would have to overwrite."""
+    run, path = write_run(tmp_path / "run", three_parts()), tmp_path / "given"
+    path.mkdir()
+    for option in ("--model", "--teacher"):
+        more = () if option == "--model" else ("--model", str(tiny_model_dir))
+        code, said = opdkit("teacher", str(run), option, str(path), *more)
+        assert (code, "is no model folder" in said) == (1, True)
+    assert not (run / "teacher").exists()
+    assert opdkit("teacher", str(run), "--model", str(tiny_model_dir))[0] == 0
+    code, said = opdkit("train", str(run), "--model", str(path))
+    assert (code, "is no model folder" in said) == (1, True)
+    assert not (run / "train").exists()
+
+
+def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_dir) -> None:
+    """pitfall 12: between teacher and train, and between two starts of teacher."""
+    run, model = write_run(tmp_path / "run", three_parts()), tmp_path / "model"
+    shutil.copytree(tiny_model_dir, model)
+    assert opdkit("teacher", str(run), "--model", str(model))[0] == 0
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    a, b = list(vocabulary)[60:62]
+    vocabulary[a], vocabulary[b] = vocabulary[b], vocabulary[a]
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, said = opdkit("train", str(run), "--model", str(model))
+    assert code == 2
+    assert "has been changed since the teacher stage scored it; what differs: tokenizer.json" in said
+    code, said = opdkit("teacher", str(run), "--model", str(model))
+    assert code == 2
+    assert "inputs.model.files.tokenizer.json" in said
+
+
+def test_a_model_and_a_name_on_the_hub_are_let_through(tiny_model_dir) -> None:
+    refuse_no_model(str(tiny_model_dir))
+    refuse_no_model("org/name")

@@ -1,0 +1,120 @@
+"""opdkit/model/load.py: loading, refusing, and seeds."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
+
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer, token_generator
+
+
+def test_a_folder_loads_in_evaluation_mode(tiny_model_dir, tiny_tokenizer):
+    model = load_model(str(tiny_model_dir), device="cpu", dtype="auto")
+    assert not model.training
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert context_length(model) == 2048
+    tokenizer = load_tokenizer(str(tiny_model_dir))
+    same_tokenizer(tokenizer, tiny_tokenizer)
+    assert tokenizer.chat_template == tiny_tokenizer.chat_template
+
+
+def test_the_dtype_is_the_one_asked_for(tiny_model_dir):
+    model = load_model(str(tiny_model_dir), device="cpu", dtype="bfloat16")
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("present", "words"),
+    [
+        ([], "has no config.json"),
+        (["config.json"], r"no \*.safetensors"),
+        (["config.json", "pytorch_model.bin"], r"no \*.safetensors"),
+    ],
+)
+def test_a_folder_that_is_no_model_says_what_is_missing(tmp_path, tiny_model_dir, present, words):
+    for name in present:
+        source = tiny_model_dir / name
+        (tmp_path / name).write_bytes(source.read_bytes() if source.exists() else b"")
+    with pytest.raises(OpdkitError, match=words):
+        load_model(str(tmp_path), device="cpu", dtype="auto")
+    with pytest.raises(OpdkitError, match=r"tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_path_that_is_not_there_or_a_file(tmp_path):
+    for load in (load_tokenizer, lambda name: load_model(name, device="cpu", dtype="auto")):
+        with pytest.raises(OpdkitError, match="is not there"):
+            load(str(tmp_path / "nothing"))
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(OpdkitError, match="is a file"):
+            load(str(tmp_path / "file"))
+
+
+def test_a_damaged_model_is_one_message(tmp_path, tiny_model_dir):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(OpdkitError, match="cannot be loaded"):
+        load_model(str(folder), device="cpu", dtype="auto")
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(OpdkitError, match="cannot be loaded"):
+        load_tokenizer(str(folder))
+
+
+def test_code_in_a_model_folder_is_not_run(tmp_path, tiny_model_dir):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "other", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(OpdkitError):
+        load_model(str(folder), device="cpu", dtype="auto")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_device_that_is_not_there(tiny_model_dir):
+    for device in ("nonsense", "cuda:99"):
+        with pytest.raises(ConfigError, match=f"--device {device}"):
+            load_model(str(tiny_model_dir), device=device, dtype="auto")
+
+
+def test_a_model_without_a_context_length():
+    from transformers import MambaConfig, MambaForCausalLM
+
+    model = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, state_size=4, num_hidden_layers=1))
+    with pytest.raises(ConfigError, match="--max-tokens"):
+        context_length(model)
+
+
+def test_tokenizers_of_one_size_and_other_ids_are_refused():
+    """pitfall 12: two tokens have changed places; nothing but the id map shows it."""
+    a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
+    b = build_tokenizer("x", (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1]), CHATML_WORDS)
+    assert len(a) == len(b)
+    same_tokenizer(a, build_tokenizer("other template", CHATML_TOKENS, CHATML_WORDS))
+    with pytest.raises(ConfigError, match="2 tokens have other ids") as caught:
+        same_tokenizer(a, b)
+    assert "'<|im_start|>' 321 and 322" in str(caught.value)
+
+
+def test_a_token_that_only_one_has_is_refused():
+    """pitfall 12: an added token is enough."""
+    a = build_tokenizer("x", CHATML_TOKENS, CHATML_WORDS)
+    with pytest.raises(ConfigError, match="'<more>' none and 329"):
+        same_tokenizer(a, build_tokenizer("x", CHATML_TOKENS, (*CHATML_WORDS, "<more>")))
+
+
+def test_draws_depend_on_seed_and_parts_alone():
+    def draw(seed, *parts):
+        return torch.rand(3, generator=token_generator(seed, *parts)).tolist()
+
+    first = draw(0, "s:1", 0)
+    torch.rand(5)
+    assert draw(0, "s:1", 0) == first
+    others = [draw(1, "s:1", 0), draw(0, "s:2", 0), draw(0, "s:1", 1), draw(0, "s:1"), draw(0, "s:1", "0")]
+    assert all(other != first for other in others)
+    assert len({tuple(draw(0, "s:1", vote)) for vote in range(1000)}) == 1000
+    assert token_generator(0, "a").device.type == "cpu"

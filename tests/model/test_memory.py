@@ -1,0 +1,124 @@
+"""opdkit/model/memory.py: what runs out of memory is halved, and what is too large alone is set aside."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.model.memory import Budget, OutOfMemory, budget_of, in_batches, is_out_of_memory, run_or_out_of_memory
+from opdkit.model.scoring import batches
+
+MANY = 1 << 46  # bytes: more than there are
+
+
+def too_much() -> torch.Tensor:
+    return torch.empty(MANY, dtype=torch.uint8)
+
+
+def test_what_allocators_really_raise() -> None:
+    """torch's allocator on the CPU, and Python's own."""
+    with pytest.raises(RuntimeError) as of_torch:
+        too_much()
+    assert is_out_of_memory(of_torch.value)
+    with pytest.raises(MemoryError) as of_python:
+        bytearray(MANY)
+    assert is_out_of_memory(of_python.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory"), OSError(28, "disk")])
+def test_other_errors_are_none_of_it(error: Exception) -> None:
+    def work() -> None:
+        raise error
+
+    assert not is_out_of_memory(error)
+    with pytest.raises(type(error)):
+        run_or_out_of_memory(work)
+
+
+def test_what_failed_work_held_is_let_go() -> None:
+    """As long as an error is handled, its traceback keeps the tensors of every frame."""
+    held: list[weakref.ref] = []
+
+    def work() -> None:
+        big = torch.zeros(1000)
+        held.append(weakref.ref(big))
+        too_much()
+
+    gc.disable()  # or a collection by chance would hide it
+    try:
+        assert isinstance(run_or_out_of_memory(work), OutOfMemory)
+        assert held[0]() is None
+    finally:
+        gc.enable()
+
+
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 150), st.integers(1, 400))
+def test_every_item_is_worked_on_once_or_set_aside(lengths: list[int], room: int, tokens: int) -> None:
+    """Property: on a machine with room for so many tokens, whatever was asked for."""
+
+    def work(batch: list[int]) -> list[int]:
+        if len(batch) * max(lengths[i] for i in batch) > room:
+            raise torch.OutOfMemoryError
+        return batch
+
+    budget = Budget("work")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "collect", lambda: 0)  # a third of a second each, and nothing is held here
+        found = list(in_batches(budget, lengths, tokens, batches, work))
+    assert sorted(i for batch, _ in found for i in batch) == list(range(len(lengths)))
+    assert {i for batch, made in found if isinstance(made, OutOfMemory) for i in batch} == {
+        i for i, length in enumerate(lengths) if length > room
+    }
+    assert all(made == batch for batch, made in found if not isinstance(made, OutOfMemory))
+
+
+def test_the_budget_is_remembered_and_said_once(capsys) -> None:
+    asked: list[int] = []
+
+    def work(batch: list[int]) -> None:
+        asked.append(len(batch))
+        if len(batch) > 5:
+            raise torch.OutOfMemoryError
+
+    model = torch.nn.Linear(1, 1)
+    for _ in range(3):
+        list(in_batches(budget_of(model, "work"), [10] * 16, 160, batches, work))
+    assert asked == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
+    assert capsys.readouterr().err.count("do not fit into memory; going on with 40") == 1
+    assert budget_of(torch.nn.Linear(1, 1), "work").within(160) == 160
+
+
+LIMITED = """
+import resource, sys, torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from opdkit.model.scoring import Sequence, score
+from opdkit.model.memory import budget_of
+
+torch.manual_seed(0)
+config = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=4096, num_hidden_layers=2, head_dim=16,
+                     num_attention_heads=4, num_key_value_heads=2)
+model = Qwen3ForCausalLM(config).eval()
+draw = torch.Generator().manual_seed(0)
+some = [Sequence(*torch.randint(0, 64, (2, 128), generator=draw).tolist()) for _ in range(16)]
+free = score(model, some, batch_tokens=1024)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20), resource.RLIM_INFINITY))
+tight = score(model, some, batch_tokens=1 << 20)
+assert budget_of(model, "scoring").most < 16 * 256, "nothing was halved"
+print(max(float((a - b).abs().max()) for a, b in zip(free, tight)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
+def test_a_process_that_may_not_have_more_memory() -> None:
+    """The kernel refuses: a batch of 4,096 tokens wants 67 MB at a time, more than once, and there are 60."""
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 1e-4

@@ -1,0 +1,133 @@
+"""opdkit/model/packed_reading.py: the numbers and the gradients of a packed row are those of each turn read alone."""
+
+from collections.abc import Sequence as Items
+
+import pytest
+import torch
+from model_families import FAMILIES, WINDOWS, build
+from torch import Tensor, nn
+
+from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
+
+CPU = torch.device("cpu")
+
+
+def ids(length: int, seed: int) -> list[int]:
+    return torch.randint(0, 360, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+A, B, C, D = (ids(9, seed) for seed in range(4))
+CHAIN = [PromptResponse(A, B), PromptResponse(A + B + C, D), PromptResponse(A + B + C + D + A, C)]
+FORKED = [
+    PromptResponse(A, B),
+    PromptResponse(A + B[:4] + C, D),
+    PromptResponse(A + B[:4] + D, C),
+    PromptResponse(A, B[:2]),
+]
+TREES = [CHAIN, FORKED, [PromptResponse(D, A)]]
+
+
+def packed(model: nn.Module, trees: Items[Items[PromptResponse]]) -> Tensor:
+    """Log-probs of all response tokens."""
+    hidden_NH, output_layer = read_packed(model, Pack.of(trees, CPU))
+    return token_logprobs(output_layer(hidden_NH), responses(trees))
+
+
+def plain(model: nn.Module, trees: Items[Items[PromptResponse]]) -> Tensor:
+    parts = [response_logits(model, [s])[0] for tree in trees for s in tree]
+    return token_logprobs(torch.cat(parts), responses(trees))
+
+
+def responses(trees: Items[Items[PromptResponse]]) -> Tensor:
+    return torch.tensor([i for tree in trees for s in tree for i in s.response_ids])
+
+
+def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
+    """Of a sum in which no two tokens count alike."""
+    model.zero_grad()
+    (logprobs_N * torch.linspace(-1, 2, len(logprobs_N), dtype=logprobs_N.dtype)).sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "eager"])
+@pytest.mark.parametrize("trees", [TREES, [CHAIN], [FORKED]], ids=["many", "a chain", "branches"])
+def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> None:
+    """pitfall 27: what turns have in common is read once, and nothing else changes."""
+    model = build(*FAMILIES[family])
+    model = model if family == "experts" else model.double()  # torch multiplies groups in single precision alone
+    assert packs(model)
+    found, expected = packed(model, trees), plain(model, trees)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
+    for a, b in zip(gradients(model, found), gradients(model, expected), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5 * float(b.abs().max()), rtol=1e-5)
+
+
+def test_a_row_holds_every_token_once() -> None:
+    pack = Pack.of(TREES, CPU)
+    assert len(pack) == 54 + (9 + 9 + 9 + 9 + 9 + 9) + 18
+    assert pack.positions_1n[0, :54].tolist() == list(range(54))
+    assert len(pack.nodes_N) == sum(len(s.response_ids) for tree in TREES for s in tree)
+    chain, forked, single = pack.blocks
+    assert (chain.mask, single.mask) == (None, None)
+    assert (forked.first, forked.start, forked.stop) == (54, 54, 108)
+    assert forked.mask is not None
+    assert forked.mask.shape == (1, 1, 54, 54)
+
+
+def test_long_trees_are_read_some_rows_at_a_time(monkeypatch) -> None:
+    """The mask of a block ends where its rows end: a triangle, not a square."""
+    model = build(*FAMILIES["grouped queries"])
+    assert packs(model)
+    whole = packed(model, TREES)
+    monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
+    pack = Pack.of(TREES, CPU)
+    assert max(b.mask.shape[2] for b in pack.blocks if b.mask is not None) == 7
+    assert all(b.mask.shape[3] == b.stop - b.first for b in pack.blocks if b.mask is not None)
+    torch.testing.assert_close(packed(model, TREES), whole, atol=1e-5, rtol=0)
+
+
+def test_trees_do_not_see_each_other() -> None:
+    model = build(*FAMILIES["grouped queries"])
+    assert packs(model)
+    embedded = []
+    model.get_input_embeddings().register_forward_hook(lambda _m, _a, out: embedded.append(out) or out.retain_grad())
+    hidden_NH, _ = read_packed(model, Pack.of(TREES, CPU))
+    hidden_NH[: 3 * 9].sum().backward()  # the chain's responses
+    (gradient,) = (e.grad for e in embedded)
+    assert gradient[0, :53].abs().amin(-1).gt(0).all()
+    assert gradient[0, 53:].eq(0).all(), "the last token of the chain predicts nothing, the rest is not its own"
+
+
+def test_an_unpacked_forward_is_what_it_was() -> None:
+    model = build(*FAMILIES["grouped queries"])
+    before = model(input_ids=torch.tensor([A, B]), attention_mask=torch.ones(2, 9)).logits
+    assert packs(model)
+    assert torch.equal(model(input_ids=torch.tensor([A, B]), attention_mask=torch.ones(2, 9)).logits, before)
+
+
+def test_the_way_of_attending_is_not_saved(tmp_path) -> None:
+    model = build(*FAMILIES["grouped queries"])
+    assert packs(model)
+    model.save_pretrained(tmp_path)
+    assert "opdkit" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("family", [*WINDOWS, "eager"])
+def test_what_cannot_be_packed_is_said_once(family, capsys) -> None:
+    model = build(*(FAMILIES | WINDOWS)[family])
+    before = model.config._attn_implementation
+    assert not packs(model)
+    assert not packs(model)
+    assert " ".join(capsys.readouterr().err.split()).count("trains on padded turns") == 1
+    assert model.config._attn_implementation == before
+
+
+def test_a_model_that_keeps_the_blocks_to_itself_is_found_out(capsys, monkeypatch) -> None:
+    model = build(*FAMILIES["grouped queries"])
+    body = model.get_decoder()
+    forward = body.forward
+    monkeypatch.setattr(body, "forward", lambda *a, packed_blocks=None, **k: forward(*a, **k))
+    assert not packs(model)
+    assert "would differ by" in capsys.readouterr().err
+    assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,92 @@
+"""The sampler: the right distribution, a random stream for each draw, nothing that depends on the batch."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from opdkit.model.load import load_model, token_generator
+from opdkit.model.sampling import Request, Sample, sample
+
+PROMPTS = [[5, 6, 7], [9], list(range(20, 45)), [8, 8, 8, 8, 8, 8]]
+NEVER = frozenset[int]()
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir: Path) -> Any:
+    return load_model(str(tiny_model_dir), device="cpu", dtype="float32")
+
+
+def requests(prompts: Sequence[list[int]], draws: int = 3, seed: int = 0) -> list[Request]:
+    return [Request(p, [token_generator(seed, i, d) for d in range(draws)]) for i, p in enumerate(prompts)]
+
+
+def draw(model: Any, asked: list[Request], **options: Any) -> list[list[Sample]]:
+    defaults = {"temperature": 1.0, "max_new_tokens": 12, "stop_ids": NEVER, "batch_tokens": 4096}
+    return sample(model, asked, **(defaults | options))
+
+
+def plain_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids])).logits[0, -1].float()
+
+
+def test_greedy_equals_a_plain_loop_without_cache(model: Any) -> None:
+    for prompt, [drawn] in zip(PROMPTS, draw(model, requests(PROMPTS, draws=1), temperature=0), strict=True):
+        ids = list(prompt)
+        for token, logprob in zip(drawn.ids, drawn.logprobs, strict=True):
+            logits = plain_logits(model, ids)
+            assert token == int(logits.argmax())
+            assert logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-4)
+            ids.append(token)
+
+
+def test_a_draw_does_not_depend_on_its_batch(model: Any) -> None:
+    together = draw(model, requests(PROMPTS))
+    one_by_one = draw(model, requests(PROMPTS), batch_tokens=1)
+    assert [[s.ids for s in r] for r in together] == [[s.ids for s in r] for r in one_by_one]
+    reversed_order = draw(model, requests(PROMPTS)[::-1])[::-1]
+    assert [[s.ids for s in r] for r in together] == [[s.ids for s in r] for r in reversed_order]
+
+
+def test_draws_of_one_prompt_differ_and_repeat(model: Any) -> None:
+    first, again = draw(model, requests(PROMPTS[:1])), draw(model, requests(PROMPTS[:1]))
+    assert first == again
+    assert len({tuple(s.ids) for s in first[0]}) == 3
+    assert draw(model, requests(PROMPTS[:1], seed=1)) != first
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
+def test_tokens_come_from_the_softmax(model: Any, temperature: float) -> None:
+    n = 4000
+    [drawn] = draw(model, requests([[5, 6]], draws=n), temperature=temperature, max_new_tokens=1)
+    counts = Counter(s.ids[0] for s in drawn)
+    expected = torch.softmax(plain_logits(model, [5, 6]) / temperature, -1)
+    for token, p in enumerate(expected.tolist()):
+        assert abs(counts[token] - n * p) <= 5 * (n * p * (1 - p)) ** 0.5 + 1, f"token {token}"
+
+
+def test_a_row_ends_with_its_stop_token_and_the_others_go_on(model: Any) -> None:
+    [free] = draw(model, requests(PROMPTS[:1]))
+    stop = free[0].ids[4]
+    ended = draw(model, requests(PROMPTS[:1]), stop_ids=frozenset([stop]))[0]
+    for whole, cut in zip(free, ended, strict=True):
+        end = whole.ids.index(stop) + 1 if stop in whole.ids else len(whole.ids)
+        assert (cut.ids, cut.finish_reason) == (whole.ids[:end], "stop" if stop in whole.ids else "length")
+        assert len(cut.logprobs) == len(cut.ids)
+    assert ended[0].finish_reason == "stop"
+
+
+def test_requests_may_want_different_numbers_of_draws(model: Any) -> None:
+    wanted = (1, 4, 2, 3)
+
+    def asked() -> list[Request]:
+        pairs = enumerate(zip(PROMPTS, wanted, strict=True))
+        return [Request(prompt, [token_generator(i, d) for d in range(n)]) for i, (prompt, n) in pairs]
+
+    drawn = draw(model, asked())
+    assert tuple(len(r) for r in drawn) == wanted
+    assert [s.ids for s in draw(model, asked()[1:2])[0]] == [s.ids for s in drawn[1]]

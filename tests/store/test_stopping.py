@@ -1,0 +1,156 @@
+"""What a scheduler's signals do to a command: a real process, real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from opdkit.errors import OpdkitError
+from opdkit.store import stopping
+
+WORKER = """
+import sys
+import typer
+from opdkit.store import stopping
+from opdkit.cli import guarded
+from opdkit.store.stopping import before_part, after_part, listening
+
+def work():
+    with listening():
+        for part in range(3):
+            before_part()
+            print("begin", part, flush=True)
+            sys.stdin.readline()
+            print("end", part, flush=True)
+            after_part()
+
+try:
+    guarded(work, debug=False)
+except typer.Exit as end:
+    sys.exit(end.exit_code)
+"""
+
+
+class Worker:
+    """Three parts, each of which ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    def reads(self, line: str) -> None:
+        assert self.process.stdout
+        assert self.process.stdout.readline() == f"{line}\n"
+
+    def go_on(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[str, str]:
+        out, errors = self.process.communicate(timeout=60)
+        return out, errors
+
+
+def test_usr1_ends_after_the_part_under_way() -> None:
+    worker = Worker()
+    worker.reads("begin 0")
+    worker.go_on()
+    worker.reads("end 0")
+    worker.reads("begin 1")
+    worker.process.send_signal(signal.SIGUSR1)
+    worker.go_on()
+    worker.reads("end 1")
+    out, errors = worker.end()
+    assert (out, worker.process.returncode) == ("", stopping.TRY_AGAIN), errors
+    assert "the same command goes on from there" in errors
+
+
+def test_term_drops_the_part_under_way() -> None:
+    worker = Worker()
+    worker.reads("begin 0")
+    worker.process.send_signal(signal.SIGTERM)
+    out, errors = worker.end()
+    assert (out, worker.process.returncode) == ("", stopping.TRY_AGAIN), errors
+
+
+def test_out_of_time_before_the_first_part_is_an_error() -> None:
+    """Else a scheduler would start it again for ever."""
+    worker = Worker()
+    worker.reads("begin 0")
+    worker.process.send_signal(signal.SIGUSR1)
+    worker.process.send_signal(signal.SIGTERM)
+    out, errors = worker.end()
+    assert (out, worker.process.returncode) == ("", 1)
+    assert "give it more time" in errors
+
+
+def stop_after(parts: int) -> None:
+    """What a stage does that is asked to stop when it has finished so many parts."""
+    with stopping.listening():
+        for _ in range(parts):
+            stopping.after_part()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopping.requested()
+        stopping.before_part()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_in_steps_both_signals_only_ask(number: signal.Signals) -> None:
+    """Of a step that other processes take part in none may drop out, however often it is told."""
+    with stopping.listening(), stopping.in_steps():
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+        assert stopping.requested()
+
+
+def test_no_step_done_is_an_error_too() -> None:
+    def train() -> None:
+        with stopping.listening(), stopping.in_steps():
+            os.kill(os.getpid(), signal.SIGTERM)
+            stopping.before_part()
+
+    with pytest.raises(OpdkitError, match=r"one step was finished.*--batch-turns"):
+        train()
+
+
+def test_the_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(stopping.Stopped):
+        stop_after(parts=1)
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+    stopping.before_part()  # asked once, stopped once
+
+
+def test_another_thread_listens_to_nothing() -> None:
+    before, seen = signal.getsignal(signal.SIGTERM), []
+
+    def work() -> None:
+        with stopping.listening():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_a_forked_worker_leaves_it_to_its_parent() -> None:
+    with stopping.listening():
+        child = os.fork()
+        if not child:
+            os.kill(os.getpid(), signal.SIGUSR1)  # not for it
+            if not stopping.requested():
+                os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(3)
+        _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+
+
+def test_no_progress_is_said_as_an_error_of_the_run() -> None:
+    with pytest.raises(OpdkitError, match="part-mb"):
+        stop_after(parts=0)

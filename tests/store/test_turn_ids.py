@@ -1,0 +1,25 @@
+"""Names of turns and sessions, and what they lead back to."""
+
+import pytest
+
+from opdkit.store.turn_ids import answered_turn_id, logged_session_id, rollout_session_id, turn_id
+from opdkit.train.targets import held_out
+
+
+@pytest.mark.parametrize("logged", ["chat.jsonl:17", "a:b/c:3/4", "x:2024/12", "x:1/rollout-a", "/rollout-0", ""])
+def test_a_rollout_leads_back_to_the_session_of_the_log(logged: str) -> None:
+    """Whatever the log calls it: names of sessions are the log's own."""
+    assert logged_session_id(logged) == logged
+    once = rollout_session_id(turn_id(logged, 3), 12)
+    assert answered_turn_id(once) == f"{logged}:3"
+    twice = rollout_session_id(turn_id(once, 3), 0)
+    assert answered_turn_id(twice) == turn_id(once, 3)
+    assert logged_session_id(once) == logged_session_id(twice) == logged
+
+
+def test_fresh_replies_are_held_out_with_the_session_whose_prompts_they_answer() -> None:
+    """Trained on the one and evaluated on the other, a model would be shown its examination."""
+    names = [f"log:{n}" for n in range(40)]
+    fresh = {name: [rollout_session_id(turn_id(name, 1), g) for g in range(4)] for name in names}
+    assert {held_out(name, 0.3) for name in names} == {True, False}
+    assert all({held_out(f, 0.3) for f in fresh[name]} == {held_out(name, 0.3)} for name in names)

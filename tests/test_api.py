@@ -1,0 +1,187 @@
+"""The Python interface: light to import, the same options, checks and errors as the command line; docs/python.md."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import pandas as pd
+import pyarrow as pa
+import pytest
+from labelled_runs import labelled_run
+
+import opdkit
+from opdkit.api import Run
+from opdkit.config.fields import fields_of
+from opdkit.config.stages import CONFIGURED, JudgeConfig
+from opdkit.store import read_all
+from opdkit.store.reviews import Review, append
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(labelled_run(tmp_path_factory.mktemp("python") / "run", part_mb=0.05))
+
+
+def test_import_is_light() -> None:
+    """pitfall 30: neither the package nor the class brings the heavy libraries."""
+    code = (
+        "import sys, opdkit; assert 'opdkit.api' not in sys.modules; run = opdkit.Run('x'); repr(run)\n"
+        "print([m for m in ('torch', 'transformers', 'pyarrow', 'datasets', 'numpy', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_modules_of_the_package_stay_what_they_are() -> None:
+    import opdkit.extract.stage
+    import opdkit.judge
+
+    assert inspect.ismodule(opdkit.extract.stage)
+    assert inspect.ismodule(opdkit.judge)
+    assert {"Run", "OpdkitError", "ConfigError"} <= set(dir(opdkit))
+    with pytest.raises(AttributeError, match="no attribute 'Runn'"):
+        opdkit.Runn  # noqa: B018
+
+
+@pytest.mark.parametrize("stage", CONFIGURED)
+def test_every_stage_has_a_method_with_its_options(stage: str) -> None:
+    method = getattr(Run, {"eval": "evaluate", "run": "pipeline"}.get(stage, stage))
+    parameters = dict(inspect.signature(method).parameters)
+    parameters.pop("self")
+    fields = {field.name: field for field in fields_of(CONFIGURED[stage][0]) if field.name != "run"}
+    assert parameters.keys() == fields.keys()
+    for name, parameter in parameters.items():
+        required = fields[name].meta.required
+        assert parameter.default == (inspect.Parameter.empty if required else fields[name].default)
+        assert f"    {name}: " in method.__doc__
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"judge": "lokal"}, "--judge is 'lokal'; did you mean 'local'"),
+        ({"judge": "local"}, "--judge local needs --model"),
+        ({"votes": 0}, "--votes is 0; it must be at least 1"),
+        ({"votes": "many"}, "votes = 'many': a value of type integer is needed"),
+        ({"vote": 3}, "judge has no option 'vote'; did you mean 'votes'"),
+        ({"config": "missing.toml"}, "missing.toml"),
+    ],
+)
+def test_wrong_options_are_the_errors_of_the_command_line(options: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(opdkit.ConfigError, match=re.escape(words)):
+        Run(tmp_path / "run").judge(**options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None:
+    with pytest.raises(opdkit.OpdkitError, match="opdkit extract"):
+        Run(tmp_path / "run").judge()
+    with pytest.raises(opdkit.ConfigError, match="takes 1 positional arguments"):
+        Run(tmp_path / "run").extract("a", "b")
+    with pytest.raises(opdkit.ConfigError, match="LOGS is missing"):
+        Run(tmp_path / "run").extract()
+
+
+def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths for text, one for several, whole numbers for numbers, a dict for NAME=VALUE, a TOML file underneath."""
+    seen = []
+    monkeypatch.setattr("opdkit.api._carry_out", lambda *call: seen.append(call[2]))
+    (tmp_path / "opdkit.toml").write_text("[judge]\nvotes = 9\nseed = 4\n")
+    made = Run(str(tmp_path / "run"))
+    made.extract(tmp_path / "logs", part_mb=2)
+    made.extract(["a", tmp_path / "b"])
+    made.judge(judge="local", model=tmp_path, temperature=1, template_arg={"enable_thinking": False, "x": "y"}, seed=5,
+               config=tmp_path / "opdkit.toml")  # fmt: skip
+    made.pipeline("logs", model=tmp_path, set=["judge.votes=7"], config=tmp_path / "opdkit.toml")
+    one, several, judge, every = seen
+    assert (every.logs, every.set, every.config) == (("logs",), ("judge.votes=7",), tmp_path / "opdkit.toml")
+    assert (one.logs, one.part_mb, type(one.part_mb)) == ((str(tmp_path / "logs"),), 2.0, float)
+    assert several.logs == ("a", str(tmp_path / "b"))
+    assert judge == JudgeConfig(
+        run=tmp_path / "run", judge="local", model=str(tmp_path), temperature=1.0, votes=9, seed=5,
+        template_arg=("enable_thinking=false", "x=y"),
+    )  # fmt: skip
+
+
+def test_tables_in_every_form_are_the_same_rows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    table = run.table("turns")
+    rows = list(read_all(run.path, "turns"))
+    assert list(table) == list(table.rows()) == rows
+    assert len(table) == len(rows) > 600
+    arrow = table.arrow()
+    assert isinstance(arrow, pa.Table)
+    assert arrow.to_pylist() == rows
+    assert list(table.dataset()) == rows
+    frame = table.pandas(["turn_id", "message_index"])
+    assert list(frame.columns) == ["turn_id", "message_index"]
+    assert list(frame.turn_id) == [row["turn_id"] for row in rows]
+
+
+def test_a_missing_reward_is_missing_in_pandas_too(run: Run) -> None:
+    frame = run.table("verdicts").pandas()
+    assert frame.reward.dtype == pd.Int8Dtype()
+    assert set(frame.reward.dropna()) == {-1, 0, 1}
+
+
+def test_what_it_shows(run: Run, tmp_path: Path) -> None:
+    shown = repr(run)
+    assert shown.startswith(
+        f"Run({str(run.path)!r})\n  extract: 241 log sessions in, 240 sessions out, 1 line or session dropped (not "
+        "JSON 1)"
+    )
+    assert "  judge: " in shown
+    assert repr(Run(tmp_path)).endswith("nothing is done yet")
+    assert "turn_id: string - session_id:message_index" in repr(run.table("turns"))
+    assert "not there yet" in repr(run.table("targets"))
+    with pytest.raises(opdkit.ConfigError, match="did you mean 'turns'"):
+        run.table("turn")
+    with pytest.raises(opdkit.ConfigError, match="did you mean 'reward'"):
+        run.table("verdicts").arrow(["rewards"])
+    with pytest.raises(opdkit.OpdkitError, match="opdkit teacher"):
+        run.table("targets").arrow()
+
+
+def test_decisions_of_people(tmp_path: Path) -> None:
+    made = Run(labelled_run(tmp_path / "run"))
+    assert made.decisions() == {}
+    append(made.path, [Review("openai:1:1", reward_decided=True, reward=1)])
+    assert made.decisions()["openai:1:1"].reward == 1
+    assert next(made.table("verdicts").rows())["reward"] == -1
+
+
+def test_commands_beside_the_stages(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ROOT / "sample_data" / "labels.jsonl"
+    assert run.calibrate(labels).accuracy == 1.0
+    assert run.export(tmp_path / "sft.parquet", to="trl-sft").counters.rows_out == 292
+    assert run.check() is not False
+    run.status()
+    assert "judge" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "sample_data").symlink_to(ROOT / "sample_data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), names)
+    shown = capsys.readouterr().out
+    for words in (
+        "extract: 241 log sessions in",
+        "judge: ",
+        "mean advantage ",
+        "accuracy 1.000",
+        "train: ",
+        "did you mean 'local'",
+    ):
+        assert words in shown, words
+    assert names["curve"]
+    assert (tmp_path / "runs" / "try" / "kto.parquet").exists()

@@ -1,0 +1,108 @@
+"""What tokens and turns are worth: the worked numbers, and what holds for any input."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from positions import NAN, logits, mask, t
+
+from opdkit.train.objective import (
+    behavior_weights,
+    group_normalised,
+    overlong,
+    reward_advantages,
+    support_advantages,
+    teacher_advantages,
+)
+
+REWARDS = st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 1.0]), st.integers(0, 3)), max_size=20)
+
+
+@pytest.mark.parametrize(("teacher", "old", "clip", "expected"), [
+    (-0.5, -2.3, 0.0, 1.8), (-0.5, -2.3, 1.0, 1.0), (-1.2, -1.0, 1.0, -0.2), (-9.0, -1.0, 1.0, -1.0),
+])  # fmt: skip
+def test_teacher_advantage_worked_by_hand(teacher: float, old: float, clip: float, expected: float) -> None:
+    assert teacher_advantages(t(teacher), t(old), mask(1), clip).item() == pytest.approx(expected, abs=1e-12)
+
+
+def test_teacher_equal_to_student_is_advantage_zero_exactly() -> None:
+    old = logits(1000, 0).float().log_softmax(-1)
+    everywhere = torch.ones(1000, dtype=torch.bool)
+    assert torch.equal(teacher_advantages(old[:, 0].clone(), old[:, 0], everywhere, 1.0), torch.zeros(1000))
+    assert torch.equal(support_advantages(old.clone(), old, everywhere, 1.0), torch.zeros_like(old))
+
+
+def test_reward_is_broadcast_over_the_reply_and_over_nothing_else() -> None:
+    assert reward_advantages(t(-1, -1, NAN, 1), mask(1, 0, 0, 1)).tolist() == [-1, 0, 0, 1]
+
+
+# -- supports -------------------------------------------------------------------------------------------------------
+
+
+def test_support_advantages_worked_by_hand() -> None:
+    """Old probabilities 0.5 and 0.25, so weights 2/3 and 1/3; the teacher says 0.75 and, clipped at C = 1, 0.01."""
+    old, teacher = t(0.5, 0.25).log()[None], t(0.75, 0.01).log()[None]
+    expected = [2 / 3 * math.log(1.5), -1 / 3]
+    assert support_advantages(old, teacher, mask(1), 1.0)[0].tolist() == pytest.approx(expected, abs=1e-12)
+    unclipped = support_advantages(old, teacher, mask(1), 0.0)[0].tolist()
+    assert unclipped == pytest.approx([expected[0], math.log(0.04) / 3], abs=1e-12)
+
+
+def test_a_position_without_a_support_has_no_advantage() -> None:
+    """pitfall 2, pitfall 9: what is not there is NaN, and 0 behind the mask."""
+    values = torch.full((2, 3), NAN, dtype=torch.float64)
+    assert torch.equal(support_advantages(values, values, mask(0, 0), 1.0), torch.zeros(2, 3, dtype=torch.float64))
+
+
+def test_support_of_the_whole_vocabulary_is_the_expected_advantage() -> None:
+    old, teacher = logits(20, 1).log_softmax(-1), logits(20, 2).log_softmax(-1)
+    summed = support_advantages(old, teacher, torch.ones(20, dtype=torch.bool), 0.0).sum(-1)
+    minus_kl = -(old.exp() * (old - teacher)).sum(-1)
+    torch.testing.assert_close(summed, minus_kl, rtol=0, atol=1e-12)
+
+
+# -- rewards --------------------------------------------------------------------------------------------------------
+
+
+def test_group_normalisation_worked_by_hand() -> None:
+    normalised = group_normalised([1, -1, 1, 0], ["p"] * 4, keep_lone=True)
+    assert normalised == pytest.approx([0.7833, -1.3056, 0.7833, -0.2611], abs=5e-5)
+
+
+def test_groups_do_not_mix_and_keep_their_places() -> None:
+    mixed = group_normalised([1, 5, -1, 5, -1, 3], ["a", "b", "a", "b", "c", "d"], keep_lone=True)
+    assert mixed == pytest.approx([1 / math.sqrt(2), 0, -1 / math.sqrt(2), 0, -1, 3])
+    assert group_normalised([-1], ["c"], keep_lone=False) == [0.0]
+
+
+@given(rows=REWARDS)
+def test_a_normalised_group_has_mean_0_and_std_1_or_is_all_0(rows: list[tuple[float, int]]) -> None:
+    normalised = group_normalised([r for r, _ in rows], [g for _, g in rows], keep_lone=False)
+    for group in {g for _, g in rows}:
+        values = t(*[n for n, (_, g) in zip(normalised, rows, strict=True) if g == group])
+        assert values.mean().item() == pytest.approx(0, abs=1e-12)
+        assert torch.equal(values, torch.zeros_like(values)) or values.std().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("length", "expected"), [
+    (1, 0), (800, 0), (850, -0.25), (950, -0.75), (1000, -1), (1001, -1), (1100, -1),
+])  # fmt: skip
+def test_overlong_table(length: int, expected: float) -> None:
+    assert overlong(length, 1000, 200) == expected
+    assert overlong(length, 0, 200) == 0
+
+
+# -- the policy that wrote the log ----------------------------------------------------------------------------------
+
+
+def test_behavior_weights_worked_by_hand() -> None:
+    """0.2 under the student, 0.4, 0.1 or 0.01 under the policy that wrote the log: 0.5, 2, and 20 cut to the cap."""
+    old, behavior = t(0.2, 0.2, 0.2, 0.2).log(), torch.cat([t(0.4, 0.1, 0.01).log(), t(NAN)])
+    assert behavior_weights(old, behavior, 2.0).tolist() == pytest.approx([0.5, 2.0, 2.0, 1.0])
+    assert behavior_weights(old, behavior, 0.0).tolist() == [1, 1, 1, 1]
+
+
+def test_behavior_weights_do_not_overflow() -> None:
+    assert behavior_weights(t(-1), t(-2000), 2.0).item() == pytest.approx(2.0)
