@@ -139,7 +139,10 @@ def _difference(model: PreTrainedModel) -> str | None:
         try:
             reading = _TreeReading(model, sequences, plan(ids, pack), piece)
             answers = logprobs_of(
-                Mixture((model,)), questions, batch_tokens=1000, read=lambda _, some, reading=reading: reading.of(some)
+                Mixture((model,)),
+                questions,
+                batch_tokens=1000,
+                read=lambda _, some, reading=reading: reading.of(some),  # type: ignore[misc]
             )
         except Exception as error:  # what a model makes of an argument that it was not written for
             if is_out_of_memory(error):
