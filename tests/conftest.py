@@ -1,10 +1,11 @@
 """A tiny chat model, built on the spot: byte-level BPE, a Qwen-style template, a random-weight Qwen3."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from warm_opdkit import warm_opdkit
 
 # Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,6 +38,13 @@ def build_tokenizer(template: str, special: Sequence[str], words: Sequence[str] 
     )
     tokenizer.chat_template = template
     return tokenizer
+
+
+@pytest.fixture(scope="session")
+def warm_path() -> Iterator[str]:
+    """A PATH whose `opdkit` starts at once, see warm_opdkit.py: the real command, in a process of its own."""
+    with warm_opdkit() as folder:
+        yield f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
 CHATML_TOKENS = ("<|im_end|>", "<|im_start|>", "<|endoftext|>")

@@ -28,25 +28,30 @@ def test_every_page_with_commands_is_run() -> None:
     assert pages == {*WALKED, *ELSEWHERE}
 
 
-def run(script: str, folder: Path, names: dict[str, str]) -> None:
+def run(script: str, folder: Path, names: dict[str, str], path: str) -> None:
     for old, new in names.items():
         assert old in script, f"{old} is not on the page any more"
         script = script.replace(old, new)
-    script = "set -euo pipefail\n" + re.sub(r"^opdkit ", f"{sys.executable} -m opdkit ", script, flags=re.MULTILINE)
-    environment = os.environ | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    script = "set -euo pipefail\n" + script
+    environment = os.environ | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "PATH": path}
     done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tutorial(tmp_path: Path) -> None:
+def test_the_tutorial(tmp_path: Path, warm_path: str) -> None:
     """As it stands, on fewer sessions."""
     (tmp_path / "sample_data").symlink_to(DATA)
-    run(scripts("tutorial.md"), tmp_path, {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --limit 6"})
+    run(
+        scripts("tutorial.md"),
+        tmp_path,
+        {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --limit 6"},
+        warm_path,
+    )
     assert (tmp_path / "runs/tutorial/report.html").stat().st_size > 10_000
     assert (tmp_path / "runs/tutorial/train/model/model.safetensors").exists()
 
 
-def test_the_guide(tmp_path: Path) -> None:
+def test_the_guide(tmp_path: Path, warm_path: str) -> None:
     log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:6]
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "monday.jsonl").write_text("\n".join(log) + "\n", encoding="utf-8")
@@ -56,11 +61,11 @@ def test_the_guide(tmp_path: Path) -> None:
     (tmp_path / "labels.jsonl").write_text(labels, encoding="utf-8")
     with transformers_serve(MODEL, tmp_path / "server.log") as url:
         names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
-        run(scripts("guide.md"), tmp_path, names)
+        run(scripts("guide.md"), tmp_path, names, warm_path)
     assert (tmp_path / "runs/second/train/model/model.safetensors").exists()
 
 
-def test_the_page_of_logs(tmp_path: Path) -> None:
+def test_the_page_of_logs(tmp_path: Path, warm_path: str) -> None:
     (tmp_path / "logs").mkdir()
     said = [
         {"role": "user", "content": "Hi"},
@@ -69,7 +74,7 @@ def test_the_page_of_logs(tmp_path: Path) -> None:
     ]
     record = {"messages": said, "model": "gpt-4o", "timestamp": "2026-02-01T10:00:00Z", "reward": 1.0}
     (tmp_path / "logs" / "a.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
-    run(scripts("logs.md"), tmp_path, {})
+    run(scripts("logs.md"), tmp_path, {}, warm_path)
     for name in ("try", "some"):
         assert pq.read_table(tmp_path / "runs" / name / "extract" / "turns").num_rows == 1
 

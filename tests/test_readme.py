@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ def walk_through() -> str:
     return found[1]
 
 
-def test_the_walk_through_runs(tmp_path: Path) -> None:
+def test_the_walk_through_runs(tmp_path: Path, warm_path: str) -> None:
     script = walk_through()
     log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()[:4]
     (tmp_path / "logs").mkdir()
@@ -32,16 +31,15 @@ def test_the_walk_through_runs(tmp_path: Path) -> None:
     assert row
     assert json.loads(row[1])["check"], "the row in the README is a row that works"
     (tmp_path / "held-out.jsonl").write_text(row[1] + "\n", encoding="utf-8")
-    python = f"{sys.executable} -m opdkit "
     with transformers_serve(MODEL, tmp_path / "server.log") as url:
         for old, new in {
             "http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL),
-            "accelerate launch -m opdkit ": python, "OPENAI_API_KEY=...": "OPENAI_API_KEY=secret-key-of-a-test",
+            "accelerate launch -m opdkit ": "opdkit ", "OPENAI_API_KEY=...": "OPENAI_API_KEY=secret-key-of-a-test",
         }.items():  # fmt: skip
             assert old in script
             script = script.replace(old, new)
-        script = "set -euo pipefail\n" + re.sub(r"^opdkit ", python, script, flags=re.MULTILINE)
-        environment = os.environ | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+        script = "set -euo pipefail\n" + script
+        environment = os.environ | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "PATH": warm_path}
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "share passed" in done.stdout

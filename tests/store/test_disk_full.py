@@ -7,7 +7,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +34,13 @@ PAGE = 4096
 DISK = 64 << 20
 
 
+@pytest.fixture(autouse=True)
+def _warm(warm_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", warm_path)
+
+
 def opdkit(stage: str, run: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "opdkit", stage, str(run), *STAGES[stage]]
+    command = ["opdkit", stage, str(run), *STAGES[stage]]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
 
