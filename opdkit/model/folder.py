@@ -1,6 +1,8 @@
 """What a path must be to be a model, and what it is instead. Light: known before a stage begins and pins its plan."""
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from opdkit.config.fields import JSON, refuse_missing_folder
@@ -37,6 +39,22 @@ def read_config(folder: Path) -> JSON:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise OpdkitError(f"{path} names no model_type, so it configures no model: copy or download the model again")
     return config
+
+
+def weights_name(model: str, files: Mapping[str, str]) -> str:
+    """Return the name that a rollout records for the model that it sampled from, such as "model@3fa9c2d1e07b".
+
+    It is the folder's name with a digest of the weights: every training calls its folder `model`, so that the name
+    alone does not tell two rounds apart. `files` are the digests of `model_identity`. A model on the hub keeps its name.
+    """
+    digest = weights_digest(files)
+    return f"{Path(model).resolve().name}@{digest}" if digest else model
+
+
+def weights_digest(files: Mapping[str, str]) -> str | None:
+    """Return a digest of the files that decide a model's log-probs (config.json, weights); None without `files`."""
+    decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 
 
 def _of_llama(path: Path) -> str:

@@ -14,13 +14,13 @@ from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.stages import RolloutConfig
+from opdkit.model.folder import weights_name
 from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.store import Counters, PartWriter, model_identity
 from opdkit.store.reviews import Reviews
 from opdkit.store.turn_ids import rollout_session_id, turn_id
-from opdkit.teacher.behavior import weights_name
 from opdkit.teacher.stage import judged_sessions
 
 CUT_OFF = "cut off by the limit"

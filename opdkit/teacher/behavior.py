@@ -1,11 +1,11 @@
 """The behaviour policy: who wrote the log, and whether that is the student. Imports nothing heavy."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from opdkit.model.folder import weights_name
 from opdkit.store.nouns import counted, verb
 
 _MODEL = "sessions of another model"
@@ -23,22 +23,6 @@ def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
     if folder.is_dir():
         names += [folder.resolve().name, _name_in(folder / "config.json")]
     return frozenset(_bare(name) for name in names if name)
-
-
-def weights_name(model: str, files: Mapping[str, str]) -> str:
-    """What a rollout calls the model that it sampled from: "model@3fa9c2d1e07b", a folder and a digest of its weights.
-
-    The folders of all trainings are called `model`: the name alone would not tell one round from the next. A model on
-    the hub has its name alone.
-    """
-    digest = weights_digest(files)
-    return f"{Path(model).resolve().name}@{digest}" if digest else model
-
-
-def weights_digest(files: Mapping[str, str]) -> str | None:
-    """A digest of what decides a model folder's log-probs; None where there are no `files`."""
-    decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 
 
 def is_another(logged: str | None, student: frozenset[str]) -> bool:

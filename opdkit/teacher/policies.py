@@ -10,11 +10,11 @@ from opdkit.config.fields import parse_pairs
 from opdkit.config.stages import TeacherConfig
 from opdkit.config.teachers import parse_teachers, parse_weights, routed
 from opdkit.errors import ConfigError
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import refuse_no_model, weights_digest
 from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
 from opdkit.model.scoring import Mixture
 from opdkit.store import model_identity
-from opdkit.teacher.behavior import student_names, weights_digest
+from opdkit.teacher.behavior import student_names
 
 JSON = dict[str, Any]
 

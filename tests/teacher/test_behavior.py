@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from opdkit.teacher.behavior import counted_as, is_another, off_policy, student_names, weights_name
+from opdkit.model.folder import weights_name
+from opdkit.teacher.behavior import counted_as, is_another, off_policy, student_names
 
 
 def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
