@@ -45,7 +45,7 @@ def weights_name(model: str, files: Mapping[str, str]) -> str:
     """Return the name that a rollout records for the model that it sampled from, such as "model@3fa9c2d1e07b".
 
     It is the folder's name with a digest of the weights: every training calls its folder `model`, so that the name
-    alone does not tell two rounds apart. `files` are the digests of `model_identity`. A model on the hub keeps its name.
+    alone does not tell two rounds apart. `files` are the digests of `model_identity`. A hub model keeps its name.
     """
     digest = weights_digest(files)
     return f"{Path(model).resolve().name}@{digest}" if digest else model
