@@ -73,24 +73,47 @@ def machine() -> dict[str, str]:
 
 
 def save(benchmark: str, comparisons: Sequence[Comparison], folder: Path = RESULTS) -> Path:
-    """Write what docs/performance.md is made from: `results/BENCHMARK.json`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{benchmark}.json"
-    found = {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return path
+    """Write the comparisons that docs/performance.md is made from: `results/BENCHMARK.json`."""
+    return _write(benchmark, {"machine": machine(), "comparisons": [asdict(c) for c in comparisons]}, folder)
 
 
 def save_rows(benchmark: str, rows: Sequence[dict[str, Any]], folder: Path = RESULTS) -> Path:
-    """As `save`, for what is no time: bytes, or differences."""
+    """Write rows that hold no pair of times: bytes, or differences."""
+    return _write(benchmark, {"machine": machine(), "rows": list(rows)}, folder)
+
+
+def _write(benchmark: str, document: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{benchmark}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(one_row_per_line(document), encoding="utf-8")
     return path
 
 
+def one_row_per_line(document: dict[str, Any]) -> str:
+    """Return a document of rows as JSON: each entry of its lists and objects has a line of its own.
+
+    >>> print(one_row_per_line({"rows": [{"a": 1, "b": 2}, {"a": 3, "b": 4}]}), end="")
+    {
+    "rows": [
+    {"a": 1, "b": 2},
+    {"a": 3, "b": 4}
+    ]
+    }
+    """
+    sections = []
+    for name, entries in document.items():
+        if isinstance(entries, dict):
+            lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in entries.items()]
+            opening, closing = "{", "}"
+        else:
+            lines = [json.dumps(entry) for entry in entries]
+            opening, closing = "[", "]"
+        sections.append(f"{json.dumps(name)}: {opening}\n" + ",\n".join(lines) + f"\n{closing}")
+    return "{\n" + ",\n".join(sections) + "\n}\n"
+
+
 def load(benchmark: str, folder: Path = RESULTS) -> list[Comparison]:
-    """The comparisons that `save` wrote."""
+    """Read the comparisons that `save` wrote."""
     found = json.loads((folder / f"{benchmark}.json").read_text(encoding="utf-8"))
     return [Comparison(**c) for c in found["comparisons"]]
 

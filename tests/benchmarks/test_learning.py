@@ -1,6 +1,5 @@
 """The learning benchmark: its page shows its results, its results show what the README says, and it still runs."""
 
-import json
 import random
 from pathlib import Path
 from statistics import median
@@ -8,18 +7,24 @@ from statistics import median
 import pytest
 from benchmarks.learning import document, experiments, noise, runs
 from benchmarks.learning.document import Results, after_short, curve, score
+from benchmarks.learning.results import read_results, write_results
 from benchmarks.learning.sessions import MOST
 
 from opdkit.config.stages import TrainConfig
 from opdkit.judge.votes import reward_of
 
 ROOT = Path(__file__).parents[2]
-FOUND = Results(json.loads((ROOT / "tests/benchmarks/learning/results.json").read_text(encoding="utf-8")))
+FOUND = Results(read_results(ROOT / "tests/benchmarks/learning/results.json"))
 
 
 def test_the_page_shows_the_results() -> None:
     written = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
     assert written == document.page(FOUND.numbers), "run: python -m tests.benchmarks.learning --draw"
+
+
+def test_results_are_read_as_they_were_written(tmp_path) -> None:
+    write_results(tmp_path / "results.json", FOUND.numbers)
+    assert read_results(tmp_path / "results.json") == FOUND.numbers
 
 
 @pytest.mark.parametrize("name", ["epochs", "forgetting", "noise"])

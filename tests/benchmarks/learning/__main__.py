@@ -1,12 +1,12 @@
 """The command line of the benchmark: measure what is missing, then write results, page and plots."""
 
 import argparse
-import json
 import os
 from pathlib import Path
 
 from . import document, experiments
 from .cells import measured
+from .results import read_results, write_results
 from .runs import judged, with_written
 
 HERE = Path(__file__).parent
@@ -26,8 +26,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     if not options.draw:
-        results = measure(options.work, options.workers, options.seeds)
-        options.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(options.results, measure(options.work, options.workers, options.seeds))
     write(options.results, options.docs)
 
 
@@ -45,7 +44,7 @@ def write(results: Path, docs: Path) -> None:
     """The page and the plots that show the results."""
     from . import plots  # matplotlib is needed for nothing else
 
-    found = json.loads(results.read_text(encoding="utf-8"))
+    found = read_results(results)
     docs.mkdir(parents=True, exist_ok=True)
     (docs / "learning.md").write_text(document.page(found), encoding="utf-8")
     plots.draw(found, docs)

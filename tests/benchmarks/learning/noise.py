@@ -19,12 +19,12 @@ from unittest.mock import patch
 
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.stages import JudgeConfig, TeacherConfig
-from opdkit.judge import run as judge
 from opdkit.judge.exchange import Answer, Ask, Question
 from opdkit.judge.stage import JUDGES
+from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import reward_of
 from opdkit.store import read_all
-from opdkit.teacher import run as teach
+from opdkit.teacher.stage import run as teach
 
 from .runs import DATA, MODEL, SESSIONS, base_of, branch, final_model, passed, trained
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from opdkit.config.fields import JSON
 from opdkit.config.stages import RolloutConfig, TeacherConfig
-from opdkit.rollout import run as rollout
-from opdkit.teacher import run as teach
+from opdkit.rollout.stage import run as rollout
+from opdkit.teacher.stage import run as teach
 
 from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained
 

@@ -10,15 +10,15 @@ from opdkit.chat.template import Chat
 from opdkit.commands.demo import sample_data
 from opdkit.config.fields import JSON
 from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
-from opdkit.evaluate import run as evaluate
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.replies import checked, generate, prompt_ids
+from opdkit.evaluate.stage import run as evaluate
 from opdkit.extract.stage import run as extract
-from opdkit.judge import run as judge
+from opdkit.judge.stage import run as judge
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.store import read_all
-from opdkit.teacher import run as teach
-from opdkit.train import run as train
+from opdkit.teacher.stage import run as teach
+from opdkit.train.stage import run as train
 from opdkit.train.student import epoch_home
 
 DATA = sample_data()

@@ -13,8 +13,8 @@ from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.streak import sessions_until
 from opdkit.extract.stage import run as extract
-from opdkit.judge import run as judge
-from opdkit.teacher import run as teach
+from opdkit.judge.stage import run as judge
+from opdkit.teacher.stage import run as teach
 
 from .noise import labels
 from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, final_model, first_replies, trained
