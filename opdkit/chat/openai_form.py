@@ -9,7 +9,6 @@ from typing import Any
 Message = dict[str, Any]
 
 HINT_HEADER = "[user's hint / instruction]"
-CUT_OFF = ("length", "max_tokens", "model_length")  # finish reasons of a reply that the token limit ended
 
 
 def openai_message(message: Message, *, arguments_as_text: bool = False) -> Message:

@@ -16,7 +16,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of
-from opdkit.chat.openai_form import CUT_OFF, HINT_HEADER, Message, openai_message, tool_definitions
+from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError, OpdkitError
 
@@ -110,7 +111,7 @@ class Chat:
             raise ChatError(_NOT_A_PREFIX)
         rendered = whole[len(prompt) :]
         invented = "" if _has_reasoning(message) else _leading(_EMPTY_THINKING, rendered)
-        rendered = self._sampled(rendered[len(invented) :], message, finish_reason in CUT_OFF)
+        rendered = self._sampled(rendered[len(invented) :], message, is_cut_off(finish_reason))
         masked, sampled = self._continuation(invented), self._continuation(rendered)
         return Reply(masked + sampled, [False] * len(masked) + [True] * len(sampled))
 

@@ -26,10 +26,11 @@ from opdkit.extract.inputs.inputs import Input, expand
 from opdkit.extract.inputs.shared_survey import SharedSurvey
 from opdkit.extract.inputs.survey import Survey, survey
 from opdkit.extract.inputs.surveyed import Surveyed
-from opdkit.extract.turns import NO_NEXT, SIDE, turns
+from opdkit.extract.turns import turns
 from opdkit.extract.workers import Prepare, Workers
 from opdkit.store import Counters, PartWriter, Stage, Summary, stopping
 from opdkit.store.nouns import counted
+from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
 if TYPE_CHECKING:

@@ -4,18 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note
+from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY, SIDE, TRUNCATED
 from opdkit.store.turn_ids import turn_id
 
-SIDE, EMPTY, TRUNCATED, NO_USER, NO_NEXT, DUPLICATE, RETRY = (
-    "side",
-    "empty",
-    "truncated",
-    "no user message",
-    "no next state",
-    "duplicate",
-    "retry",
-)
-_CUT_OFF = ("length", "max_tokens")
 _NOTHING = Note()
 
 
@@ -87,7 +79,7 @@ def _skip_reason(
         return SIDE
     if not reply["tool_calls"] and (not content or content.isspace()):
         return EMPTY
-    if note.finish_reason in _CUT_OFF:
+    if is_cut_off(note.finish_reason):
         return TRUNCATED
     if request is None:
         return NO_USER

@@ -24,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.stages import JudgeConfig, stage_dir
 from opdkit.console import printable, progress, say
@@ -191,7 +192,11 @@ class Endpoint:
         # JSON can hold half of a surrogate pair, which no file can; and a vote is kept as it was given.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None)
-        if content is None and reason != "length" and not any(message.get(k) for k in _INSTEAD_OF_TEXT):
+        if (
+            content is None
+            and not is_cut_off(answer.finish_reason)
+            and not any(message.get(k) for k in _INSTEAD_OF_TEXT)
+        ):
             return Failure("an answer that says nothing", insisted=answer)
         return answer
 

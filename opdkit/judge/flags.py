@@ -10,9 +10,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from opdkit.chat.finish_reasons import is_cut_off
+
 Message = dict[str, Any]
 
-TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
 _TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
 _LOOP_CHARS, _LOOP_TIMES = 120, 4
 
@@ -50,7 +51,7 @@ def flags(messages: Sequence[Message], index: int, next_count: int, finish_reaso
     following = messages[index + 1 : index + 1 + next_count]
     found = {
         "tool_error": any(m["role"] == "tool" and tool_failed(m["content"] or "") for m in following),
-        "truncation": finish_reason in TRUNCATED,
+        "truncation": is_cut_off(finish_reason),
         "duplicate_call": repeats_call(messages, index),
         "loop": loops(messages[index]["content"] or ""),
     }

@@ -6,6 +6,7 @@ repeats the rules, or whose last decision is not on offer is no vote, and no ear
 
 import re
 
+from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.judge.exchange import Answer, HintVote, RewardVote
 from opdkit.judge.prompts import QUESTIONS
 
@@ -55,7 +56,7 @@ def _body(answer: Answer) -> tuple[str, str | None]:
         return "", answer.error
     _head, closed, body = answer.text.rpartition("</think>")
     opened = "<think>" in body or (answer.thinking and not closed)
-    if answer.finish_reason == "length":
+    if is_cut_off(answer.finish_reason):
         return body, CUT_OFF
     if opened:
         return body, OPEN_THINKING

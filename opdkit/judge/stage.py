@@ -9,7 +9,6 @@ from opdkit.config.fields import JSON
 from opdkit.config.stages import JudgeConfig, load_function, stage_dir
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
-from opdkit.extract.turns import NO_NEXT
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
@@ -32,6 +31,7 @@ from opdkit.store import (
     refuse_nothing,
 )
 from opdkit.store.nouns import counted, verb
+from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import VERDICTS
 
 # Judges that are asked: "module:function", imported only when chosen; the function opens one and returns an Ask.

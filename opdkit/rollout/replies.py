@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
@@ -129,7 +130,7 @@ def _usable(student: Student, draws: Sequence[Sample], counters: Counters) -> It
             continue
         counters.extra["replies"] += 1
         counters.extra["sampled tokens"] += len(draw.ids)
-        counters.extra[CUT_OFF] += draw.finish_reason == "length"
+        counters.extra[CUT_OFF] += is_cut_off(draw.finish_reason)
         yield g, draw
     if all(reasons):
         counters.drop(str(reasons[0]))

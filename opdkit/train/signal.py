@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.chat.openai_form import CUT_OFF
+from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.stages import TrainConfig
 from opdkit.console import printable, say, stdout, warn, with_sign
 from opdkit.errors import OpdkitError
@@ -201,7 +201,7 @@ def _repeats(ids: NDArray[np.int32], longest: int) -> bool:
 def _cut_off(run: Path) -> set[str]:
     rows = [row for part in range(part_count(run, "extract"))
             for row in read_arrow(run, "turns", part, ["turn_id", "finish_reason"]).to_pylist()]  # fmt: skip
-    return {row["turn_id"] for row in rows if row["finish_reason"] in CUT_OFF}
+    return {row["turn_id"] for row in rows if is_cut_off(row["finish_reason"])}
 
 
 def _hinted(data: TrainingSet) -> int:

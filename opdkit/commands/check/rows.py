@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from opdkit.extract.turns import NO_NEXT
 from opdkit.judge.votes import OUTCOME, reward_of
 from opdkit.store.nouns import counted
 from opdkit.store.reviews import REVIEWED
+from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.turn_ids import turn_id
 
 _ROLES = ("system", "user", "assistant", "tool")

@@ -11,7 +11,8 @@ import math
 import re
 from typing import Any, NoReturn
 
-from opdkit.chat.openai_form import CUT_OFF, Message, openai_message, tool_definitions
+from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.openai_form import Message, openai_message, tool_definitions
 from opdkit.commands.export.turns import JudgedTurn, NotExportedError
 
 # <|im_start|> and its kin (ChatML, Llama 3, Phi), DeepSeek's with wide bars, Gemma's and Mistral's.
@@ -30,7 +31,7 @@ def completion_of(turn: JudgedTurn) -> list[Message]:
 
     A reply that the token limit ended is none: a trainer would teach that it ends there.
     """
-    if turn.turn["finish_reason"] in CUT_OFF:
+    if is_cut_off(turn.turn["finish_reason"]):
         raise NotExportedError("reply cut off")
     return [_exported(turn.session["messages"][turn.index])]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from opdkit.chat.openai_form import CUT_OFF, Message, tool_definitions
+from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.openai_form import Message, tool_definitions
 from opdkit.commands.export.turns import JudgedTurn, NotExportedError, Row, Target, rewarded
 from opdkit.store import Counters
 
@@ -26,7 +27,7 @@ def target(wanted: tuple[int, ...]) -> Target:
         for turn in turns:
             try:
                 rewarded(turn, wanted)
-                if turn.turn["finish_reason"] in CUT_OFF:
+                if is_cut_off(turn.turn["finish_reason"]):
                     raise NotExportedError("reply cut off")
                 if turn.index >= len(messages):
                     raise NotExportedError(broken)

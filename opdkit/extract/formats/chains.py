@@ -16,7 +16,7 @@ import orjson
 from opdkit.chat.conversation import JSON, Conversation, LeftOut, Line, Note, Rejected, Unreadable, rejected
 from opdkit.chat.json_lines import dump, parse
 from opdkit.extract.formats.spoken import split_calls, split_thinking, without_end
-from opdkit.extract.turns import DUPLICATE, RETRY
+from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it
 REPEATED = "repeated record"

@@ -1,0 +1,110 @@
+"""Finish reasons: every known one, on the rows that extract writes from a log that holds it, in every stage."""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_templates import CHATML
+from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
+
+from opdkit.chat.finish_reasons import CUT_OFF, NOT_CUT_OFF, is_cut_off
+from opdkit.chat.template import Chat
+from opdkit.commands.export import openai
+from opdkit.commands.export.messages import completion_of
+from opdkit.commands.export.turns import JudgedTurn, NotExportedError
+from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
+from opdkit.judge.exchange import Answer
+from opdkit.judge.flags import flags
+from opdkit.judge.parse import parse_reward
+from opdkit.store import Counters, read_all
+from opdkit.teacher.examples import reply_of
+from opdkit.train.signal import degenerate_replies
+
+# As logs hold them: Gemini, Cohere and Java clients log capitals, Vercel's SDK hyphens, pi and Gemini's client camels.
+SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN")
+OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter", "a new reason", "")
+VALUES = {**dict.fromkeys((*CUT_OFF, *SPELLINGS), True), **dict.fromkeys((*NOT_CUT_OFF, *OTHER_SPELLINGS), False)}
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A run of one session per finish reason: rows by that reason, and the judge's counters."""
+
+    run: Path
+    turns: dict[str, JudgedTurn]
+    counters: Counters
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
+    folder = tmp_path_factory.mktemp("finish_reasons")
+    with (folder / "log.jsonl").open("w", encoding="utf-8") as log:
+        for reason in VALUES:
+            reply = {"role": "assistant", "content": "The answer.", "finish_reason": reason}
+            asked, reaction = {"role": "user", "content": "hello"}, {"role": "user", "content": "No, shorter."}
+            log.write(json.dumps({"messages": [asked, reply, reaction]}) + "\n")
+    run = folder / "run"
+    extract.run(ExtractConfig(run=run, logs=(str(folder / "log.jsonl"),), shard="0/1"))
+    summary = judge.run(JudgeConfig(run=run, shard="0/1"))
+    sessions = {row["session_id"]: row for row in read_all(run, "sessions")}
+    turns = [JudgedTurn(sessions[row["session_id"]], row, {"reward": 1}) for row in read_all(run, "turns")]
+    return Logged(run, dict(zip(VALUES, turns, strict=True)), summary.counters)
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(build_tokenizer(CHATML, CHATML_TOKENS, CHATML_WORDS), {})
+
+
+@pytest.mark.parametrize(("reason", "cut_off"), VALUES.items())
+def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logged: Logged, chat: Chat) -> None:
+    turn = logged.turns[reason]
+    assert is_cut_off(reason) is cut_off
+    # extract
+    assert turn.turn["finish_reason"] == (reason or None)
+    assert (turn.turn["trainable"], turn.turn["skip_reason"]) == ((False, "truncated") if cut_off else (True, None))
+    # judge: the flag on a turn, and a vote of a judge that ended so
+    shown = flags(turn.session["messages"], turn.index, turn.turn["next_count"], turn.turn["finish_reason"])
+    assert shown == (["truncation"] if cut_off else [])
+    vote = parse_reward(Answer(r"\boxed{1}", turn.turn["finish_reason"]))
+    assert (vote.score, vote.error) == ((None, "cut off by the token limit") if cut_off else (1, None))
+    # teacher: no stop token that was never sampled
+    reply, _ = reply_of(chat, turn.session, turn.turn, Counters())
+    assert (reply.ids[-1] in chat.stop_ids) is not cut_off
+    # export
+    if cut_off:
+        with pytest.raises(NotExportedError) as caught:
+            completion_of(turn)
+        assert caught.value.reason == "reply cut off"
+    else:
+        assert completion_of(turn)[0]["content"] == "The answer."
+    counters = Counters()
+    lines = list(openai.target((1,)).rows([turn], counters))
+    assert (len(lines), counters.dropped) == ((0, {"reply cut off": 1}) if cut_off else (1, {}))
+
+
+def test_judge_drops_what_extract_found_truncated(logged: Logged) -> None:
+    kinds = Counter(VALUES.values())
+    assert logged.counters.dropped == {"truncated": kinds[True]}
+    assert logged.counters.rows_out == kinds[False]
+
+
+def test_train_warns_of_exactly_the_truncated_replies(logged: Logged) -> None:
+    ids = np.arange(5, dtype=np.int32)
+    whole: dict[str, Any] = {"response_ids": ids, "sampled": ids >= 0, "written": None, "reward": 0}
+    for reason, cut_off in VALUES.items():
+        turn = SimpleNamespace(turn_id=logged.turns[reason].turn_id, **whole)
+        warnings = degenerate_replies(SimpleNamespace(turns=[turn]), logged.run)  # type: ignore[arg-type]
+        assert len(warnings) == cut_off
+
+
+def test_no_reason_is_no_cut() -> None:
+    assert not is_cut_off(None)
+    assert not set(CUT_OFF) & set(NOT_CUT_OFF)
