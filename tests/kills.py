@@ -34,6 +34,7 @@ DATA = ROOT / "sample_data"
 MODEL = str(DATA / "model")
 TIMED = ("seconds", "tokens_per_second")  # the columns that no two runs have alike
 _POLL, _PATIENCE = 0.002, 600.0  # seconds
+COMMAND = [sys.executable, "-m", "opdkit"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
     """The command of a stage. One thread: two would race for the order of sums."""
     work = WORK[stage]
     source = ["--from", str(run.parent / "source")] if work.another else []
-    command = [sys.executable, "-m", "opdkit", stage, str(run), *work.options, *source, *more]
+    command = [*COMMAND, stage, str(run), *work.options, *source, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
 

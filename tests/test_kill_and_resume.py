@@ -1,13 +1,23 @@
 """SIGKILL at random moments and the same command again: nothing lost, doubled or changed; the same from shards."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import kills
 import pytest
 from kills import begin, differences, disturb, finish, start, undisturbed
 
 pytestmark = pytest.mark.slow
 # `python -m tests.kills` kills all stages, and more often; trainings of the suite: train/test_kill_and_resume.py
 KILLS = {"extract": 3, "judge": 2, "teacher": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(warm_path: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", warm_path)
+        patch.setattr(kills, "COMMAND", ["opdkit"])
+        yield
 
 
 @pytest.fixture(scope="module")

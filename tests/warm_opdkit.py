@@ -5,14 +5,15 @@
 
 Importing torch and transformers takes five seconds of a command's six on a small run. The command itself is the real
 one, in a process of its own, with the caller's arguments, folder, environment and streams. The client hands these to
-the server over a Unix socket and ends with the command's exit code. Signals to the client do not reach the command:
-tests that kill use `sys.executable -m opdkit`.
+the server over a Unix socket and ends with the command's exit code. A client that is killed takes its
+command with it: the server kills the command when the connection closes. No other signal is passed on.
 """
 
 import array
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -75,7 +76,9 @@ def _serve(address: str) -> None:
     while True:
         connection, _ = listener.accept()
         if os.fork() == 0:  # one process per call waits for its command and reports the exit code
-            connection.sendall(str(_run(connection)).encode())
+            code = _run(connection)
+            with contextlib.suppress(BrokenPipeError):
+                connection.sendall(str(code).encode())
             os._exit(0)
         connection.close()
         with contextlib.suppress(ChildProcessError):
@@ -115,6 +118,9 @@ def _run(connection: socket.socket) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+    ended = os.pidfd_open(command)
+    if ended not in select.select([ended, connection], [], [])[0]:  # the client has gone
+        os.kill(command, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
 
 
