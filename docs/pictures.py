@@ -12,7 +12,11 @@ from matplotlib import pyplot as plt
 from torch import Tensor
 
 from opdkit.commands.run import run_stage
-from opdkit.config.stages import ExtractConfig, JudgeConfig, StageConfig, TeacherConfig, TrainConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.fields import StageConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.store import read_all
 from opdkit.train.objective.losses import divergence, policy_gradient
 

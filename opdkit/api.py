@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from opdkit.config.commands import COMMANDS, configure
+from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
 from opdkit.config.fields import JSON, CommandConfig, Field, StageConfig, convert, did_you_mean, fields_of, type_name
-from opdkit.config.stages import CONFIGURED, STAGES, load_function, stage_dir
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.plans import stage_dir
 
 if TYPE_CHECKING:
     import datasets
@@ -76,6 +76,7 @@ def _carry_out(command: str, target: str | None, config: CommandConfig) -> Any:
         from opdkit.store.running import run_stage  # imported here: it brings pyarrow
 
         return run_stage(command, cast(StageConfig, config))
+    config.check_inputs()
     return load_function(target or COMMANDS[command].target)(config)
 
 

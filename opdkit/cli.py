@@ -10,9 +10,8 @@ from typing import Annotated, Any, NoReturn, Optional, cast
 
 import typer
 
-from opdkit.config.commands import COMMANDS, Command, configure
+from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, Command, configure, load_function
 from opdkit.config.fields import CommandConfig, Field, StageConfig, fields_of
-from opdkit.config.stages import CONFIGURED, STAGES, load_function
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.errors import OpdkitError
 from opdkit.store import stopping
@@ -123,6 +122,7 @@ def carry_out(name: str, config: CommandConfig) -> bool:
 
         answer = run_stage(name, cast(StageConfig, config))
     else:
+        config.check_inputs()
         answer = load_function(COMMANDS[name].target)(config)
     if hasattr(answer, "text"):
         say(answer.text())

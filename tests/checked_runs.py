@@ -10,12 +10,17 @@ import pyarrow as pa
 from sample_world import DATA, MODEL
 from small_logs import lines_mb
 
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
-from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig, stage_dir
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import Counters, Stage, manifest, model_identity, part_path, read_all, read_counters, read_part
 from opdkit.store.digests import forget
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
 
 Row = dict[str, Any]

@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from opdkit.chat.template import Chat, with_hint
-from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.model.load import load_tokenizer
 from opdkit.store import Stage, read_all
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS

@@ -6,7 +6,7 @@ from typing import Any
 from sample_world import DATA, labels
 from small_logs import run as extract
 
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.store import Stage, part_count, read_part
 from opdkit.store.tables import VERDICTS
 

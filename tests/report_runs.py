@@ -11,7 +11,11 @@ import numpy as np
 import pyarrow as pa
 from sample_world import MODEL
 
-from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.store import Stage, model_identity
 from opdkit.store.tables import METRICS, REJECTED, REPLIES, SCORES, SESSIONS, TARGETS, TURNS, VERDICTS
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.store import read_all
 from opdkit.teacher import stage as teacher
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.store import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 

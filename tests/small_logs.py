@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from opdkit.chat.conversation import Conversation
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.extract.turns import turns
 from opdkit.store import Summary, read_all

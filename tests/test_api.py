@@ -14,8 +14,9 @@ from labelled_runs import labelled_run
 
 import opdkit
 from opdkit.api import Run
+from opdkit.config.commands import COMMANDS, CONFIGURED
 from opdkit.config.fields import fields_of
-from opdkit.config.stages import CONFIGURED, JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.store import read_all
 from opdkit.store.reviews import Review, append
 
@@ -53,7 +54,7 @@ def test_every_stage_has_a_method_with_its_options(stage: str) -> None:
     method = getattr(Run, {"eval": "evaluate", "run": "pipeline"}.get(stage, stage))
     parameters = dict(inspect.signature(method).parameters)
     parameters.pop("self")
-    fields = {field.name: field for field in fields_of(CONFIGURED[stage][0]) if field.name != "run"}
+    fields = {field.name: field for field in fields_of(COMMANDS[stage].config) if field.name != "run"}
     assert parameters.keys() == fields.keys()
     for name, parameter in parameters.items():
         required = fields[name].meta.required

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.train.objective import PRESETS
 
 ROOT = Path(__file__).parent.parent

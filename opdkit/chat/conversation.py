@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 JSON = dict[str, Any]
 RAW_LIMIT = 2_000  # characters of a rejected line that are kept
-# How the reasons begin under which something is counted that could be read, and so is no row of the rejected table.
-FILTERED, LEFT_OUT = "filtered: ", "left out: "
+# How the reasons begin for records that were read but not kept; these are counted, not rejected.
+LEFT_OUT = "left out: "
 
 
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets

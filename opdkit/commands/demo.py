@@ -6,10 +6,14 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from opdkit.config.command_line import typed
-from opdkit.config.commands import DemoConfig
+from opdkit.config.command_line import quote
+from opdkit.config.demo import DemoConfig
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON, StageConfig
-from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path, read_all, read_counters
@@ -93,8 +97,8 @@ def _closing(directory: Path, prompts: int) -> None:
         f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
         f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"
         "Look at what taught it, token by token:\n"
-        f"  opdkit show {typed(directory)} --worst 1\n"
-        f"  opdkit report {typed(directory)}         # one HTML page, opens offline\n\n"
+        f"  opdkit show {quote(directory)} --worst 1\n"
+        f"  opdkit report {quote(directory)}         # one HTML page, opens offline\n\n"
         "Next, on your own logs (--judge rules needs no server; a model judges better):\n"
         "  opdkit doctor my-logs.jsonl --model PATH\n"
         "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",

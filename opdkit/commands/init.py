@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from opdkit.config.commands import InitConfig
+from opdkit.config.commands import COMMANDS, TOML_TABLES
 from opdkit.config.fields import JSON, Field, fields_of, type_name
+from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS, THINKING_TOKENS
-from opdkit.config.stages import CONFIGURED, TABLES_OF_TOML
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.store.disk import disk_errors_explained, replace_text
@@ -40,14 +40,12 @@ def document(config: InitConfig) -> str:
     """The TOML text: a table a stage, each option a comment unless `config` says what it is."""
     given = chosen(config)
     title = _TITLE.format(file=config.file if str(config.file) != "-" else "FILE")
-    return "\n".join(
-        [*_comment(title), "", *(line for stage in TABLES_OF_TOML for line in _table(stage, given, config))]
-    )
+    return "\n".join([*_comment(title), "", *(line for stage in TOML_TABLES for line in _table(stage, given, config))])
 
 
 def chosen(config: InitConfig) -> dict[str, JSON]:
     """stage -> option -> value: what the flags and the preset of `opdkit init` say."""
-    values: dict[str, JSON] = {stage: {} for stage in TABLES_OF_TOML}
+    values: dict[str, JSON] = {stage: {} for stage in TOML_TABLES}
     if config.model:
         for stage in ("teacher", "train", "rollout"):
             values[stage]["model"] = config.model
@@ -65,12 +63,12 @@ def chosen(config: InitConfig) -> dict[str, JSON]:
 
 
 def _table(stage: str, given: dict[str, JSON], config: InitConfig) -> Iterator[str]:
-    yield from _comment((CONFIGURED[stage][0].__doc__ or "").splitlines()[0])
+    yield from _comment((COMMANDS[stage].config.__doc__ or "").splitlines()[0])
     if config.preset and stage == "teacher":
         preset = PRESETS[config.preset]
         yield from _comment(f"Preset {config.preset}: {preset.models}" + (f"; {preset.note}." if preset.note else "."))
     yield f"[{stage}]"
-    for field in fields_of(CONFIGURED[stage][0]):
+    for field in fields_of(COMMANDS[stage].config):
         if field.name not in ("run", "config"):
             yield from _option(field, given[stage])
     yield ""

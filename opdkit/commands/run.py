@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from typing import Any
 
+from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
-from opdkit.config.stages import ORDER, STAGES, RunConfig, configure
+from opdkit.config.run import ORDER, RunConfig
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import refuse_no_model
@@ -20,7 +21,7 @@ def run(config: RunConfig) -> Summary:
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     refuse_no_models(stages.values())
     for each in stages.values():
-        each.refuse_missing()
+        each.check_inputs()
     for name in ORDER[:-1]:
         say(_step(name, stages[name]).text())
     return _step(ORDER[-1], stages[ORDER[-1]])
@@ -37,7 +38,7 @@ def flags_of(stage: str) -> dict[str, str]:
     return {
         field.flag: f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}"
         for name in (*reversed(ORDER), stage)  # of two stages with one flag the last one here counts
-        for field in fields_of(STAGES[name][0])
+        for field in fields_of(COMMANDS[name].config)
         if not field.meta.positional and field.flag not in own
     }
 
@@ -81,7 +82,7 @@ def _overrides(config: RunConfig) -> dict[str, JSON]:
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
             raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
-        fields = {field.name: field for field in fields_of(STAGES[stage][0]) if not field.meta.positional}
+        fields = {field.name: field for field in fields_of(COMMANDS[stage].config) if not field.meta.positional}
         if name not in fields:
             raise ConfigError(f"--set {path}: {stage} has no option {name!r}; {did_you_mean(name, list(fields))}")
         field = fields[name]

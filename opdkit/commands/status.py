@@ -6,16 +6,17 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from opdkit.config.command_line import typed
-from opdkit.config.commands import StatusConfig
+from opdkit.config.command_line import quote
+from opdkit.config.commands import STAGES
 from opdkit.config.fields import JSON
-from opdkit.config.stages import STAGES, stage_dir
+from opdkit.config.status import StatusConfig
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import Summary, outdated, part_count, part_path, summary_of
 from opdkit.store.failures import failures
 from opdkit.store.marks import parts_under_way
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, in_force, outdated_targets
 from opdkit.store.tables import TABLES
 
@@ -28,7 +29,7 @@ def run(config: StatusConfig) -> None:
     started = [stage for stage in STAGES if (stage_dir(directory, stage) / "manifest.json").exists()]
     errors = failures(directory)
     if not started and not errors:
-        raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {typed(directory)} LOGS...`")
+        raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
     failed = Counter(error["stage"] for error in errors)
     table = RichTable(*COLUMNS)
     for stage in started:

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.candidates import candidates
 from opdkit.judge.stage import Case
 from opdkit.store import manifest, part_path, parts_of_turns, read_arrow
 from opdkit.store.nearest import nearest_turns
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Review, Reviews, applied, in_force
 from opdkit.store.tables import TABLES
 from opdkit.store.token_text import TokenTexts, ids_as_texts, open_texts

@@ -3,16 +3,16 @@
 import shlex
 from pathlib import Path
 
-from opdkit.config.fields import JSON, StageConfig, fields_of
+from opdkit.config.fields import JSON, CommandConfig, fields_of
 
 
-def typed(path: Path) -> str:
+def quote(path: Path) -> str:
     """A path as it is typed in a shell: in quotation marks where it holds a space, say."""
     return shlex.quote(str(path))
 
 
 def command_line(
-    command: str, cls: type[StageConfig], run: Path, options: JSON, without: tuple[str, ...] = ()
+    command: str, cls: type[CommandConfig], run: Path, options: JSON, without: tuple[str, ...] = ()
 ) -> list[str]:
     """The words of `opdkit COMMAND RUN ...` with every option that is not its default.
 

@@ -14,12 +14,12 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from opdkit.chat.conversation import FILTERED, JSON, Conversation
-from opdkit.config.fields import did_you_mean
+from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 
+FILTERED = "filtered: "  # how the reasons begin under which sessions are counted that a condition leaves out
 FIELDS = ("model", "time", "language", "format", "source", "metadata")
 # Where logs say when and in which language a session was; those that are put together of records, in each.
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
@@ -32,6 +32,17 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _MISSING = object()
 
 
+class LoggedSession(Protocol):
+    """The attributes of a session that conditions compare, such as those of chat.conversation.Conversation."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def model(self) -> str | None: ...
+    @property
+    def metadata(self) -> JSON: ...
+
+
 @dataclass(frozen=True)
 class Filter:
     """One condition."""
@@ -41,9 +52,9 @@ class Filter:
     op: str
     value: str
 
-    def refuses(self, told: Conversation, name: str) -> str | None:
+    def refuses(self, session: LoggedSession, name: str) -> str | None:
         """Why a session of the format `name` is left out; None if it is kept."""
-        found = self._found(told, name)
+        found = self._found(session, name)
         if found in (None, "", []):
             return f"{FILTERED}no {self.field}"
         holds = self._holds_at(found) if self.field == "time" else _holds(found, self.op, self.value)
@@ -51,19 +62,21 @@ class Filter:
             return f"{FILTERED}no {self.field} to compare"
         return None if holds else f"{FILTERED}{self.text}"
 
-    def _found(self, told: Conversation, name: str) -> Any:
+    def _found(self, session: LoggedSession, name: str) -> Any:
         if self.field == "model":
-            return told.model
+            return session.model
         if self.field in ("format", "source"):
-            return name if self.field == "format" else told.source
+            return name if self.field == "format" else session.source
         if self.field == "time":
-            return time_of(told.metadata)
+            return time_of(session.metadata)
         if self.field == "language":
-            return first_of(told.metadata, LANGUAGES)
+            return first_of(session.metadata, LANGUAGES)
         path = self.field.partition(".")[2]
-        found = value_at(told.metadata, path)
+        found = value_at(session.metadata, path)
         if found is _MISSING:
-            found = [value for record in _records(told.metadata) if (value := value_at(record, path)) is not _MISSING]
+            found = [
+                value for record in _records(session.metadata) if (value := value_at(record, path)) is not _MISSING
+            ]
         return found
 
     def _holds_at(self, found: datetime.datetime) -> bool:
@@ -99,9 +112,9 @@ def _parse(text: str, flag: str) -> Filter:
 _WRITTEN = [f"{name}.NAME" if name == "metadata" else name for name in FIELDS]
 
 
-def refused(filters: Sequence[Filter], told: Conversation, name: str) -> str | None:
+def refused(filters: Sequence[Filter], session: LoggedSession, name: str) -> str | None:
     """Why the first condition that does not hold leaves a session out; None if it is kept."""
-    return next((why for f in filters if (why := f.refuses(told, name)) is not None), None)
+    return next((why for f in filters if (why := f.refuses(session, name)) is not None), None)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,8 @@ class EvalConfig(ModelOptions):
         super().__post_init__()
         check_judge(self.judge_model, self.judge_url)
 
-    def refuse_missing(self) -> None:
-        """Raise ConfigError without the file of prompts."""
+    def check_inputs(self) -> None:
+        """Raise ConfigError when RUN is a file, or when the file of prompts is missing."""
+        super().check_inputs()
         if not Path(self.prompts).exists():
             raise ConfigError(f"--prompts {self.prompts} is not there; name a JSONL file of prompts and checks")

@@ -1,8 +1,12 @@
 """Options of `opdkit extract`."""
 
+import hashlib
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from opdkit.config.fields import JSON, StageConfig, argument, option
+from opdkit.config.conditions import parse_filters
+from opdkit.config.fields import JSON, StageConfig, argument, option, read_toml
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
@@ -35,25 +39,13 @@ class ExtractConfig(StageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.map:
-            if self.format != "auto":
-                raise ConfigError(f"--map says where the fields are, and --format {self.format} too: leave one out")
-            from opdkit.extract.mapping import load
-
-            load(self.map)
-        if self.filter:
-            from opdkit.config.conditions import parse_filters  # imported here: few ask for it
-
-            parse_filters(self.filter)
-        if self.redact_pattern:
-            from opdkit.extract.redact import own_patterns  # imported here: few ask for it
-
-            own_patterns(self.redact_pattern)
+        if self.map and self.format != "auto":
+            raise ConfigError(f"--map says where the fields are, and so does --format {self.format}: leave one out")
+        parse_filters(self.filter)
 
     def plan(self) -> JSON:
-        """With what the mapping says, wherever its file lies."""
+        """Return the options that decide the rows; of a mapping its content, wherever its file is."""
         if not self.map:
             return super().plan()
-        from opdkit.extract.mapping import digest
-
-        return super().plan() | {"map": digest(self.map)}
+        text = json.dumps(read_toml(Path(self.map), "--map"), sort_keys=True, default=str)  # no comments, no order
+        return super().plan() | {"map": hashlib.sha256(text.encode()).hexdigest()[:16]}

@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import json
 import math
-import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.config.shard import check_shard
+from opdkit.errors import ConfigError
 
 C = TypeVar("C", bound="CommandConfig")
 JSON = dict[str, Any]
@@ -109,6 +109,12 @@ class CommandConfig:
         for field in fields_of(type(self)):
             check(field, getattr(self, field.name))
 
+    def check_inputs(self) -> None:
+        """Raise ConfigError for a path, package or environment that does not fit. Called before the command begins."""
+        for field in fields_of(type(self)):
+            if field.name == "run" and field.meta.positional:
+                check_not_file("RUN", getattr(self, field.name))
+
     def effective(self) -> JSON:
         """Every field but the run directory itself, as JSON values."""
         return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
@@ -126,10 +132,7 @@ class StageConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parse_shard(self.shard)
-
-    def refuse_missing(self) -> None:
-        """Raise ConfigError when a file or package is missing that the options need. Asked before a model is loaded."""
+        check_shard(self.shard)
 
     def plan(self) -> JSON:
         """The fields that decide the rows, as JSON values."""
@@ -150,8 +153,6 @@ def check(field: Field, value: Any) -> None:
         if meta.required:
             raise ConfigError(f"{name} is missing: {meta.help}")
         return
-    if name == "RUN":
-        refuse_file(name, Path(value))
     if meta.choices and value not in meta.choices:
         raise ConfigError(f"{name} is {value!r}; {did_you_mean(str(value), meta.choices)}")
     if isinstance(value, float) and not math.isfinite(value):
@@ -188,12 +189,7 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
 def _table(file: Path | None, section: str, sections: Sequence[str]) -> JSON:
     if file is None:
         return {}
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file} is not TOML: {error}") from error
+    document = read_toml(file, "--config")
     for name in document:
         if name not in sections:
             raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, sections)}")
@@ -201,6 +197,16 @@ def _table(file: Path | None, section: str, sections: Sequence[str]) -> JSON:
     if not isinstance(table, dict):
         raise ConfigError(f"--config {file}: {section} must be a table, written [{section}]")
     return table
+
+
+def read_toml(path: Path, flag: str) -> JSON:
+    """Return the document in a TOML file. Raises ConfigError, naming `flag` and the path."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path} is not TOML: {error}") from error
 
 
 def _named(known: Mapping[str, Field], written: str, section: str, file: Path | None) -> Field:
@@ -235,17 +241,11 @@ def type_name(field: Field) -> str:
     return {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}[field.type]
 
 
-def refuse_file(name: str, run: Path) -> None:
+def check_not_file(name: str, run: Path) -> None:
     """Raise ConfigError when a run directory, or what it would lie in, is a file."""
     there = next((path for path in (run, *run.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
         raise ConfigError(f"{name} is {str(run)!r}, and {there} is a file; name a folder: that of a run, or a new one")
-
-
-def refuse_missing_folder(model: str) -> None:
-    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either."""
-    if not Path(model).is_dir() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        raise OpdkitError(f"{model} is not there; a model is a folder in Hugging Face format or a name on the hub")
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
@@ -260,59 +260,3 @@ def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
         except json.JSONDecodeError:
             parsed[key] = text
     return parsed
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """ "I/N" -> (I, N); "auto" reads the Slurm array's task and the launcher's rank; without either (0, 1)."""
-    if text == "auto":
-        return _ambient_shard()
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(f"--shard is {text!r}; write it as I/N with 0 <= I < N, for example 0/4")
-    return int(index), int(count)
-
-
-def _ambient_shard() -> tuple[int, int]:
-    """The task of the Slurm array, and within it the launcher's rank: 4 tasks of 8 processes are 32 shards."""
-    (task, tasks), (rank, size) = _array_task(), _launcher_rank()
-    return task * size + rank, tasks * size
-
-
-def array_shard() -> str:
-    """The shard of the Slurm array's task as I/N, whatever a launcher has started within it."""
-    task, tasks = _array_task()
-    return f"{task}/{tasks}"
-
-
-def _array_task() -> tuple[int, int]:
-    env = os.environ
-    if not ("SLURM_ARRAY_TASK_ID" in env and "SLURM_ARRAY_TASK_COUNT" in env):
-        return 0, 1
-    index, count = _env_int("SLURM_ARRAY_TASK_ID"), _env_int("SLURM_ARRAY_TASK_COUNT")
-    # An array may start anywhere and have steps: --array=10-40:10. One with odd gaps (1,3,7) cannot be numbered.
-    low, high = _env_int("SLURM_ARRAY_TASK_MIN", 0), _env_int("SLURM_ARRAY_TASK_MAX", index)
-    step = max(1, (high - low) // max(1, count - 1))
-    index, gap = divmod(index - low, step)
-    if gap or not 0 <= index < count:
-        raise ConfigError(
-            f"SLURM_ARRAY_TASK_ID={env['SLURM_ARRAY_TASK_ID']} is no regular step of the array of {count} tasks "
-            f"from {low} to {high}; pass --shard I/N"
-        )
-    return index, count
-
-
-def _launcher_rank() -> tuple[int, int]:
-    if not ("RANK" in os.environ and "WORLD_SIZE" in os.environ):
-        return 0, 1
-    index, count = _env_int("RANK"), _env_int("WORLD_SIZE")
-    if not 0 <= index < count:
-        raise ConfigError(f"RANK={index} does not fit WORLD_SIZE={count}; pass --shard I/N")
-    return index, count
-
-
-def _env_int(name: str, default: int = 0) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"the environment variable {name} is {text!r}, not a number; pass --shard I/N") from None

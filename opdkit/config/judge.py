@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import option
 from opdkit.config.shared import JUDGES, ModelOptions, check_server
 from opdkit.errors import ConfigError
@@ -43,8 +44,5 @@ class JudgeConfig(ModelOptions):
         if self.judge == "endpoint" and not self.base_url:
             raise ConfigError("--judge endpoint needs --base-url, for example http://localhost:8000/v1")
         check_server("--base-url", self.base_url)
-        if self.good or self.bad:
-            from opdkit.config.conditions import parse_filters  # imported here: few ask for it
-
-            parse_filters(self.good, "--good")
-            parse_filters(self.bad, "--bad")
+        parse_filters(self.good, "--good")
+        parse_filters(self.bad, "--bad")

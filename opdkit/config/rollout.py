@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config.fields import argument, option, refuse_file
+from opdkit.config.fields import argument, check_not_file, option
 from opdkit.config.shared import TEMPLATE_ARG_HELP, ModelOptions, check_judge
 from opdkit.errors import ConfigError
 
@@ -31,7 +31,11 @@ class RolloutConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_file("--from", self.from_)
+        check_judge(self.judge_model, self.judge_url)
+
+    def check_inputs(self) -> None:
+        """Raise ConfigError when RUN or --from is a file, or when they are the same folder."""
+        super().check_inputs()
+        check_not_file("--from", self.from_)
         if self.run.resolve() == self.from_.resolve():
             raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
-        check_judge(self.judge_model, self.judge_url)

@@ -10,13 +10,14 @@ from opdkit.config.extract import FORMATS, ExtractConfig
 from opdkit.config.fields import StageConfig, build
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
-from opdkit.config.run import ORDER, RunConfig, SlurmConfig
+from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.shared import OBJECTIVES
+from opdkit.config.slurm import SlurmConfig
 from opdkit.config.teacher import PLACEMENTS, TeacherConfig
 from opdkit.config.train import TrainConfig
 
 __all__ = [
-    "CONFIGURED", "FORMATS", "OBJECTIVES", "ORDER", "PLACEMENTS", "STAGES", "TABLES_OF_TOML", "EvalConfig",
+    "CONFIGURED", "FORMATS", "OBJECTIVES", "ORDER", "PLACEMENTS", "STAGES", "TOML_TABLES", "EvalConfig",
     "ExtractConfig", "JudgeConfig", "RolloutConfig", "RunConfig", "SlurmConfig", "TeacherConfig", "TrainConfig",
     "configure", "load_function", "stage_dir",
 ]  # fmt: skip
@@ -35,13 +36,13 @@ CONFIGURED: dict[str, tuple[type[StageConfig], str]] = STAGES | {
     "run": (RunConfig, "opdkit.commands.run:run"),
     "slurm": (SlurmConfig, "opdkit.commands.slurm:run"),
 }
-TABLES_OF_TOML = (*STAGES, "slurm")
+TOML_TABLES = (*STAGES, "slurm")
 
 
 def configure(command: str, flags: Mapping[str, Any], file: Path | None) -> StageConfig:
     """The configuration of a command: flags over its table in a TOML file over the defaults. Raises ConfigError."""
-    own = file if command in TABLES_OF_TOML else None  # run has no table: it hands the file on to its stages
-    return build(CONFIGURED[command][0], flags, own, command, TABLES_OF_TOML)
+    own = file if command in TOML_TABLES else None  # run has no table: it hands the file on to its stages
+    return build(CONFIGURED[command][0], flags, own, command, TOML_TABLES)
 
 
 def load_function(target: str) -> Callable[..., Any]:

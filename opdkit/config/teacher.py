@@ -62,7 +62,11 @@ class TeacherConfig(ModelOptions):
             raise ConfigError(f"--written needs the teacher on one device: without {flag}, or without --written")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
-        if self.device_map and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
-            raise ConfigError("--device-map takes all GPUs of the machine for one process; start one process a node")
         if self.written and len(self.teacher) > 1 and self.teacher_route is None:
             raise ConfigError("--written needs one teacher to each session; an average of several writes nothing")
+
+    def check_inputs(self) -> None:
+        """Raise ConfigError when RUN is a file, or for --device-map in one of several processes on a node."""
+        super().check_inputs()
+        if self.device_map and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1:
+            raise ConfigError("--device-map takes all GPUs of the machine for one process; start one process per node")

@@ -99,7 +99,8 @@ class TrainConfig(ModelOptions):
             raise ConfigError(f"--overlong-max is {self.overlong_max}; it must be at least --overlong-cache, which is "
                               f"{self.overlong_cache}")  # fmt: skip
 
-    def refuse_missing(self) -> None:
-        """Raise ConfigError without the package that trains adapters."""
+    def check_inputs(self) -> None:
+        """Raise ConfigError when RUN is a file, or when the package that trains adapters is missing."""
+        super().check_inputs()
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise ConfigError("--lora-rank needs the package peft: pip install peft")

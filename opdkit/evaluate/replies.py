@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opdkit.chat.template import Chat, ChatError
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import EvalConfig
 from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, verdict

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from opdkit.chat.template import Chat
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.stages import EvalConfig, stage_dir
 from opdkit.console import is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
@@ -45,6 +45,7 @@ from opdkit.store import (
 )
 from opdkit.store.digests import file_digest
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
@@ -152,7 +153,7 @@ def _names(config: EvalConfig) -> dict[str, str]:
     """The two models. Raises OpdkitError when they are to come from a training that has not finished."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
-        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {typed(config.run)} ...` first, "
+        raise OpdkitError(f"{config.run} has no finished training: run `opdkit train {quote(config.run)} ...` first, "
                           "or pass --model and --trained")  # fmt: skip
     return {"before": config.model or manifest(config.run, "train")["plan"]["config"]["model"], "after": trained}
 

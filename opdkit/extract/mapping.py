@@ -14,17 +14,14 @@ conversation so far. A path is names with dots between them, in quotes where a n
 `data."llm.input"[0].text`, `choices[-1]`.
 """
 
-import hashlib
-import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from opdkit.chat.messages import ROLES
-from opdkit.config.fields import did_you_mean
+from opdkit.config.fields import did_you_mean, read_toml
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.sharegpt import ROLES as MORE_ROLES
 
@@ -82,23 +79,8 @@ class FieldMap:
 
 
 def load(path: str) -> FieldMap:
-    """The mapping in a TOML file. Raises ConfigError that says what is wrong in it."""
-    return _field_map(_document(path), f"--map {path}")
-
-
-def digest(path: str) -> str:
-    """What the plan pins of a mapping: its content, without comments and order."""
-    text = json.dumps(_document(path), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _document(path: str) -> Mapping[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"--map {path} is not there") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--map {path} is no TOML: {error}") from None
+    """Read the mapping in a TOML file. Raises ConfigError that says what is wrong in it."""
+    return _field_map(read_toml(Path(path), "--map"), f"--map {path}")
 
 
 def _field_map(document: Mapping[str, Any], where: str) -> FieldMap:

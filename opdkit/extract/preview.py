@@ -16,10 +16,10 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import FILTERED, LEFT_OUT, Reader
-from opdkit.config.conditions import LANGUAGES, first_of, time_of
+from opdkit.chat.conversation import LEFT_OUT, Reader
+from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import ExtractConfig
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy

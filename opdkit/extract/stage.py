@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from opdkit.chat.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
 from opdkit.chat.json_lines import dump
 from opdkit.config.conditions import Filter, parse_filters, refused
-from opdkit.config.fields import StageConfig, parse_shard
-from opdkit.config.stages import ExtractConfig, stage_dir
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.fields import StageConfig
+from opdkit.config.shard import parse_shard
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.units import Unit, Units
@@ -30,6 +31,7 @@ from opdkit.extract.turns import turns
 from opdkit.extract.workers import Prepare, Workers
 from opdkit.store import Counters, PartWriter, Stage, Summary, stopping
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
@@ -55,6 +57,7 @@ def run(config: ExtractConfig) -> Summary:
     Raises ConfigError for inputs that are missing or of no known format, and OpdkitError, after the parts are written,
     when most of the log could not be read or nothing in it can be trained on.
     """
+    check_options(config)
     if config.dry_run:
         return dry_run(config)
     with contextlib.ExitStack() as stack:
@@ -85,6 +88,12 @@ def run(config: ExtractConfig) -> Summary:
     if summary.parts_done == summary.parts:
         check(summary.counters)
     return summary
+
+
+def check_options(config: ExtractConfig) -> None:
+    """Raise ConfigError for a wrong --map file or --redact-pattern, before anything is read or written."""
+    chosen_format(config)
+    redactor_of(config)
 
 
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opdkit.chat.messages import message
+from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import EvalConfig, JudgeConfig, RolloutConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.rollout import RolloutConfig
 from opdkit.judge.exchange import Ask
 from opdkit.judge.prompts import defuse, quote, turn_text
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator

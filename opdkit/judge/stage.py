@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
+from opdkit.config.commands import load_function
 from opdkit.config.fields import JSON
-from opdkit.config.stages import JudgeConfig, load_function, stage_dir
+from opdkit.config.judge import JudgeConfig
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
@@ -31,6 +32,7 @@ from opdkit.store import (
     refuse_nothing,
 )
 from opdkit.store.nouns import counted, verb
+from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import VERDICTS
 
@@ -119,7 +121,7 @@ def _refuse_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
         return  # as a whole, and refused as that
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
-                          f"server may vote otherwise the next time: run `opdkit check {typed(config.run)} "
+                          f"server may vote otherwise the next time: run `opdkit check {quote(config.run)} "
                           "--recompute` first, which removes such targets")  # fmt: skip
 
 

@@ -5,8 +5,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from opdkit.config.fields import JSON, refuse_missing_folder
+from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
+from opdkit.store.plans import check_model_path
 
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
 
@@ -19,7 +20,7 @@ def refuse_no_model(name: str) -> None:
     path = Path(name)
     if path.is_file():
         raise OpdkitError(f"{name} is a {_of_llama(path) or 'file'}; {_FORMAT}")
-    refuse_missing_folder(name)
+    check_model_path(name)
     if not path.is_dir():
         return
     if not (path / "config.json").is_file():

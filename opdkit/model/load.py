@@ -18,11 +18,11 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
-from opdkit.config.fields import refuse_missing_folder
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import read_config, refuse_no_model
 from opdkit.model.memory import TooLargeError, is_out_of_memory
 from opdkit.store.nouns import counted, verb
+from opdkit.store.plans import check_model_path
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
 
@@ -94,7 +94,7 @@ def _refuse_no_tokenizer(name: str) -> None:
     path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if path.is_file():
         raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
-    refuse_missing_folder(name)
+    check_model_path(name)
     if path.is_dir() and not any((path / file).is_file() for file in any_of):
         raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
     if (path / "config.json").is_file():

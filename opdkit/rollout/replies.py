@@ -14,7 +14,7 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.stages import RolloutConfig
+from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
 from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.stages import RolloutConfig, stage_dir
+from opdkit.config.rollout import RolloutConfig
 from opdkit.judge.criterion import hint_messages, open_criterion_judge, question_id, visible
 from opdkit.judge.exchange import Ask, Question, RewardVote
 from opdkit.judge.parse import parse_reward
@@ -16,6 +16,7 @@ from opdkit.judge.stage import count_reward, count_votes
 from opdkit.judge.votes import Reward, reward_of
 from opdkit.model.load import load_tokenizer
 from opdkit.store import Counters, PartWriter, read_part
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, read_verdicts
 from opdkit.store.turn_ids import answered_turn_id
 

@@ -10,9 +10,9 @@ and the student is out of the way when a local judge is loaded.
 
 from dataclasses import replace
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import RolloutConfig, stage_dir
+from opdkit.config.rollout import RolloutConfig
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
@@ -21,6 +21,7 @@ from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student,
 from opdkit.rollout.rewards import Judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
 from opdkit.store.nouns import counted, verb
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
@@ -82,7 +83,7 @@ def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) ->
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         raise OpdkitError(
             f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
-            f"line of `opdkit judge {typed(config.from_)}` why, and try a stronger --judge"
+            f"line of `opdkit judge {quote(config.from_)}` why, and try a stronger --judge"
             + (" or a larger --limit" if config.limit else "")
         )
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from opdkit.config.fields import JSON, StageConfig, parse_shard
+from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.shard import parse_shard
 from opdkit.errors import OpdkitError
 from opdkit.store.disk import replace_text
 

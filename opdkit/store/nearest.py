@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.store import part_count, read_arrow
 
 _SHOWN = 5
@@ -23,7 +23,7 @@ def nearest_turns(run: Path, name: str) -> str:
     if near:
         return f"did you mean {_listed(near)}?"
     return (
-        f"its turns are named like {ids[0]}; `opdkit show {typed(run)}` lists them" if ids else "it has no turns at all"
+        f"its turns are named like {ids[0]}; `opdkit show {quote(run)}` lists them" if ids else "it has no turns at all"
     )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from opdkit.config.command_line import typed
-from opdkit.config.fields import JSON, StageConfig, parse_shard, refuse_missing_folder
-from opdkit.config.stages import stage_dir
+from opdkit.config.command_line import quote
+from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.shard import parse_shard
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import discard, write_first
 from opdkit.store.digests import file_digest
@@ -18,6 +18,11 @@ from opdkit.store.nouns import counted
 from opdkit.store.tables import APPENDED
 
 DRAW = "draw"  # of a plan: which of the times that it was begun; no difference between two plans
+
+
+def stage_dir(run: Path, stage: str) -> Path:
+    """Return the folder of one stage in a run."""
+    return run / stage
 
 
 def fingerprint(plan: JSON) -> str:
@@ -32,7 +37,7 @@ def manifest(run: Path, stage: str) -> JSON:
         found: JSON = json.loads(path.read_text(encoding="utf-8"))
         kinds = [type(found["fingerprint"]), *(type(found["plan"][key]) for key in ("config", "upstream", "parts"))]
     except FileNotFoundError:
-        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {typed(run)} ...` first") from None
+        raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {quote(run)} ...` first") from None
     except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
     if kinds != [str, dict, dict, int]:
@@ -60,7 +65,7 @@ def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
     for stage in stages:
         if before := outdated(run, stage):
             raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {before} stage than is there now: "
-                              f"run `opdkit {command_of(run, stage)} {typed(run)} ...` as before, with "
+                              f"run `opdkit {command_of(run, stage)} {quote(run)} ...` as before, with "
                               "--overwrite")  # fmt: skip
 
 
@@ -123,13 +128,19 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def check_model_path(model: str) -> None:
+    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either."""
+    if not Path(model).is_dir() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise OpdkitError(f"{model} is not there; a model is a folder in Hugging Face format or a name on the hub")
+
+
 def model_identity(name: str) -> JSON:
     """What pins a model in a plan: its name and, for a folder, sizes and digests of what decides its outputs.
 
     Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
     training run changes every block. Raises OpdkitError for a path where no folder is.
     """
-    refuse_missing_folder(name)
+    check_model_path(name)
     folder = Path(name)
     if not folder.is_dir():
         return {"name": name}

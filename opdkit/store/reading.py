@@ -7,12 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.errors import OpdkitError
 from opdkit.store.footers import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
-from opdkit.store.plans import command_of, manifest
+from opdkit.store.plans import command_of, manifest, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 
@@ -37,7 +36,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    place = typed(run)
+    place = quote(run)
     again = f"run `opdkit {command_of(run, spec.stage)} {place} ...` again"
     try:
         arrow = pq.read_table(path, partitioning=None, columns=columns, page_checksum_verification=True)
@@ -66,7 +65,7 @@ def refuse_missing_parts(run: Path, stages: Sequence[str]) -> None:
 
 
 def _remedy(run: Path, stage: str) -> str:
-    place = typed(run)
+    place = quote(run)
     return (f"the {stage} stage has not finished: run `opdkit {command_of(run, stage)} {place} ...` again; where it "
             f"had, `opdkit check {place} --recompute` removes what was computed from it, and says what to "
             "run")  # fmt: skip

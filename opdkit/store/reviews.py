@@ -22,9 +22,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, part_path, parts_of_turns, read_part
 from opdkit.store.atomic import sync
@@ -32,6 +31,7 @@ from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import VERSION_KEY, read_inputs
 from opdkit.store.marks import claim_name, read_claim
 from opdkit.store.nouns import counted, verb
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
@@ -213,7 +213,7 @@ def refuse_outdated_targets(run: Path) -> None:
         raise OpdkitError(
             f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
             f"{verb(len(outdated), 'is', 'are')} older than the "
-            f"decisions of `opdkit review` on their turns: run `opdkit teacher {typed(run)} ...` again as before; it "
+            f"decisions of `opdkit review` on their turns: run `opdkit teacher {quote(run)} ...` again as before; it "
             "does only these"
         )
 

@@ -1,7 +1,7 @@
 """Run one stage: check its options, record its error, listen for signals."""
 
+from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
-from opdkit.config.stages import STAGES, load_function
 from opdkit.store.failures import forget, recorded
 from opdkit.store.footers import Summary
 from opdkit.store.stopping import listening
@@ -9,9 +9,9 @@ from opdkit.store.stopping import listening
 
 def run_stage(name: str, config: StageConfig) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
-    config.refuse_missing()
+    config.check_inputs()
     with recorded(name, config), listening():
-        summary: Summary = load_function(STAGES[name][1])(config)
+        summary: Summary = load_function(COMMANDS[name].target)(config)
     if summary.parts_done == summary.parts:
         forget(config.run, name)
     return summary

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.config.fields import JSON, StageConfig, parse_shard
-from opdkit.config.stages import stage_dir
+from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.shard import parse_shard
 from opdkit.store import stopping
 from opdkit.store.atomic import move_first, sync
 from opdkit.store.digests import file_digest, forget, record
@@ -28,7 +28,15 @@ from opdkit.store.footers import (
     read_inputs,
 )
 from opdkit.store.marks import claim_name, marked, read_claim
-from opdkit.store.plans import DRAW, fingerprint, manifest, model_identity, refuse_outdated, write_or_check_manifest
+from opdkit.store.plans import (
+    DRAW,
+    fingerprint,
+    manifest,
+    model_identity,
+    refuse_outdated,
+    stage_dir,
+    write_or_check_manifest,
+)
 from opdkit.store.reading import part_path, refuse_missing_parts, summary_of
 from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
 from opdkit.version import __version__

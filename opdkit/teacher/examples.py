@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import selected
 from opdkit.model.scoring import PromptResponse
 from opdkit.store import Counters

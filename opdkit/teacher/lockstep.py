@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import distributed
 
-from opdkit.config.fields import array_shard
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.shard import array_shard
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.model import memory
 from opdkit.model.load import resolve_device

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teachers import parse_teachers, parse_weights, routed
 from opdkit.errors import ConfigError
 from opdkit.model.folder import refuse_no_model, weights_digest

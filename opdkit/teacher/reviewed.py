@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from opdkit.config.fields import JSON
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.store import Counters, part_path, read_arrow, read_counters
 from opdkit.store.footers import read_inputs
 from opdkit.store.reviews import applied, decision

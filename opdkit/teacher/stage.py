@@ -16,7 +16,7 @@ from torch import Tensor, isfinite
 
 from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError
 from opdkit.model.memory import TOO_LARGE, Budget, OutOfMemory, budget_of, run_or_out_of_memory

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from opdkit.chat.template import Reply
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample

@@ -13,11 +13,12 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
 
 from opdkit.config.fields import JSON
-from opdkit.config.stages import TrainConfig, stage_dir
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
 from opdkit.store import PartWriter, Stage, refuse_outdated, stopping
 from opdkit.store.marks import at_work
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, plan_inputs
 from opdkit.store.tables import METRICS
 
@@ -25,7 +26,7 @@ PATIENCE = timedelta(hours=1)  # while the main process writes a large model, th
 
 
 def refuse(config: TrainConfig) -> None:
-    config.refuse_missing()
+    config.check_inputs()
     refuse_outdated(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "

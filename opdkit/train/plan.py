@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.train.objective import PRESETS, Objective
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.console import printable, say, stdout, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, read_arrow

@@ -18,9 +18,9 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.template import Chat
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_tokenizer, resolve_device
 from opdkit.store import Counters, Summary, stopping
@@ -83,7 +83,7 @@ def run(config: TrainConfig) -> Summary:
         say(f"the trained model is in {stage.home / 'model'}")
         if len(data.turns) < _FEW_TURNS:
             warn(
-                f"{len(data.turns)} turns teach little: `opdkit report {typed(config.run)}` shows where others were "
+                f"{len(data.turns)} turns teach little: `opdkit report {quote(config.run)}` shows where others were "
                 "lost"
             )
     accelerator.end_training()

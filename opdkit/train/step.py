@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.memory import Budget, OutOfMemory, TooLargeError, budget_of, run_or_out_of_memory
 from opdkit.model.scoring import PromptResponse as ScoredSequence

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.model.load import load_model, resolve_device, resolve_dtype
 
 FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4

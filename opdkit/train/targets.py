@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat, ChatError, without_first
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import refuse_no_model
@@ -85,7 +85,7 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares "
-            f"student and teacher on: run `opdkit teacher {typed(run)} ... --support K` again with --overwrite, "
+            f"student and teacher on: run `opdkit teacher {quote(run)} ... --support K` again with --overwrite, "
             "K = 4 or more"
         )
     return turns
@@ -243,7 +243,7 @@ def refuse_another_student(run: Path, model: str) -> JSON:
             )
         raise ConfigError(
             f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{what}): "
-            f"pass that one, or run `opdkit teacher {typed(run)} --model {model}` in another run directory"
+            f"pass that one, or run `opdkit teacher {quote(run)} --model {model}` in another run directory"
         )
     return identity
 

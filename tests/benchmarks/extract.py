@@ -28,7 +28,7 @@ from typing import Any
 
 import orjson
 
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.extract.formats.openai import KEYS
 

@@ -19,7 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
 from opdkit.model.load import load_tokenizer, token_generator

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from opdkit.chat.template import Chat, ChatError, with_hint
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence

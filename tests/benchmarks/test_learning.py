@@ -10,7 +10,7 @@ from benchmarks.learning.document import Results, after_short, curve, score
 from benchmarks.learning.results import read_results, write_results
 from benchmarks.learning.sessions import MOST
 
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.judge.votes import reward_of
 
 ROOT = Path(__file__).parents[2]

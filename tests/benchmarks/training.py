@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.model.scoring import PromptResponse
 from opdkit.train.forwards import reading
 from opdkit.train.objective import policy_gradient

@@ -17,7 +17,8 @@ from opdkit.chat.template import Chat
 from opdkit.commands.export import openai
 from opdkit.commands.export.messages import completion_of
 from opdkit.commands.export.turns import JudgedTurn, NotExportedError
-from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.exchange import Answer

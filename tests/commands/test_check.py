@@ -20,12 +20,15 @@ from runs import talk, write_extract
 from opdkit.commands import check
 from opdkit.commands.check.finding import Finding, Report
 from opdkit.commands.check.stage import examine
-from opdkit.config.commands import CheckConfig
-from opdkit.config.stages import ExtractConfig, JudgeConfig, TrainConfig, stage_dir
+from opdkit.config.check import CheckConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import Stage, fingerprint, part_path, read_all, reviews
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Review
 from opdkit.store.tables import TABLES
 from opdkit.train import stage as train

@@ -9,17 +9,17 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands.init import document, run, toml
-from opdkit.config.commands import InitConfig
+from opdkit.config.commands import COMMANDS, STAGES, TOML_TABLES, configure
 from opdkit.config.fields import fields_of
+from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS
-from opdkit.config.stages import CONFIGURED, STAGES, TABLES_OF_TOML, configure
 
 ROOT = Path(__file__).parents[2]
 REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_": Path("other"), "run": Path("run")}
 
 
 def options_of(stage: str) -> list[str]:
-    return [field.key for field in fields_of(CONFIGURED[stage][0]) if field.name not in ("run", "config")]
+    return [field.key for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
 
 
 def sections(text: str) -> dict[str, str]:
@@ -28,13 +28,13 @@ def sections(text: str) -> dict[str, str]:
 
 
 def required(stage: str) -> dict[str, object]:
-    return {f.name: REQUIRED[f.name] for f in fields_of(CONFIGURED[stage][0]) if f.meta.required}
+    return {f.name: REQUIRED[f.name] for f in fields_of(COMMANDS[stage].config) if f.meta.required}
 
 
 def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
     """pitfall 29: one declaration; the three lists are made from it, and this compares them with each other."""
     written = sections(document(InitConfig()))
-    assert list(written) == list(TABLES_OF_TOML)
+    assert list(written) == list(TOML_TABLES)
     pages = re.split(r"^## opdkit (\w+)$", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), flags=re.M)
     reference = dict(zip(pages[1::2], pages[2::2], strict=True))
     for stage, text in written.items():
@@ -50,7 +50,7 @@ def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
             assert set(effective) == set(keys)
 
 
-@pytest.mark.parametrize("stage", TABLES_OF_TOML)
+@pytest.mark.parametrize("stage", TOML_TABLES)
 def test_the_file_as_it_is_and_without_its_hashes_configures_the_defaults(stage, tmp_path):
     text = document(InitConfig())
     everything = re.sub(r"^#([a-z]\w* = .+)$", r"\1", text, flags=re.MULTILINE)

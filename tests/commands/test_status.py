@@ -10,8 +10,8 @@ import pytest
 from runs import talk, write_extract
 
 from opdkit.commands import status
-from opdkit.config.commands import StatusConfig
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Stage, Summary, failures, reviews
 from opdkit.store.marks import BEAT, STALE, marked, parts_under_way, read_claim

@@ -7,9 +7,9 @@ from small_logs import chat, jsonl, run, tables
 
 from opdkit.chat.conversation import Conversation
 from opdkit.commands.check import run as check
+from opdkit.config.check import CheckConfig
 from opdkit.config.conditions import parse_filters, parse_time, refused
-from opdkit.config.looking import CheckConfig
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError, OpdkitError
 
 

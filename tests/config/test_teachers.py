@@ -2,7 +2,7 @@
 
 import pytest
 
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teachers import parse_teachers, parse_weights, routed
 from opdkit.errors import ConfigError
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.chat.template import with_hint
-from opdkit.config.stages import PLACEMENTS
+from opdkit.config.teacher import PLACEMENTS
 from opdkit.evaluate.echo import echo_of, index_hints
 
 ASKED = "What is the weather in Perth?"

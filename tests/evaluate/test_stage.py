@@ -12,7 +12,8 @@ from conftest import save_tiny_model
 from scored_runs import Said, Toy, toy_sessions, write_run
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import EvalConfig, TrainConfig
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts

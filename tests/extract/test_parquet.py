@@ -75,7 +75,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from opdkit.extract import stage as extract
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 write = extract.write_unit
 def slowly(*arguments):
     time.sleep(0.02)

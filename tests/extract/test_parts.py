@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from small_logs import chat, jsonl, lines_mb, run, tables
 
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import units
@@ -47,7 +47,7 @@ SLOWLY = """
 import sys, time
 from pathlib import Path
 from opdkit.extract import stage as extract
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 write = extract.write_unit
 def slowly(*arguments):
     time.sleep(0.02)

@@ -36,8 +36,8 @@ from unittest import mock
 import orjson
 
 from opdkit.chat.conversation import LEFT_OUT, Line, Reader, Unreadable
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import ExtractConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent

@@ -12,7 +12,8 @@ from runs import talk, write_extract
 from typer.testing import CliRunner, Result
 
 from opdkit.cli import app
-from opdkit.config.stages import JudgeConfig, TeacherConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint

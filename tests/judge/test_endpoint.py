@@ -11,7 +11,7 @@ import pytest
 from http_server import Reply, completion, serving, slowly, unused_address
 from runs import talk, write_extract
 
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import endpoint, run, traffic
 from opdkit.judge.endpoint import Completion, Endpoint, broken_control_tokens, request_seed

@@ -8,7 +8,7 @@ import pytest
 from runs import message, talk, write_extract
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge

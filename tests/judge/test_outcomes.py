@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands import check
-from opdkit.config.commands import CheckConfig
-from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.config.check import CheckConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge

@@ -9,7 +9,8 @@ from runs import talk, write_extract
 from sample_world import MODEL, NAMES, labels
 from transformers_server import transformers_serve
 
-from opdkit.config.stages import ExtractConfig, JudgeConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from runs import message, talk, write_extract
 
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage
 from opdkit.judge import stage as judge
@@ -150,7 +150,7 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
         "import sys, time, pathlib; from opdkit import judge; from opdkit.judge import rules, stage;"
-        "from opdkit.config.stages import JudgeConfig; votes = rules.votes;"
+        "from opdkit.config.judge import JudgeConfig; votes = rules.votes;"
         "rules.votes = lambda *a: (time.sleep(0.03), votes(*a))[1];"
         "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'))"
     )
@@ -250,7 +250,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
 
 def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
     code = (
-        "import sys, pathlib; from opdkit import judge; from opdkit.config.stages import JudgeConfig;"
+        "import sys, pathlib; from opdkit import judge; from opdkit.config.judge import JudgeConfig;"
         "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -8,7 +8,7 @@ import torch
 from judged_runs import three_parts, write_run
 from safetensors.torch import load_file, save_file
 
-from opdkit.config.stages import RolloutConfig
+from opdkit.config.rollout import RolloutConfig
 from opdkit.model.load import load_tokenizer
 
 

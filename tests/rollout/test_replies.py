@@ -10,7 +10,8 @@ from rollout_runs import rows, scored
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import TeacherConfig, TrainConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.model.load import load_tokenizer, token_generator
 from opdkit.model.sampling import Sample
 from opdkit.rollout import replies

@@ -8,7 +8,8 @@ from http_server import completion, serving, unused_address
 from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import TeacherConfig, TrainConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import traffic
 from opdkit.model.load import load_tokenizer

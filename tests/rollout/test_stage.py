@@ -12,11 +12,15 @@ from judged_runs import HINT, one_part, talk, turn, verdict, write_run
 from rollout_runs import everything, rows, scored
 from sample_world import DATA, MODEL
 
-from opdkit.config.stages import ExtractConfig, JudgeConfig, TrainConfig, configure, stage_dir
+from opdkit.config.commands import configure
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
 from opdkit.store import manifest, part_count, read_part
+from opdkit.store.plans import stage_dir
 from opdkit.train import stage as train
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")

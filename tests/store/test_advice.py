@@ -4,7 +4,7 @@ import pytest
 from runs import talk, write_extract
 
 from opdkit.commands.run import flags_of
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.judge import local

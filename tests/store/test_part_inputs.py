@@ -5,7 +5,7 @@ import json
 import pytest
 from runs import talk, write_extract
 
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.store import Stage, part_path, parts_of_turns, read_counters
 from opdkit.store.digests import file_digest, recorded
 from opdkit.store.footers import read_inputs

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from runs import talk, write_extract
 
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import Stage, part_count, read_all, read_part, reviews

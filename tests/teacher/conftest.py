@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from judged_runs import three_parts, write_run
 
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 
 
 @pytest.fixture

@@ -8,7 +8,9 @@ import pytest
 import torch
 from sample_world import DATA, MODEL
 
-from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge

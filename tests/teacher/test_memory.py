@@ -5,7 +5,7 @@ from judged_runs import message, one_part, session, targets, three_parts, turn, 
 from small_memory import room_for
 
 from opdkit.commands.status import run as status
-from opdkit.config.commands import StatusConfig
+from opdkit.config.status import StatusConfig
 from opdkit.model.memory import TOO_LARGE
 from opdkit.teacher import stage as teacher
 

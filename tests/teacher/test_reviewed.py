@@ -9,8 +9,9 @@ from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
 from opdkit.commands import status
 from opdkit.commands.check.stage import examine
-from opdkit.config.commands import StatusConfig
-from opdkit.config.stages import JudgeConfig, TeacherConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.status import StatusConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import part_path, read_all, read_counters, reviews

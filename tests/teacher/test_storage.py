@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 
-from opdkit.config.stages import TeacherConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.store import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 

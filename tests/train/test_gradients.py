@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from opdkit.chat.template import Chat, ChatError
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs

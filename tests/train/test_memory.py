@@ -11,7 +11,7 @@ from small_memory import room_for
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.store import read_all
 from opdkit.train import stage as train

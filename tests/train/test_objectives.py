@@ -12,7 +12,7 @@ import torch
 from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 
 from opdkit.chat.template import Chat
-from opdkit.config.stages import TrainConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opdkit.chat.template import Chat
 from opdkit.commands import run as pipeline
-from opdkit.config.stages import RunConfig
+from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store.reviews import in_force
@@ -89,7 +89,7 @@ def labels_of_reviews(run: Path) -> Labels:
     decided = [review for review in in_force(run).values() if review.reward_decided and review.reward is not None]
     if not decided:
         raise OpdkitError(
-            f"nobody has decided a reward in {run}: name a file of LABELS, or start `opdkit review {typed(run)}`"
+            f"nobody has decided a reward in {run}: name a file of LABELS, or start `opdkit review {quote(run)}`"
         )
     labels = [Label("turn_id", r.turn_id, r.reward, r.ordinal) for r in decided if r.reward is not None]
     return Labels(labels, len(labels), Counter(), [])

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from opdkit.commands.check.finding import Finding
 from opdkit.commands.check.plans import again
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
@@ -35,7 +35,7 @@ def wrong(run: Path, turns: set[int] | None) -> Iterator[Finding]:
         readable += found
     for review in readable:
         if (what := reviews.invalid(review)) is not None:
-            yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {typed(run)}`")
+            yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {quote(run)}`")
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:
             yield _finding("a decision on a turn that is not there", name, "it changes nothing: extract the logs that "

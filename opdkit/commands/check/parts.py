@@ -8,13 +8,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.chat.conversation import FILTERED, LEFT_OUT
+from opdkit.chat.conversation import LEFT_OUT
 from opdkit.commands.check.finding import Report
+from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.store import Counters, part_path
 from opdkit.store.digests import file_digest, recorded
 from opdkit.store.footers import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import Table
 
 

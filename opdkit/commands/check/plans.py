@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.commands.check.finding import Finding
-from opdkit.config.command_line import command_line, typed
+from opdkit.config.command_line import command_line, quote
+from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.config.stages import STAGES, stage_dir
 from opdkit.store import fingerprint
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (The stages that `rollout` writes are extract and judge.)
@@ -37,7 +38,7 @@ def read_plans(run: Path, stages: list[str]) -> tuple[dict[str, JSON], list[Find
         if wrong is None and document is not None:
             manifests[stage] = document
         else:
-            todo = f"run `opdkit {stage} {typed(run)} ...` again with --overwrite"
+            todo = f"run `opdkit {stage} {quote(run)} ...` again with --overwrite"
             findings.append(Finding(stage, str(wrong), key="manifest.json", todo=todo))
     for stage, document in manifests.items():
         findings += _links(run, stage, document, manifests)
@@ -81,7 +82,7 @@ def _links(run: Path, stage: str, document: JSON, manifests: dict[str, JSON]) ->
     for before in plan["upstream"]:
         if not (stage_dir(run, before) / "manifest.json").exists():
             yield Finding(stage, f"the {before} stage that it was computed from is gone", key="manifest.json",
-                          todo=f"put {stage_dir(run, before)} back, or run `opdkit {before} {typed(run)} ...` "
+                          todo=f"put {stage_dir(run, before)} back, or run `opdkit {before} {quote(run)} ...` "
                                "again")  # fmt: skip
     first = next((s for s in _SAME_PARTS if s in manifests), stage)
     if stage in _SAME_PARTS and plan["parts"] != manifests[first]["plan"]["parts"]:
@@ -108,7 +109,7 @@ def _model_files(document: JSON) -> Any:
 def again(run: Path, stage: str, document: JSON | None) -> str:
     """The command that wrote a stage, with its options, from the manifest."""
     if document is None:
-        return f"opdkit {stage} {typed(run)} ..."
+        return f"opdkit {stage} {quote(run)} ..."
     command = document["plan"].get("command", stage)
     options = document.get("configuration") or {}
-    return shlex.join(command_line(command, STAGES[command][0], run, options, without=("overwrite", "shard")))
+    return shlex.join(command_line(command, COMMANDS[command].config, run, options, without=("overwrite", "shard")))

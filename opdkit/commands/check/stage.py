@@ -14,16 +14,16 @@ from opdkit.commands.check.finding import Finding, Report
 from opdkit.commands.check.parts import Part, digests_of, files_pinned, look, miscounted, missing, strangers
 from opdkit.commands.check.recompute import Gone, doomed, remove
 from opdkit.commands.check.rows import CHECKS, Known, Seen
-from opdkit.config.command_line import typed
-from opdkit.config.commands import CheckConfig
+from opdkit.config.check import CheckConfig
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.console import printable, progress, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import inputs_in
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES, TARGETS, Table
 
 _BY_PART = ("extract", "judge", "teacher")
@@ -65,7 +65,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     """Everything that is wrong with a run. Reads each file once, and holds the rows of one part at a time."""
     stages = plans.started(run)
     if not stages:
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {typed(run)} LOGS...`")
+        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     manifests, findings = plans.read_plans(run, stages)
     walk = _Walk(run, manifests, Report(findings))
     walk.tables()
@@ -171,7 +171,7 @@ class _Walk:
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
     ) -> None:
         command = plans.again(self.run, stage, self.manifests[stage])
-        todo = f"run `opdkit check {typed(self.run)} --recompute`, then `{command}`"
+        todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
         if plans.of_another(stage, self.manifests):  # then all of it is to do again
             todo = f"run `{command} --overwrite`"
         self.report.add(Finding(stage, what, table, part, row, key, todo, gone=(table,)))
@@ -191,7 +191,7 @@ class _Walk:
         for folder in sorted({"model", *pinned}):
             for name, what in weights.broken(stage_dir(self.run, "train") / folder, pinned.get(folder, {}), deep=deep):
                 command = plans.again(self.run, "train", self.manifests["train"])
-                todo = f"run `opdkit check {typed(self.run)} --recompute`, then `{command}`"
+                todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
                 self.report.add(Finding("train", what, part=0, key=f"{folder}/{name}", todo=todo, gone=("metrics",)))
 
 

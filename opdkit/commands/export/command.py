@@ -9,11 +9,11 @@ from opdkit.commands.export.files import message_type, refuse_existing, whole, w
 from opdkit.commands.export.turns import Target, judged_turns
 from opdkit.commands.review import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, ExportConfig
-from opdkit.config.stages import stage_dir
 from opdkit.console import progress, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Summary, part_count
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import in_force
 
 # Every target, from the rewards that make a reply worth imitating.

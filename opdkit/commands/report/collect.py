@@ -9,7 +9,7 @@ from opdkit.commands.report.curves import evaluation, training
 from opdkit.commands.report.joined import JoinedTurn, has_stage, joined_turns
 from opdkit.commands.report.listed import ListedTurn, Listing
 from opdkit.commands.report.tallies import Advantages, Hints, Shares, Votes
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.version import __version__
@@ -31,7 +31,7 @@ def collect(run: Path, rows: int) -> Collected:
     Raises OpdkitError when there is nothing to report, and what `read_arrow` raises.
     """
     if not has_stage(run, "extract"):
-        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {typed(run)} LOGS...`")
+        raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     votes, hints, advantages, shares = Votes(), Hints(), Advantages(), Shares()
     listing, seen = Listing(rows), Counter[str]()
     for turn in joined_turns(run):
@@ -39,7 +39,7 @@ def collect(run: Path, rows: int) -> Collected:
         for tally in (votes, hints, advantages, shares, listing):
             tally.add(turn)
     if not listing.total:
-        raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {typed(run)}` says how far it is")
+        raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` says how far it is")
     found = stages.summaries(run)
     shared = shares.result()
     summary = {

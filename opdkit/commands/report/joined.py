@@ -11,8 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.store import part_count, part_path, read_arrow
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Review, applied, in_force
 from opdkit.store.tables import TABLES
 from opdkit.store.turn_ids import logged_session_id

@@ -9,7 +9,6 @@ from pathlib import Path
 from opdkit.commands.report.joined import has_stage
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
-from opdkit.config.stages import STAGES
 from opdkit.errors import OpdkitError
 from opdkit.store import (
     Summary,
@@ -161,7 +160,7 @@ def configuration(run: Path, found: dict[str, Summary]) -> list[JSON]:
 
 def _configured(run: Path, stage: str) -> JSON:
     pinned, command = manifest(run, stage), command_of(run, stage)
-    config = STAGES[command][0] if command in STAGES else COMMANDS[command].config
+    config = COMMANDS[command].config
     defaults = {field.key: field.default for field in fields_of(config)}
     options = [
         [key, value, _plain(value) != _plain(defaults.get(key))] for key, value in pinned["configuration"].items()

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow.compute as pc
 
 from opdkit.commands.turn_view import turn_view
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.config.stages import stage_dir
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path, parts_of_turns, read_arrow, reviews
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Ledger, Review
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note")
@@ -28,7 +28,7 @@ class Api:
         """Raises OpdkitError when the run is not judged yet."""
         if not (stage_dir(run, "judge") / "manifest.json").exists():
             raise OpdkitError(
-                f"{run} is not judged yet, so there is nothing to review: run `opdkit judge {typed(run)} ...` first"
+                f"{run} is not judged yet, so there is nothing to review: run `opdkit judge {quote(run)} ...` first"
             )
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()

@@ -13,13 +13,13 @@ from opdkit.commands.show.choose import Chosen, ListedTurn, chosen_turns, picks,
 from opdkit.commands.show.listed import print_list
 from opdkit.commands.show.whole import print_whole
 from opdkit.commands.turn_view import turn_view, turn_views
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
-from opdkit.config.stages import stage_dir
 from opdkit.console import say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store.nouns import counted
+from opdkit.store.plans import stage_dir
 
 
 def run(config: ShowConfig) -> None:
@@ -30,7 +30,7 @@ def run(config: ShowConfig) -> None:
     """
     whole = shows_whole(config)
     if not (stage_dir(config.run, "extract") / "manifest.json").exists():
-        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {typed(config.run)} LOGS...`")
+        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
     if config.turn_id is not None:
         view = turn_view(config.run, config.turn_id)
         if config.json:
@@ -49,7 +49,7 @@ def run(config: ShowConfig) -> None:
     if not chosen.turns:
         say(_nothing(config, chosen))
     elif len(chosen.turns) < chosen.total and not picks(config):
-        one = "" if whole else f", `opdkit show {typed(config.run)} TURN_ID` one whole"
+        one = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
         say(f"{len(chosen.turns):,} of {counted(chosen.total, 'turn')}; --limit shows more{one}")
 
 
@@ -62,9 +62,9 @@ def _views(config: ShowConfig, turns: Sequence[ListedTurn]) -> list[JSON]:
 def _nothing(config: ShowConfig, chosen: Chosen) -> str:
     """Why no turn is shown, and what there is instead."""
     if not chosen.seen:
-        return f"no turn is finished yet: `opdkit status {typed(config.run)}` says how far the run is"
+        return f"no turn is finished yet: `opdkit status {quote(config.run)}` says how far the run is"
     if chosen.total:  # only --worst and --best pass over turns that fit
-        return (f"none of {chosen.total:,} turns has advantages: `opdkit teacher {typed(config.run)} --model PATH` "
+        return (f"none of {chosen.total:,} turns has advantages: `opdkit teacher {quote(config.run)} --model PATH` "
                 "computes those of turns with a hint")  # fmt: skip
     wanted = [f"the status {config.status}"] if config.status is not None else []
     wanted += [f"a text that --grep {config.grep!r} matches"] if config.grep is not None else []
@@ -74,7 +74,7 @@ def _nothing(config: ShowConfig, chosen: Chosen) -> str:
     counts = {"reward_status": chosen.reward_statuses, "hint_status": chosen.hint_statuses}
     there = "; ".join(f"{name}: " + ", ".join(f"{status} {n:,}" for status, n in found.most_common())
                       for name, found in counts.items() if found)  # fmt: skip
-    return f"{said}; " + (there or f"none is judged: `opdkit judge {typed(config.run)}`")
+    return f"{said}; " + (there or f"none is judged: `opdkit judge {quote(config.run)}`")
 
 
 def _print_json(document: object) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opdkit.commands.slurm.launch import Launch
-    from opdkit.config.stages import SlurmConfig
+    from opdkit.config.slurm import SlurmConfig
 
 
 def run(config: "SlurmConfig") -> "Launch":

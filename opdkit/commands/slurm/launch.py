@@ -8,15 +8,20 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from opdkit.commands.run import configurations, refuse_no_models
 from opdkit.commands.slurm.scripts import Place, array_script, submit_script, train_script
-from opdkit.config.command_line import typed
+from opdkit.config.command_line import quote
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
-from opdkit.config.stages import ORDER, SlurmConfig, stage_dir
+from opdkit.config.run import ORDER
+from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.inputs import expand
+from opdkit.extract.stage import check_options
 from opdkit.store import differences, manifest, part_count, part_path, refuse_outdated
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import in_force, outdated_targets
 from opdkit.store.tables import TABLES
 
@@ -34,7 +39,7 @@ class Launch:
             return f"slurm: nothing to do, all of {', '.join(ORDER)} are done"
         tasks = ", ".join(f"{stage} {count}" for stage, count in self.tasks.items())
         if self.submitted is None:
-            return f"slurm: tasks: {tasks}; submit them with: bash {typed(self.folder / 'submit.sh')}"
+            return f"slurm: tasks: {tasks}; submit them with: bash {quote(self.folder / 'submit.sh')}"
         return f"{self.submitted}slurm: submitted: {tasks}; logs in {self.folder / 'logs'}"
 
 
@@ -64,6 +69,7 @@ def refuse_missing(config: SlurmConfig, stages: Mapping[str, StageConfig]) -> No
     for log in config.logs:
         if not log.startswith("hf:") and not Path(log).exists():
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
+    check_options(cast(ExtractConfig, stages["extract"]))
     refuse_no_models(stages.values())
 
 

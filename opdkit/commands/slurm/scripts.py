@@ -11,7 +11,8 @@ from pathlib import Path
 
 from opdkit.config.command_line import command_line
 from opdkit.config.fields import StageConfig
-from opdkit.config.stages import SlurmConfig, stage_dir
+from opdkit.config.slurm import SlurmConfig
+from opdkit.store.plans import stage_dir
 
 
 def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], world: "Place") -> str:

@@ -6,7 +6,8 @@ from shutil import rmtree
 
 from opdkit import __version__
 from opdkit.config.fields import JSON
-from opdkit.config.stages import OBJECTIVES, TrainConfig
+from opdkit.config.shared import OBJECTIVES
+from opdkit.config.train import TrainConfig
 from opdkit.store import read_all
 
 from .cells import Cell

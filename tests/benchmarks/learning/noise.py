@@ -18,7 +18,8 @@ from typing import Any
 from unittest.mock import patch
 
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.stages import JudgeConfig, TeacherConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.exchange import Answer, Ask, Question
 from opdkit.judge.stage import JUDGES
 from opdkit.judge.stage import run as judge

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from opdkit.config.fields import JSON
-from opdkit.config.stages import RolloutConfig, TeacherConfig
+from opdkit.config.rollout import RolloutConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.rollout.stage import run as rollout
 from opdkit.teacher.stage import run as teach
 

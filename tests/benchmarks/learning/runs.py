@@ -8,8 +8,12 @@ from typing import Any
 
 from opdkit.chat.template import Chat
 from opdkit.commands.demo import sample_data
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import EvalConfig, ExtractConfig, JudgeConfig, TeacherConfig, TrainConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
 from opdkit.evaluate.replies import checked, generate, prompt_ids
 from opdkit.evaluate.stage import run as evaluate

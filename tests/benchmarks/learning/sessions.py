@@ -8,8 +8,10 @@ held-out requests of the topic, in an order of their own, one sampled reply each
 import random
 from pathlib import Path
 
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
-from opdkit.config.stages import ExtractConfig, JudgeConfig, TeacherConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.streak import sessions_until
 from opdkit.extract.stage import run as extract

@@ -15,7 +15,7 @@ from opdkit.cli import app
 from opdkit.commands.doctor import logs, machine, model, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.commands.doctor.report import examine
-from opdkit.config.commands import DoctorConfig
+from opdkit.config.doctor import DoctorConfig
 
 MODEL = Path(__file__).parents[3] / "sample_data" / "model"
 

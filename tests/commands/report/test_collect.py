@@ -14,7 +14,7 @@ from opdkit.commands.report.collect import collect, dominant
 from opdkit.commands.report.joined import Target, joined_turns
 from opdkit.commands.report.listed import columns, shown_whole
 from opdkit.commands.report.tallies import Advantages, Commonest, Largest
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import read_all, read_part, reviews

@@ -10,7 +10,7 @@ from runs import message, talk, write_extract
 
 from opdkit.commands.review import read_csv, write_csv
 from opdkit.commands.review.sheet import COLUMNS, FILLED_IN, escaped, unescaped
-from opdkit.config.stages import JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews

@@ -17,8 +17,8 @@ from opdkit.commands.show.listed import COLUMNS, print_list
 from opdkit.commands.show.tokens import STEPS, legend, level, reply_text
 from opdkit.commands.show.whole import print_whole
 from opdkit.commands.turn_view import turn_view
+from opdkit.config.judge import JudgeConfig
 from opdkit.config.show import ShowConfig
-from opdkit.config.stages import JudgeConfig
 from opdkit.console import with_sign
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge

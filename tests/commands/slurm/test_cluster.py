@@ -21,8 +21,10 @@ from scored_runs import toy_sessions, train_config, write_run
 from slurm_cluster import Cluster
 
 from opdkit.commands.slurm.scripts import Place, train_script
-from opdkit.config.stages import ORDER, SlurmConfig, stage_dir
+from opdkit.config.run import ORDER
+from opdkit.config.slurm import SlurmConfig
 from opdkit.store import part_count, read_all
+from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES
 
 pytestmark = pytest.mark.slow

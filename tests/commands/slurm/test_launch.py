@@ -12,7 +12,10 @@ from opdkit.cli import app
 from opdkit.commands import run as opdkit
 from opdkit.commands import slurm
 from opdkit.commands.slurm.launch import missing_shards
-from opdkit.config.stages import ORDER, ExtractConfig, JudgeConfig, SlurmConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.run import ORDER
+from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Stage
 from opdkit.store.tables import VERDICTS

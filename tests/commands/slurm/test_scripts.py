@@ -17,8 +17,12 @@ from opdkit.commands.slurm.scripts import (
     train_script,
 )
 from opdkit.config.command_line import command_line
+from opdkit.config.commands import configure
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
-from opdkit.config.stages import ExtractConfig, JudgeConfig, SlurmConfig, TrainConfig, configure
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.slurm import SlurmConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 
 HOSTILE = 'it\'s $(touch hacked) `x` "y"\n#SBATCH --uid=0\n; é *'

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.chat.conversation import Line, Unreadable
-from opdkit.config.stages import FORMATS
+from opdkit.config.extract import FORMATS
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from opdkit.chat.conversation import LEFT_OUT
-from opdkit.config.stages import ExtractConfig
+from opdkit.config.extract import ExtractConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import READERS

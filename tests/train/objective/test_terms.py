@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from positions import NAN, Example, example, mask, part, t, tokens
 from torch import Tensor
 
-from opdkit.config.stages import OBJECTIVES
+from opdkit.config.shared import OBJECTIVES
 from opdkit.train.objective import (
     PRESETS,
     Objective,
