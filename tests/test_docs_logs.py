@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from opdkit.chat.conversation import Conversation, Line
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.reader import Line
 from opdkit.extract.mapping import load
 
 PAGE = (Path(__file__).parents[1] / "docs" / "logs.md").read_text(encoding="utf-8")

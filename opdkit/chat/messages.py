@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+import orjson
+
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.json_lines import dump
 
 ROLES = {
     "system": "system",
@@ -23,6 +24,7 @@ _PLACEHOLDERS = {"image_url": "image", "input_image": "image", "input_audio": "a
                  "video_url": "video", "audio_url": "audio"}  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
+TOO_DEEP = "nested too deeply"
 MOST_MESSAGES = 100_000  # in a session; each takes hundreds of bytes, however few the log spends on it
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
 NOT_ONLY_TEXT = "not only text"  # why a reply with a picture or a search in it is not trained on
@@ -262,3 +264,18 @@ def _floats(values: Any) -> list[float] | None:
     if not all(v.__class__ in (float, int) and math.isfinite(v) and v <= 0 for v in values):
         return None
     return [float(v) for v in values]
+
+
+def read_tools(tools: Any) -> str | None:
+    """Tool definitions as JSON text; a text is kept as it is."""
+    if not tools:
+        return None
+    return tools if isinstance(tools, str) else dump(tools)
+
+
+def dump(value: Any) -> str:
+    """Compact JSON. NaN and Infinity, which JSON does not have, become null. Raises Unreadable for deep nesting."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:  # it reads 1,024 levels and writes 254
+        raise Unreadable(TOO_DEEP, "more levels than can be written again") from None

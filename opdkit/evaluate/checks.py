@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.chat.conversation import Unreadable
-from opdkit.chat.messages import message, read_messages
+from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
-from opdkit.extract.formats.openai import read_tools
 from opdkit.judge.votes import reward_of
 
 # Domains that the scores make themselves: everything, and what the logs correct or do not.

@@ -16,18 +16,19 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import LEFT_OUT, Reader
+from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
-from opdkit.extract.formats.units import Unit, Units
+from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.inputs import Input, expand, is_damage, open_plain
 from opdkit.extract.inputs.parquet import Rows, is_parquet
 from opdkit.extract.inputs.survey import survey
 from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs.units import Unit, Units
 from opdkit.store import Counters, PartWriter, Summary
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 

@@ -15,7 +15,7 @@ import orjson
 import regex
 
 from opdkit.chat.conversation import JSON
-from opdkit.chat.json_lines import dump
+from opdkit.chat.messages import dump
 from opdkit.errors import ConfigError, OpdkitError
 
 SECONDS = 10.0  # a pattern of the user's on one text; one that is no accident takes microseconds

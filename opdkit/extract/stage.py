@@ -14,19 +14,20 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opdkit.chat.conversation import JSON, Conversation, LeftOut, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import dump
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import dump
 from opdkit.config.conditions import Filter, parse_filters, refused
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.console import progress, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.extract.formats.units import Unit, Units
+from opdkit.extract.formats.reader import LeftOut, Reader, Rejected
 from opdkit.extract.inputs.inputs import Input, expand
 from opdkit.extract.inputs.shared_survey import SharedSurvey
 from opdkit.extract.inputs.survey import Survey, survey
 from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs.units import Unit, Units
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Prepare, Workers
 from opdkit.store import Counters, PartWriter, Stage, Summary, stopping

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from opdkit.chat.markup import final_answer
 from opdkit.chat.messages import message
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -24,9 +25,8 @@ def visible(reply: str, thinking: bool) -> str:
 
     `thinking`: the prompt itself opened the thinking block.
     """
-    _, closed, body = reply.rpartition("</think>")
-    opened = "<think>" in body or (thinking and not closed)
-    return "" if opened else body.strip()
+    body, is_open = final_answer(reply, thinking)
+    return "" if is_open else body.strip()
 
 
 def question_id(prompt_id: str, reply: str) -> str:

@@ -7,6 +7,7 @@ repeats the rules, or whose last decision is not on offer is no vote, and no ear
 import re
 
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.markup import final_answer
 from opdkit.judge.exchange import Answer, HintVote, RewardVote
 from opdkit.judge.prompts import QUESTIONS
 
@@ -54,11 +55,10 @@ def _body(answer: Answer) -> tuple[str, str | None]:
     """What follows the thinking, and why there is no vote in it if that is clear already."""
     if answer.error:
         return "", answer.error
-    _head, closed, body = answer.text.rpartition("</think>")
-    opened = "<think>" in body or (answer.thinking and not closed)
+    body, is_open = final_answer(answer.text, answer.thinking)
     if is_cut_off(answer.finish_reason):
         return body, CUT_OFF
-    if opened:
+    if is_open:
         return body, OPEN_THINKING
     return body, None if body.strip() else EMPTY
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from small_logs import jsonl, run, tables, turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.mapping import load, parse_path, value_at
 from opdkit.extract.stage import check_options
 from opdkit.store import manifest

@@ -14,7 +14,7 @@ from small_logs import chat, jsonl, lines_mb, run, tables
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
-from opdkit.extract.formats import units
+from opdkit.extract.inputs import units
 from opdkit.extract.inputs.inputs import expand
 from opdkit.store import manifest, read_all, read_part, stopping
 

@@ -9,9 +9,9 @@ those lines to a folder.
 
 Bounds: 50 ms of CPU time a line of up to 100 KB, and 10 times its size in memory above a floor of 64 KiB and 250 bytes
 a value. A value of JSON is a Python object, of about that size at most with the row it becomes, however few letters the
-log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/chat/json_lines.py). What the text itself
-costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text and touches
-16 bytes a value and the text, is counted by what it touches.
+log spends on it, and `opdkit extract` bounds how many a line may have (opdkit/extract/formats/json_lines.py). What the
+text itself costs is what the 10 times are for. The scratch of orjson, which asks for 12 times a line and 8 times a text
+and touches 16 bytes a value and the text, is counted by what it touches.
 """
 
 import argparse
@@ -35,16 +35,19 @@ from unittest import mock
 
 import orjson
 
-from opdkit.chat.conversation import LEFT_OUT, Line, Reader, Unreadable
+from opdkit.chat import markup
+from opdkit.chat.conversation import LEFT_OUT, Unreadable
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
-from opdkit.extract.formats import READERS, chains, parse, sharegpt, spans, spoken, spool, sweagent
-from opdkit.extract.formats.units import Unit, Units
+from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans, sweagent
+from opdkit.extract.formats.reader import Line, Reader
+from opdkit.extract.inputs import spool
 from opdkit.extract.inputs.inputs import Input, expand
 from opdkit.extract.inputs.survey import survey
 from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs.units import Unit, Units
 from opdkit.store import PartWriter, read_all, read_counters
 
 from .mappings import MAPPINGS, options, reader
@@ -131,7 +134,7 @@ def read_alone(name: str, line: bytes, found: Found) -> None:
 def _recognised(line: bytes) -> set[str]:
     """The formats that a file would be taken for that begins with this line."""
     try:
-        record = parse.parse(Line("log", 1, line + b"\n"))
+        record = json_lines.parse(Line("log", 1, line + b"\n"))
     except Unreadable:
         return set()
     return {name for name, reader in READERS.items() if reader.recognises(record)}
@@ -170,7 +173,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (parse, sharegpt, chains, spoken, sweagent, spans, spool):
+        for module in (json_lines, sharegpt, chains, markup, sweagent, spans, spool):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:

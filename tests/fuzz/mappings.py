@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat.conversation import Reader
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.mapped import reader_of
+from opdkit.extract.formats.reader import Reader
 from opdkit.extract.mapping import load
 
 _FIELDS = 'role = "who"\ncontent = "said[0]"\n[roles]\nbot = "assistant"\nnote = "drop"\n'

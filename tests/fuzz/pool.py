@@ -6,9 +6,10 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from opdkit.chat.conversation import Line, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import Line
 
 from . import strategies
 

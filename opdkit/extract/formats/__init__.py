@@ -1,6 +1,5 @@
 """Log formats: one module each, a dict of readers, detection, and the opening of inputs."""
 
-from opdkit.chat.conversation import Reader
 from opdkit.extract.formats import (
     anthropic,
     claude_code,
@@ -14,6 +13,7 @@ from opdkit.extract.formats import (
     sweagent,
     wildchat,
 )
+from opdkit.extract.formats.reader import Reader
 
 READERS: dict[str, Reader] = {
     m.READER.name: m.READER

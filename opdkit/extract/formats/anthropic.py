@@ -11,10 +11,10 @@ role tool; thinking becomes the reply's reasoning; images and documents leave a 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import one_by_one
-from opdkit.chat.messages import flatten, message, read_messages
-from opdkit.extract.formats.openai import read_tools
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import flatten, message, read_messages, read_tools
+from opdkit.extract.formats.json_lines import one_by_one
+from opdkit.extract.formats.reader import Line, Reader, Rejected
 
 _ENVELOPES = ("request", "body", "params")
 _REPLIES = ("response", "output", "result")

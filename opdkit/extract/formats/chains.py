@@ -13,9 +13,11 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, LeftOut, Line, Note, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import dump, parse
-from opdkit.extract.formats.spoken import split_calls, split_thinking, without_end
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.markup import split_calls, split_thinking, without_end
+from opdkit.chat.messages import dump
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import LeftOut, Line, Rejected, rejected
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it

@@ -21,10 +21,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import COMMENT, parse
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import read_messages
 from opdkit.extract.formats.gaps import mark_gaps
+from opdkit.extract.formats.json_lines import COMMENT, parse
+from opdkit.extract.formats.reader import Line, Reader, Rejected, rejected
 
 SYNTHETIC = "synthetic"  # a reply that no model wrote
 ABORTED = "aborted"

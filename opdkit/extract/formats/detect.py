@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from opdkit.chat.conversation import JSON, Line, Unreadable
-from opdkit.chat.json_lines import COMMENT, parse
+from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
+from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.openclaw_rl import VOTES, is_votes
+from opdkit.extract.formats.reader import Line
 
 _LOOKED_AT = 20  # records
 NO_LINES = "no JSON lines"

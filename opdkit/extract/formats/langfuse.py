@@ -10,11 +10,10 @@ of messages called no model: they are counted and left out.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import dump
-from opdkit.chat.messages import read_messages
+from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
+from opdkit.chat.messages import dump, read_messages, read_tools
 from opdkit.extract.formats.chains import Call, read_chains, unit_of
-from opdkit.extract.formats.openai import read_tools
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.spans import parsed
 
 NO_CALL = f"{LEFT_OUT}no model call"

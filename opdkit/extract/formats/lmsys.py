@@ -8,9 +8,10 @@ and `won` where the person decided. The scores of the moderation model become `f
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import parse
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import read_messages
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line, Reader, Rejected, rejected
 
 _LEFT_OUT = frozenset(("conversation", "conversation_a", "conversation_b", "model", "model_a", "model_b",
                        "openai_moderation"))  # fmt: skip

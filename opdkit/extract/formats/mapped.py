@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import one_by_one, parse
-from opdkit.chat.messages import message, read_messages, refuse_too_many
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import message, read_messages, read_tools, refuse_too_many
 from opdkit.config.conditions import parse_time
 from opdkit.extract.formats.chains import Call, read_chains, unit_of
 from opdkit.extract.formats.gaps import mark_gaps
-from opdkit.extract.formats.openai import read_tools
+from opdkit.extract.formats.json_lines import one_by_one, parse
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected, rejected
 from opdkit.extract.mapping import KNOWN_ROLES, FieldMap, value_at
 
 NAME = "mapped"

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import dump, one_by_one
-from opdkit.chat.messages import read_messages
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import read_messages, read_tools
+from opdkit.extract.formats.json_lines import one_by_one
+from opdkit.extract.formats.reader import Line, Reader, Rejected
 
 KEYS = ("messages", "traj", "history", "conversation", "conversations")
 _OWN_COLUMNS = frozenset(("model", "tools", "functions", "choices"))
@@ -70,13 +71,6 @@ def _model(record: JSON, items: list[Any]) -> str | None:
         return record["model"] or None
     named = next((item["model"] for item in items if "model" in item), None)
     return named if isinstance(named, str) and named else None
-
-
-def read_tools(tools: Any) -> str | None:
-    """Tool definitions as JSON text; a text is kept as it is."""
-    if not tools:
-        return None
-    return tools if isinstance(tools, str) else dump(tools)
 
 
 READER = Reader("openai", "line", recognises, read)

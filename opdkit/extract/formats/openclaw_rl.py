@@ -9,11 +9,11 @@ messages do not, and is left out.
 
 from collections.abc import Iterator, Sequence
 
-from opdkit.chat.conversation import JSON, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.messages import message, read_calls, read_messages, sampled_tokens
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.markup import split_calls, split_thinking, without_end
+from opdkit.chat.messages import message, read_calls, read_messages, read_tools, sampled_tokens
 from opdkit.extract.formats.chains import Call, read_chains
-from opdkit.extract.formats.openai import read_tools
-from opdkit.extract.formats.spoken import split_calls, split_thinking, without_end
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 
 VOTES = "judge votes, not a conversation"
 _LEFT_OUT = frozenset(("messages", "prompt_text", "response_text", "tool_calls", "next_state", "session_id", "model",

@@ -15,10 +15,10 @@ spans are counted and left out.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, LeftOut, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import dump
-from opdkit.chat.messages import read_messages
+from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
+from opdkit.chat.messages import dump, read_messages
 from opdkit.extract.formats.chains import Call, read_chains, unit_of
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.formats.spans import at, attributes_of, parsed, spans_of
 
 NO_CALL = f"{LEFT_OUT}no model call"

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import COMMENT, parse
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import flatten, message, read_call
 from opdkit.extract.formats.gaps import mark_gaps
+from opdkit.extract.formats.json_lines import COMMENT, parse
+from opdkit.extract.formats.reader import Line, Reader, Rejected, rejected
 
 _HEADER_ONLY = frozenset(("type", "modelId"))
 _STOPPED = {"aborted": "aborted", "error": "error"}

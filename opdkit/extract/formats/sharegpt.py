@@ -5,10 +5,10 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import one_by_one
-from opdkit.chat.messages import flatten, message, read_call, refuse_too_many
-from opdkit.extract.formats.openai import read_tools
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import flatten, message, read_call, read_tools, refuse_too_many
+from opdkit.extract.formats.json_lines import one_by_one
+from opdkit.extract.formats.reader import Line, Reader, Rejected
 
 KEYS = ("conversations", "conversation")
 ROLES = {

@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Note, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import one_by_one
-from opdkit.chat.messages import read_messages, refuse_too_many
-from opdkit.extract.formats.openai import read_tools
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.messages import read_messages, read_tools, refuse_too_many
+from opdkit.extract.formats.json_lines import one_by_one
+from opdkit.extract.formats.reader import Line, Reader, Rejected
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))

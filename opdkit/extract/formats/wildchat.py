@@ -6,9 +6,10 @@ and the browser's headers are left out; `toxic`, `redacted`, `language`, `countr
 
 from collections.abc import Iterator, Sequence
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Reader, Rejected, Unreadable
-from opdkit.chat.json_lines import one_by_one
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import read_messages
+from opdkit.extract.formats.json_lines import one_by_one
+from opdkit.extract.formats.reader import Line, Reader, Rejected
 
 _LEFT_OUT = frozenset(("conversation", "model", "openai_moderation", "detoxify_moderation", "hashed_ip", "header"))
 

@@ -13,9 +13,10 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from opdkit.chat.conversation import Line, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
+from opdkit.extract.formats.reader import Line
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}

@@ -13,7 +13,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.chat.conversation import Line, Unreadable
+from opdkit.chat.conversation import Unreadable
+from opdkit.extract.formats.reader import Line
 
 _MAGIC = b"PAR1"
 _BATCH = 4 << 20  # bytes of rows, decoded, that are held at once, about

@@ -8,8 +8,9 @@ from io import BufferedReader
 
 import numpy as np
 
-from opdkit.chat.conversation import Line, Reader, Unreadable
-from opdkit.chat.json_lines import parse
+from opdkit.chat.conversation import Unreadable
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.surveyed import Mark, Surveyed
 
 # How often an id has come up in its scope, this time included, and the unit where it came up first. Ids that the log

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Line, Unreadable
-from opdkit.chat.json_lines import parse
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line
 
 _PROBLEM = b"\x00"  # begins what stands for a line that could not be read: no line of JSON does
 

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import xxhash
 
-from opdkit.chat.conversation import Line, Reader, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.detect import detect, remedy
 from opdkit.extract.formats.openclaw_rl import VOTES
+from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.inputs import Input, compression, is_damage, lines, open_plain
 from opdkit.extract.inputs.parquet import Rows, is_parquet, row_chunks
 from opdkit.extract.inputs.scan import BLOCK, scan_ids, scan_lines, scan_sessions

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from opdkit.chat.conversation import JSON, Reader, Unreadable
+from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats import READERS
+from opdkit.extract.formats.reader import Reader
 from opdkit.extract.inputs.inputs import Input
 
 

@@ -5,9 +5,10 @@ import json
 import pytest
 from small_logs import turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.anthropic import read
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import Line, Rejected
 
 ASK = {"role": "user", "content": "what is the weather?"}
 CALL = {"role": "assistant", "content": [

@@ -5,9 +5,10 @@ import json
 import pytest
 from small_logs import jsonl, run, tables
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats import lmsys, wildchat
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import Line, Rejected
 
 TALK = [{"role": "user", "content": "hi", "language": "English", "turn_identifier": 7, "timestamp": None},
         {"role": "assistant", "content": "hello", "language": "English", "turn_identifier": 7,

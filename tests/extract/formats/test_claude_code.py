@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from small_logs import jsonl, run, tables, turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.claude_code import ABORTED, CLIENT_ONLY, REPEATED, SYNTHETIC, read, recognises
 from opdkit.extract.formats.gaps import GAP
+from opdkit.extract.formats.reader import Line, Rejected
 
 
 def event(kind: str, ident: str, parent: str | None, message: dict | None = None, **more) -> dict:

@@ -7,11 +7,12 @@ from fuzz.strategies import ANYTHING, RECORDS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.chat.conversation import Line, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.config.extract import FORMATS
 from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import Line
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 SHARE = {"conversations": [{"from": "human", "value": "hi"}]}

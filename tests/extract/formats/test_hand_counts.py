@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 
 import pytest
-from logs import counted_by_hand
-from logs.counted_by_hand import Counts
+from extract.formats import counted_by_hand
+from extract.formats.counted_by_hand import Counts
 
-from opdkit.chat.conversation import Conversation, Line
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats import READERS
+from opdkit.extract.formats.reader import Line
 from opdkit.extract.turns import turns
 
 FILES = {

@@ -3,9 +3,10 @@
 import orjson
 import pytest
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.openai import read as read_unit
 from opdkit.extract.formats.openai import recognises
+from opdkit.extract.formats.reader import Line, Rejected
 
 USER = {"role": "user", "content": "hi"}
 REPLY = {"role": "assistant", "content": "hello"}

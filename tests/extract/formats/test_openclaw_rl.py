@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_logs import turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
+from opdkit.chat.markup import split_calls, split_thinking
 from opdkit.extract.formats.openclaw_rl import read as read_unit
 from opdkit.extract.formats.openclaw_rl import recognises, reply_of
-from opdkit.extract.formats.spoken import split_calls, split_thinking
+from opdkit.extract.formats.reader import Line, Rejected
 
 
 def user(text: str) -> dict:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from small_logs import turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.pi import READER, recognises
 from opdkit.extract.formats.pi import read as read_unit
+from opdkit.extract.formats.reader import Line, Rejected
 
 HEADER = {"type": "session", "id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "modelId": "m"}
 

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from opdkit.chat.conversation import Line, Rejected
+from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.formats.sharegpt import read as read_unit
 from opdkit.extract.formats.sharegpt import recognises
 

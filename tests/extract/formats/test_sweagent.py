@@ -4,7 +4,8 @@ import json
 
 from small_logs import turn_rows
 
-from opdkit.chat.conversation import Conversation, Line, Rejected
+from opdkit.chat.conversation import Conversation
+from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.formats.sweagent import DEMONSTRATION, read
 
 

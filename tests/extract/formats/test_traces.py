@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from small_logs import jsonl, run, tables
 
-from opdkit.chat.conversation import Conversation, LeftOut, Line, Rejected
+from opdkit.chat.conversation import Conversation
 from opdkit.config.conditions import parse_filters, refused
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
+from opdkit.extract.formats.reader import LeftOut, Line, Rejected
 from opdkit.extract.formats.spans import attributes_of, plain
 
 U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))

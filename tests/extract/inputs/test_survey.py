@@ -12,10 +12,10 @@ from small_logs import chat, jsonl
 
 from opdkit.extract.formats import scan
 from opdkit.extract.formats import survey as first_pass
-from opdkit.extract.formats.units import Unit, Units
 from opdkit.extract.inputs.inputs import expand
 from opdkit.extract.inputs.shared_survey import SharedSurvey
 from opdkit.extract.inputs.survey import Survey, survey
+from opdkit.extract.inputs.units import Unit, Units
 
 
 def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None, shared=None) -> Survey:

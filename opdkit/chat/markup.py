@@ -1,4 +1,4 @@
-"""What replies say in the text itself: thinking, calls and end markers, as chat templates spell them out."""
+"""Markup in the text of replies, as chat templates spell it out: thinking, tool calls, end markers."""
 
 import re
 
@@ -41,3 +41,12 @@ def split_thinking(text: str) -> tuple[str | None, str]:
     if text.lstrip().startswith("<think>"):
         return text.lstrip().removeprefix("<think>").strip() or None, ""
     return None, text
+
+
+def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:
+    """Return the text after the last `</think>`, and whether thinking is still open at its end.
+
+    `opened`: the prompt itself opened the thinking block.
+    """
+    _, closed, answer = text.rpartition("</think>")
+    return answer, "<think>" in answer or (opened and not closed)

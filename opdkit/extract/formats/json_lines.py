@@ -6,9 +6,10 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, Line, Rejected, Unreadable, rejected
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import TOO_DEEP
+from opdkit.extract.formats.reader import Line, Rejected, rejected
 
-TOO_DEEP = "nested too deeply"
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
 # A line of "[],[],[]" becomes objects of 30 times its size. Lines with fewer values than this are always read, 150 MB
@@ -96,14 +97,6 @@ def _without_surrogates(text: bytes) -> bytearray:
         else:
             mended[start:end] = b"\\ufffd"
     return mended
-
-
-def dump(value: Any) -> str:
-    """Compact JSON. NaN and Infinity, which JSON does not have, become null. Raises Unreadable for deep nesting."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:  # it reads 1,024 levels and writes 254
-        raise Unreadable(TOO_DEEP, "more levels than can be written again") from None
 
 
 def one_by_one(unit: Sequence[Line], tell: Callable[[Line, JSON], Conversation]) -> Iterator[Conversation | Rejected]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from io import BufferedReader
 from typing import NamedTuple, overload
 
-from opdkit.chat.conversation import Line, Unreadable
+from opdkit.chat.conversation import Unreadable
+from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.inputs import compression, lines, open_plain
 from opdkit.extract.inputs.parquet import Rows
 from opdkit.extract.inputs.spool import unspooled

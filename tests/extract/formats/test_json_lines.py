@@ -1,4 +1,4 @@
-"""One line of JSON, clean or not (opdkit/chat/json_lines.py)."""
+"""One line of JSON, clean or not (opdkit/extract/formats/json_lines.py)."""
 
 import json
 import math
@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.chat.conversation import Line, Rejected, Unreadable, rejected
-from opdkit.chat.json_lines import dump, parse
+from opdkit.chat.conversation import Unreadable
+from opdkit.chat.messages import dump
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line, Rejected, rejected
 
 
 def read(data: bytes) -> dict:
