@@ -2,14 +2,17 @@
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
 
-from opdkit.store.advice import for_run
+from opdkit.errors import OpdkitError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,6 +39,44 @@ def with_sign(value: float, digits: int) -> str:
     return text if text.strip("+0.") else text[1:]
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return "1 turn", "2 turns", "1,024 replies". `plural` is given where it is neither -s nor -ies."""
+    if number == 1:
+        return f"1 {noun}"
+    ending_in_y = noun.endswith("y") and noun[-2] not in "aeiou"
+    return f"{number:,} {plural or (noun[:-1] + 'ies' if ending_in_y else noun + 's')}"
+
+
+def verb(number: int, singular: str, plural: str) -> str:
+    """Return the form of a verb that agrees with `number`."""
+    return singular if number == 1 else plural
+
+
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_NO_FLAGS: Mapping[str, str] = MappingProxyType({})
+_flags_of_run: ContextVar[Mapping[str, str]] = ContextVar("flags_of_run", default=_NO_FLAGS)
+
+
+@contextlib.contextmanager
+def advising_for_run(flags: Mapping[str, str]) -> Iterator[None]:
+    """Append to warnings and errors in the block that name a key of `flags` what `opdkit run` takes instead."""
+    before = _flags_of_run.set(flags)
+    try:
+        yield
+    except OpdkitError as error:
+        error.args = (advise_for_run(str(error)),)
+        raise
+    finally:
+        _flags_of_run.reset(before)
+
+
+def advise_for_run(message: str) -> str:
+    """Return the message, followed by what `opdkit run` takes instead of the flags that it names."""
+    flags = _flags_of_run.get()
+    written = dict.fromkeys(flags[flag] for flag in _FLAG.findall(message) if flag in flags)
+    return f"{message} (with `opdkit run`: {' '.join(written)})" if written else message
+
+
 def say(message: str) -> None:
     """One message on stderr. Plain text: markup in it is shown, not interpreted."""
     if is_main_process():
@@ -43,9 +84,9 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """One warning on stderr. Within `opdkit run` it says how that is told what it advises."""
+    """Print one warning on stderr. Under `opdkit run`, append the matching `--set`."""
     if is_main_process():
-        stderr.print(f"[yellow]warning:[/] {escape(printable(for_run(message)))}", soft_wrap=True)
+        stderr.print(f"[yellow]warning:[/] {escape(printable(advise_for_run(message)))}", soft_wrap=True)
 
 
 _shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it

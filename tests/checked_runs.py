@@ -51,14 +51,14 @@ def whole_run(run: Path) -> Path:
         names = [row["turn_id"] for row in read_all(run, "targets")]
         out.rows("metrics", [_step(n + 1, names[n::4]) for n in range(4)])
         out.counters.rows_in = out.counters.rows_out = len(names)
-        out.counters.extra["steps"] = 4
+        out.counters.count("steps", 4)
     evaluation = Stage.open(EvalConfig(run=run, prompts="p.jsonl", shard="0/1"), "eval", [REPLIES, SCORES], parts=1,
                             upstream=["extract", "judge", "teacher", "train"])  # fmt: skip
     with evaluation.writing(0) as out:
         out.rows("replies", [_reply(p, m, s) for p in "ab" for m in ("before", "after") for s in (0, 1)])
         out.rows("scores", [_score("passed_sampled", 0.25, 0.5), _score("passed_greedy", 0.0, 1.0)])
         out.counters.rows_in = out.counters.rows_out = 4
-        out.counters.extra["replies"] = 8
+        out.counters.count("replies", 8)
     return run
 
 

@@ -129,13 +129,13 @@ def hostile_run(run: Path, turns: int, attack: Callable[[], str]) -> int:
         out.rows("turns", rows)
         out.rows("rejected", [{"source": bad(), "line": 1, "reason": bad(), "detail": bad(), "raw": bad()}])
         out.counters.drop(bad())
-        out.counters.extra[f"skipped: {bad()}"] = 1
-        out.counters.extra[bad()] = 1
+        out.counters.count("skipped", label=bad())
+        out.counters.count(bad())
     verdicts = [_hostile_verdict(row["turn_id"], n, bad) for n, row in enumerate(rows) if row["trainable"]]
     with stages["judge"].writing(0) as out:
         out.rows("verdicts", verdicts)
         out.counters.drop(bad())
-        out.counters.extra[f"rejected hints ({bad()})"] = 1
+        out.counters.count("rejected hints", label=bad())
     numbers = np.random.default_rng(0)
     with stages["teacher"].writing(0) as out:
         out.rows("targets", [_target(v, numbers, 0, _ids(bad())) for v in verdicts])

@@ -1,8 +1,10 @@
 """opdkit/console.py: a bar within a bar."""
 
+import pytest
 from rich.console import Console
 
 from opdkit import console
+from opdkit.console import counted
 
 
 def test_a_bar_within_a_bar_is_a_line_of_it(monkeypatch):
@@ -38,3 +40,16 @@ def test_a_pipe_is_told_once_a_minute(monkeypatch, capsys):
     monkeypatch.setattr(console, "_spoken", [-console._EVERY])
     assert len(list(console.progress(range(6), "judging", 6, "votes"))) == 6
     assert capsys.readouterr().err.splitlines() == ["judging: 2 of 6 votes", "judging: 4 of 6 votes"]
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [(0, "turn", "0 turns"), (1, "turn", "1 turn"), (1_024, "reply", "1,024 replies"), (2, "day", "2 days"),
+     (1, "reply", "1 reply"), (2, "hinted turn", "2 hinted turns")],
+)  # fmt: skip
+def test_a_noun_agrees_with_its_count(number, noun, text):
+    assert counted(number, noun) == text
+
+
+def test_a_plural_can_be_given():
+    assert counted(2, "line or session", "lines or sessions") == "2 lines or sessions"

@@ -14,10 +14,9 @@ from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
-from opdkit.console import say, stdout
+from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path, read_all, read_counters
-from opdkit.store.nouns import counted
 from opdkit.store.running import run_stage
 
 

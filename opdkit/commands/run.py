@@ -6,11 +6,10 @@ from typing import Any
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.config.run import ORDER, RunConfig
-from opdkit.console import say
+from opdkit.console import advising_for_run, say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import refuse_no_model
 from opdkit.store import Summary
-from opdkit.store.advice import written_as
 from opdkit.store.running import run_stage
 
 _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
@@ -28,7 +27,7 @@ def run(config: RunConfig) -> Summary:
 
 
 def _step(name: str, config: StageConfig) -> Summary:
-    with written_as(flags_of(name)):
+    with advising_for_run(flags_of(name)):
         return run_stage(name, config)
 
 

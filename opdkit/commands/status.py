@@ -10,12 +10,11 @@ from opdkit.config.command_line import quote
 from opdkit.config.commands import STAGES
 from opdkit.config.fields import JSON
 from opdkit.config.status import StatusConfig
-from opdkit.console import printable, stdout
+from opdkit.console import counted, printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import Summary, outdated, part_count, part_path, summary_of
 from opdkit.store.failures import failures
 from opdkit.store.marks import parts_under_way
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, in_force, outdated_targets
 from opdkit.store.tables import TABLES

@@ -7,7 +7,7 @@ from typing import Any
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.console import say, warn
+from opdkit.console import counted, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, verdict
 from opdkit.evaluate.echo import echo_of, index_hints
@@ -18,7 +18,6 @@ from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.store.nouns import counted
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.config.fields import JSON
-from opdkit.console import printable, stdout, with_sign
+from opdkit.console import counted, printable, stdout, with_sign
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import POOLED
 from opdkit.evaluate.scores import METRICS, MODELS
-from opdkit.store.nouns import counted
 
 # In one domain of a dozen prompts the others are too few to say anything; all rows are in the table `scores`.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")

@@ -15,7 +15,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.console import is_main_process, say
+from opdkit.console import counted, is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.drift import (
@@ -44,7 +44,6 @@ from opdkit.store import (
     read_part,
 )
 from opdkit.store.digests import file_digest
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.store.tables import REPLIES, SCORES
@@ -74,7 +73,7 @@ def run(config: EvalConfig) -> Summary:
             out.rows("replies", [reply.row() for reply in replies])
             out.rows("scores", reply_scores(replies, config.seed) + drift)
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
-            out.counters.extra["replies"] = len(replies)
+            out.counters.count("replies", len(replies))
     if is_main_process() and stage.done(0):
         show(read_part(config.run, "scores", 0), read_part(config.run, "replies", 0))
     return stage.summary()

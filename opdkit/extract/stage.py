@@ -20,7 +20,7 @@ from opdkit.config.conditions import Filter, parse_filters, refused
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.config.shard import parse_shard
-from opdkit.console import progress, say, warn
+from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.reader import LeftOut, Reader, Rejected
 from opdkit.extract.inputs.inputs import Input, expand
@@ -31,7 +31,6 @@ from opdkit.extract.inputs.units import Unit, Units
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Prepare, Workers
 from opdkit.store import Counters, PartWriter, Stage, Summary, stopping
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
@@ -48,8 +47,7 @@ _SKIP_REASON = itemgetter(_COLUMN("skip_reason"))
 _MESSAGE_INDEX, _FINISH_REASON = _COLUMN("message_index"), _COLUMN("finish_reason")
 _TOKEN_IDS, _LOGPROBS = _COLUMN("response_token_ids"), _COLUMN("behavior_logprobs")
 _NAMED = 20  # inputs whose format is said one by one
-_TURNS, _TRAINABLE, _LOST, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped: "
-_REDACTED = "redacted: "
+_TURNS, _TRAINABLE, _LOST, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped"
 
 
 def run(config: ExtractConfig) -> Summary:
@@ -115,7 +113,7 @@ def dry_run(config: ExtractConfig) -> Summary:
 
     redactor, filters = redactor_of(config), filters_of(config)
     summary = preview(config, chosen_format(config), lambda unit, out: write_unit(unit, out, redactor, filters))
-    if summary.counters.extra[_LOST] and not summary.counters.rows_out:
+    if summary.counters.total(_LOST) and not summary.counters.rows_out:
         check(summary.counters)
     return summary
 
@@ -167,8 +165,8 @@ def part_writer(job: tuple[Stage, Survey]) -> Iterator[Callable[[int], None]]:
                     write_set_aside(found.inputs, out, redactor)
                 for unit in units.read(part):
                     write_unit(unit, out, redactor, filters)
-                if redactor is not None:
-                    out.counters.extra.update({f"{_REDACTED}{name}": n for name, n in redactor.counts.items() if n})
+                for name, n in redactor.counts.items() if redactor is not None else ():
+                    out.counters.count("redacted", n, label=name)
 
         yield write
 
@@ -234,7 +232,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None, 
         if isinstance(failed, Rejected):
             set_aside(failed, out, redactor)
     if not seen and not left_out:
-        counters.extra[_LOST] += 1
+        counters.count(_LOST)
 
 
 def why_left_out(item: Conversation | Rejected | LeftOut, unit: Unit, filters: Sequence[Filter]) -> str | None:
@@ -258,9 +256,9 @@ def write_session(
     out.rows("sessions", [row])
     out.rows("turns", rows)
     counters = out.counters
-    counters.extra[_TURNS] += len(rows)
+    counters.count(_TURNS, len(rows))
     for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
-        counters.extra[_TRAINABLE if skipped is None else _SKIPPED + skipped] += count
+        counters.count(_TRAINABLE if skipped is None else _SKIPPED, count, label=skipped or "")
     return None
 
 
@@ -324,24 +322,21 @@ def say_formats(inputs: Sequence[Surveyed]) -> None:
 def check(counters: Counters) -> None:
     """Raise OpdkitError when most of the log was lost, or none of it can be trained on: say so in words."""
     reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
-    lost = counters.extra[_LOST]
+    lost = counters.total(_LOST)
     if 2 * lost > counters.rows_in:
         raise OpdkitError(
             f"{lost:,} of {counted(counters.rows_in, 'log session')} could not be read: {reasons}. "
             "The rejected table shows line and text of each; is --format right?"
         )
-    if counters.extra[_TRAINABLE]:
+    if counters.total(_TRAINABLE):
         return
-    skipped = Counters()
-    for name, n in counters.extra.items():
-        if name.startswith(_SKIPPED):
-            skipped.drop(name.removeprefix(_SKIPPED), n)
-    why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.dropped.most_common(3)) or reasons or "no turns at all"
-    if NO_NEXT in skipped.dropped:
+    skipped = counters.labels(_SKIPPED)
+    why = ", ".join(f"{reason} ({n:,})" for reason, n in skipped.most_common(3)) or reasons or "no turns at all"
+    if NO_NEXT in skipped:
         warn(f"no turn has a reaction to learn from: {why}. Where the log itself says how good replies were, `opdkit "
              "judge --good ... --bad ...` rewards them by that")  # fmt: skip
         return
-    side = " Every turn is marked as side." if set(skipped.dropped) == {SIDE} else ""
+    side = " Every turn is marked as side." if set(skipped) == {SIDE} else ""
     raise OpdkitError(
-        f"nothing can be trained on: none of {counted(counters.extra[_TURNS], 'turn')}.{side} Reasons: {why}."
+        f"nothing can be trained on: none of {counted(counters.total(_TURNS), 'turn')}.{side} Reasons: {why}."
     )

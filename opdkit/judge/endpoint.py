@@ -27,12 +27,11 @@ import httpx
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
-from opdkit.console import printable, progress, say
+from opdkit.console import counted, printable, progress, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
 from opdkit.judge.identity import Identity
 from opdkit.judge.traffic import Failure, Server, Traffic
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone

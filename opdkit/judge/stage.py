@@ -1,6 +1,5 @@
 """The loop of `opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
-from opdkit.console import progress, warn
+from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
@@ -31,7 +30,6 @@ from opdkit.store import (
     read_part,
     refuse_nothing,
 )
-from opdkit.store.nouns import counted, verb
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import VERDICTS
@@ -199,12 +197,15 @@ def _verdict(
         max_chars=config.max_hint_chars,
     )
     shown = flags(case.messages, case.index, case.next_count, case.turn["finish_reason"])
-    count_votes(counters.extra, [*hint_votes, *reward_votes])
-    count_reward(counters.extra, reward.reward)
-    if case.outcome:
-        counters.extra[_OUTCOMES] += 1
-    _count_hint(counters.extra, choice)
-    _count_flags(counters.extra, shown, reward.reward)
+    count_votes(counters, [*hint_votes, *reward_votes])
+    count_reward(counters, reward.reward)
+    counters.count(_OUTCOMES, int(bool(case.outcome)))
+    counters.count("hints", int(choice.hint is not None))
+    for reason, count in choice.rejected.items():
+        counters.count("rejected hints", count, label=reason)
+    for flag in shown:
+        counters.count("flags", label=flag)
+        counters.count("flags on turns rewarded +1", int(reward.reward == 1), label=flag)
     return {
         "turn_id": case.turn["turn_id"],
         "hint_votes": [v.row() for v in hint_votes],
@@ -221,58 +222,40 @@ def _verdict(
 # -- counting, and what it shows ------------------------------------------------------------------------------------
 
 
-def count_votes(extra: Counter[str], votes: Sequence[HintVote | RewardVote]) -> None:
+def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote]) -> None:
     """Count the votes of a question, and those that failed by their kind."""
-    extra["votes"] += len(votes)
+    counters.count("votes", len(votes))
     for vote in votes:
         if vote.error:
-            extra["failed votes"] += 1
-            extra[f"failed votes ({_kind(vote.error)})"] += 1
+            counters.count("failed votes", label=vote.error.partition(":")[0])  # what follows is about the one vote
 
 
-def count_reward(extra: Counter[str], reward: int | None) -> None:
-    """Count one reward under its name: "rewards +1"."""
-    extra["no reward" if reward is None else f"rewards {reward:+d}" if reward else "rewards 0"] += 1
-
-
-def _count_hint(extra: Counter[str], choice: hints.Choice) -> None:
-    if choice.hint is not None:
-        extra["hints"] += 1
-    for reason, count in choice.rejected.items():
-        extra[f"rejected hints ({reason})"] += count
-
-
-def _count_flags(extra: Counter[str], shown: Sequence[str], reward: int | None) -> None:
-    for flag in shown:
-        extra[f"flagged {flag}"] += 1
-        if reward == 1:
-            extra[f"flagged {flag}, rewarded"] += 1
-
-
-def _kind(error: str) -> str:
-    """An error without what is particular to one vote."""
-    return error.partition(":")[0]
+def count_reward(counters: Counters, reward: int | None) -> None:
+    """Count one reward by its value, "-1", "0" or "+1"."""
+    if reward is None:
+        counters.count("no reward")
+    else:
+        counters.count("rewards", label=f"{reward:+d}" if reward else "0")
 
 
 def warnings(counters: Counters) -> list[str]:
     """In words, what looks wrong with a stage's verdicts as a whole."""
-    extra, found = counters.extra, list[str]()
+    found = list[str]()
     if not counters.rows_out:
         return []
     found += mostly_dropped("judge", counters)
-    votes, failed = extra["votes"], extra["failed votes"]
+    votes, failed = counters.total("votes"), counters.total("failed votes")
     if 2 * failed > votes:
-        kinds = Counter({k[14:-1]: n for k, n in extra.items() if k.startswith("failed votes (")})
-        kind = kinds.most_common(1)[0][0]
+        kind = counters.labels("failed votes").most_common(1)[0][0]
         share = "all" if failed == votes else f"{failed:,} of"
         found.append(
             f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}"
         )
-    if not extra["hints"]:
+    if not counters.total("hints"):
         found.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
-    found += all_alike(extra)
+    found += all_alike(counters)
     for flag, words in _FLAGGED.items():
-        rewarded, shown = extra[f"flagged {flag}, rewarded"], extra[f"flagged {flag}"]
+        rewarded, shown = counters.labels("flags on turns rewarded +1")[flag], counters.labels("flags")[flag]
         if 2 * rewarded > shown:
             found.append(
                 f"{rewarded:,} of {counted(shown, 'turn')} {words} {verb(rewarded, 'was', 'were')} rewarded +1: look "
@@ -284,19 +267,18 @@ def warnings(counters: Counters) -> list[str]:
 def _no_outcome(config: JudgeConfig, counters: Counters) -> list[str]:
     """In words, when conditions on outcomes hold nowhere: a misspelt field is the usual reason."""
     asked = [f"{flag} {text}" for flag, texts in (("--good", config.good), ("--bad", config.bad)) for text in texts]
-    if not asked or not counters.rows_out or counters.extra[_OUTCOMES]:
+    if not asked or not counters.rows_out or counters.total(_OUTCOMES):
         return []
     return [f"{' and '.join(asked)}: true of no turn, so that votes decide everywhere. What logs say is in the "
             "column metadata of the table sessions"]  # fmt: skip
 
 
-def all_alike(extra: Counter[str]) -> list[str]:
+def all_alike(counters: Counters) -> list[str]:
     """In words, when many rewards have one value."""
-    rewards = {name: extra[name] for name in ("rewards +1", "rewards 0", "rewards -1") if extra[name]}
-    if len(rewards) != 1 or sum(rewards.values()) < _FEW_REWARDS:
+    rewards = counters.labels("rewards")
+    if len(rewards) != 1 or rewards.total() < _FEW_REWARDS:
         return []
-    name, count = next(iter(rewards.items()))
-    return [f"all {count:,} rewards are {name.split()[1]}: they tell no reply from another"]
+    return [f"all {rewards.total():,} rewards are {next(iter(rewards))}: they tell no reply from another"]
 
 
 _REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars."}

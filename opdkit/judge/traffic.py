@@ -12,9 +12,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from opdkit.console import counted
 from opdkit.errors import OpdkitError
 from opdkit.judge.exchange import NO_ANSWER, Answer
-from opdkit.store.nouns import counted
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one

@@ -18,10 +18,10 @@ from transformers import (
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
+from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import read_config, refuse_no_model
 from opdkit.model.memory import TooLargeError, is_out_of_memory
-from opdkit.store.nouns import counted, verb
 from opdkit.store.plans import check_model_path
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on

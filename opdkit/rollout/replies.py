@@ -126,11 +126,11 @@ def _usable(student: Student, draws: Sequence[Sample], counters: Counters) -> It
     reasons = [_why_not(student, draw) for draw in draws]
     for g, (draw, reason) in enumerate(zip(draws, reasons, strict=True)):
         if reason:
-            counters.extra[f"lost replies ({reason})"] += 1
+            counters.count("lost replies", label=reason)
             continue
-        counters.extra["replies"] += 1
-        counters.extra["sampled tokens"] += len(draw.ids)
-        counters.extra[CUT_OFF] += is_cut_off(draw.finish_reason)
+        counters.count("replies")
+        counters.count("sampled tokens", len(draw.ids))
+        counters.count(CUT_OFF, int(is_cut_off(draw.finish_reason)))
         yield g, draw
     if all(reasons):
         counters.drop(str(reasons[0]))

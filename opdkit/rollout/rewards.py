@@ -89,6 +89,6 @@ def verdict_row(turn_id: str, carried: JSON, votes: Sequence[RewardVote], reward
 
 def _count(found: Sequence[Judged], counters: Counters) -> None:
     for votes, reward in found:
-        count_votes(counters.extra, votes)
-        count_reward(counters.extra, reward.reward)
-        counters.extra["empty replies"] += reward.status == EMPTY.status
+        count_votes(counters, votes)
+        count_reward(counters, reward.reward)
+        counters.count("empty replies", int(reward.status == EMPTY.status))

@@ -13,14 +13,13 @@ from dataclasses import replace
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
-from opdkit.console import progress, say, warn
+from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
 from opdkit.model.folder import refuse_no_model
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import Judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
-from opdkit.store.nouns import counted, verb
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -123,28 +122,26 @@ def _open(config: RolloutConfig, stage: str, parts: int, inputs: JSON) -> Stage:
 def both(replies: Summary, verdicts: Summary) -> Summary:
     """One closing line for both stages: hinted turns in, replies out."""
     counters = replies.counters
-    counters.seconds += verdicts.counters.seconds
-    counters.extra.update(verdicts.counters.extra)
+    counters.merge(Counters(seconds=verdicts.counters.seconds, counts=verdicts.counters.counts))
     return replace(verdicts, stage="rollout", counters=counters, where=replies.where)
 
 
 def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     """In words, what looks wrong with the replies as a whole."""
-    extra = counters.extra
     found = mostly_dropped("rollout", counters)
     if counters.dropped[NO_ROOM]:
         prompts = counters.dropped[NO_ROOM]
         found.append(f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
                      f"{config.max_new_tokens} "
                      "of what the model was built for: lower it")  # fmt: skip
-    if 2 * extra[CUT_OFF] > extra["replies"]:
+    cut_off, replies = counters.total(CUT_OFF), counters.total("replies")
+    if 2 * cut_off > replies:
         found.append(
-            f"{extra[CUT_OFF]:,} of {counted(extra['replies'], 'reply')} {verb(extra[CUT_OFF], 'was', 'were')} cut "
-            "off: raise --max-new-tokens"
+            f"{cut_off:,} of {counted(replies, 'reply')} {verb(cut_off, 'was', 'were')} cut off: raise --max-new-tokens"
         )
-    if 2 * extra["failed votes"] > extra["votes"]:
-        found.append(f"{extra['failed votes']:,} of {counted(extra['votes'], 'vote')} failed, "
-                     f"{counted(extra['no reward'], 'reply')} "
-                     f"{verb(extra['no reward'], 'has', 'have')} no reward: is --judge-model a chat model that does "
-                     "as it is told?")  # fmt: skip
-    return found + all_alike(extra)
+    failed, votes, unrewarded = (counters.total(name) for name in ("failed votes", "votes", "no reward"))
+    if 2 * failed > votes:
+        found.append(f"{failed:,} of {counted(votes, 'vote')} failed, {counted(unrewarded, 'reply')} "
+                     f"{verb(unrewarded, 'has', 'have')} no reward: is --judge-model a chat model that does as it is "
+                     "told?")  # fmt: skip
+    return found + all_alike(counters)

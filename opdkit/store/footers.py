@@ -1,7 +1,6 @@
 """What the footer of a part says of it: plan, schema version, counts; and what the counts of a stage add up to."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
+from opdkit.console import counted
 from opdkit.errors import OpdkitError
-from opdkit.store.nouns import counted, singular
 
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
@@ -22,34 +21,58 @@ INPUTS_KEY = b"opdkit.inputs"
 
 @dataclass
 class Counters:
-    """What one part, or a whole stage, did. Mergeable."""
+    """Counts of one part, or of a whole stage. Mergeable.
+
+    `counts` holds what a stage counts beside rows: name -> label -> number. The label tells kinds of one thing apart
+    ("failed votes" by the error); a counter without kinds has the one label "".
+    """
 
     rows_in: int = 0
     rows_out: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
-    extra: Counter[str] = field(default_factory=Counter)  # what a stage counts beside rows: tokens, sessions, votes
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def drop(self, reason: str, count: int = 1) -> None:
-        self.dropped[reason] += count
+    def drop(self, reason: str, number: int = 1) -> None:
+        """Count rows that were taken and give no row, by the reason."""
+        self.dropped[reason] += number
+
+    def count(self, name: str, number: int = 1, *, label: str = "") -> None:
+        """Add to a counter of things beside rows."""
+        if number:
+            self.counts.setdefault(name, Counter())[label] += number
+
+    def total(self, name: str) -> int:
+        """Return a counter, summed over its labels."""
+        return self.labels(name).total()
+
+    def labels(self, name: str) -> Counter[str]:
+        """Return a counter by its labels."""
+        return self.counts.get(name, Counter())
 
     def merge(self, other: "Counters") -> None:
+        """Add everything that `other` counted."""
         self.rows_in += other.rows_in
         self.rows_out += other.rows_out
         self.dropped.update(other.dropped)
         self.seconds += other.seconds
-        self.extra.update(other.extra)
+        for name, numbers in other.counts.items():
+            self.counts.setdefault(name, Counter()).update(numbers)
 
     def to_json(self) -> str:
+        """Return the JSON that footers hold; `from_json` reads it."""
         return json.dumps({
             "rows_in": self.rows_in, "rows_out": self.rows_out, "dropped": dict(sorted(self.dropped.items())),
-            "seconds": round(self.seconds, 3), "extra": dict(sorted(self.extra.items())),
+            "seconds": round(self.seconds, 3),
+            "counts": {name: dict(sorted(numbers.items())) for name, numbers in sorted(self.counts.items())},
         })  # fmt: skip
 
     @classmethod
     def from_json(cls, text: bytes) -> "Counters":
+        """Read `to_json`. Footers of before counters had labels hold only the counts of rows."""
         raw = json.loads(text)
-        return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], Counter(raw["extra"]))
+        counts = {name: Counter(numbers) for name, numbers in raw.get("counts", {}).items()}
+        return cls(raw["rows_in"], raw["rows_out"], Counter(raw["dropped"]), raw["seconds"], counts)
 
 
 def mostly_dropped(stage: str, counters: Counters) -> list[str]:
@@ -81,8 +104,31 @@ NOUNS = {
     "rollout": Nouns("hinted turn", "reply"),
     "export": Nouns("turn", "turn"),
 }
-# How a counter is called that counts a share of another one, or of what has no counter of its own.
-_SHARE = re.compile(r"(?P<whole>.+?)(?: \((?P<kind>.+)\)|: (?P<reason>.+)|, (?P<also>rewarded))")
+# Names of counters (`Counters.count`) -> the name for a count of 1; a counter that is not here has one name.
+SINGULAR = {
+    "conversations": "conversation",
+    "empty replies": "empty reply",
+    "failed votes": "failed vote",
+    "flags": "flag",
+    "flags on turns rewarded +1": "flag on a turn rewarded +1",
+    "hints": "hint",
+    "log sessions unread": "log session unread",
+    "lost replies": "lost reply",
+    "outcomes": "outcome",
+    "rejected hints": "rejected hint",
+    "replies": "reply",
+    "replies without the thinking": "reply without the thinking",
+    "rewards": "reward",
+    "sampled tokens": "sampled token",
+    "sessions of another model": "session of another model",
+    "sessions without a teacher": "session without a teacher",
+    "steps": "step",
+    "tokens read": "token read",
+    "tokens saved": "token saved",
+    "tokens scored": "token scored",
+    "turns": "turn",
+    "votes": "vote",
+}
 
 
 @dataclass
@@ -112,18 +158,14 @@ class Summary:
         return f"{counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, {dropped} dropped"
 
     def details(self) -> str:
-        """What the stage counted beside rows, shares of a count in brackets behind it; "" where it counted nothing."""
-        extra, shares = +self.counters.extra, dict[str, list[str]]()
-        for name, n in sorted(extra.items()):
-            found = _SHARE.fullmatch(name)
-            shares.setdefault(found["whole"] if found else name, [])
-            if found:
-                shares[found["whole"]].append(f"{n:,} {found['kind'] or found['reason'] or found['also']}")
-        return ", ".join(
-            _named(extra[whole] if whole in extra else _total(extra, whole), whole)
-            + (f" ({', '.join(kinds)})" if kinds else "")
-            for whole, kinds in sorted(shares.items())
-        )
+        """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""
+        texts = []
+        for name, numbers in sorted(self.counters.counts.items()):
+            total = numbers.total()
+            kinds = ", ".join(f"{n:,} {label}" for label, n in sorted(numbers.items()) if label and n)
+            if total:
+                texts.append(counted(total, SINGULAR.get(name, name), name) + (f" ({kinds})" if kinds else ""))
+        return ", ".join(texts)
 
     def text(self) -> str:
         """The closing line, with the details on a line before it."""
@@ -140,15 +182,6 @@ def refuse_nothing(summary: Summary, what: str) -> None:
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
         reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
         raise OpdkitError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
-
-
-def _named(number: int, name: str) -> str:
-    return f"{number:,} {singular(name) if number == 1 else name}"
-
-
-def _total(extra: Counter[str], whole: str) -> int:
-    """What the shares of a whole add up to that is not counted itself."""
-    return sum(n for name, n in extra.items() if (found := _SHARE.fullmatch(name)) and found["whole"] == whole)
 
 
 def read_inputs(path: Path) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
+from opdkit.console import counted
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import discard, write_first
 from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.nouns import counted
 from opdkit.store.tables import APPENDED
 
 DRAW = "draw"  # of a plan: which of the times that it was begun; no difference between two plans

@@ -5,11 +5,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from opdkit.console import counted, verb
 from opdkit.model.folder import weights_name
-from opdkit.store.nouns import counted, verb
 
-_MODEL = "sessions of another model"
-_LONGEST_NAME = 80  # characters of a logged name that are kept
+# Counted once per session, whatever is scored of it.
+OTHER_MODEL, UNROUTED = "sessions of another model", "sessions without a teacher"
+LONGEST_NAME = 80  # characters of a logged name that are kept
 _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
@@ -30,14 +31,8 @@ def is_another(logged: str | None, student: frozenset[str]) -> bool:
     return bool(logged) and _bare(logged or "") not in student
 
 
-def counted_as(logged: str) -> str:
-    """The name of the counter for the sessions of a logged model."""
-    return f"{_MODEL} ({logged[:_LONGEST_NAME]})"
-
-
-def off_policy(extra: Mapping[str, int], model: str) -> str | None:
-    """In words, that the log was written by other models than the student; None where it was not."""
-    found = {name[len(_MODEL) + 2 : -1]: count for name, count in extra.items() if name.startswith(f"{_MODEL} (")}
+def off_policy(found: Mapping[str, int], model: str) -> str | None:
+    """Say that the log was written by other models than the student, `found` with their sessions; None without any."""
     if not found:
         return None
     named = ", ".join(f"{name} ({found[name]:,})" for name in sorted(found, key=lambda n: (-found[n], n))[:3])

@@ -159,14 +159,14 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
     """
     messages, index, ids = session["messages"], turn["message_index"], turn["response_token_ids"]
     if ids is not None and not is_encoding_of(chat, ids, messages[index]):
-        counters.extra["with logged tokens of another tokenizer"] += 1
+        counters.count("with logged tokens of another tokenizer")
         ids = None
     reply = chat.reply(messages, index, session["tools"], turn["finish_reason"], ids)
     logprobs = turn["behavior_logprobs"]
     if logprobs is None:
         return reply, None
     usable = ids is not None and len(logprobs) == len(ids) and all(math.isfinite(x) and x <= 0 for x in logprobs)
-    counters.extra["with behaviour log-probs" if usable else "with unusable behaviour log-probs"] += 1
+    counters.count("with behaviour log-probs" if usable else "with unusable behaviour log-probs")
     return reply, logprobs if usable else None
 
 

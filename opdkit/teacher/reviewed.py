@@ -20,6 +20,7 @@ from opdkit.store import Counters, part_path, read_arrow, read_counters
 from opdkit.store.footers import read_inputs
 from opdkit.store.reviews import applied, decision
 from opdkit.store.tables import TARGETS, to_arrow
+from opdkit.teacher.behavior import OTHER_MODEL, UNROUTED
 from opdkit.teacher.examples import NO_SIGNAL, candidates
 
 Row = JSON
@@ -60,9 +61,9 @@ def reviewed_targets(
         before, after = (_decided(verdict, some.get(name, {})) for some in (state.decided, decided))
         _change(config, state, judged[name], before, after, score)
     counters = state.counters
-    counters.extra[BY_PEOPLE] = len(judged.keys() & decided.keys())
-    counters.extra["with a hint"] = state.table.num_rows - state.table["hint"].null_count
-    counters.extra, counters.dropped = +counters.extra, +counters.dropped  # without what is no longer counted
+    counters.counts[BY_PEOPLE] = Counter({"": len(judged.keys() & decided.keys())})
+    counters.counts["with a hint"] = Counter({"": state.table.num_rows - state.table["hint"].null_count})
+    counters.dropped = +counters.dropped  # without what is no longer counted
     counters.rows_out = state.table.num_rows
     return _in_order(state.table, list(judged)), counters
 
@@ -118,7 +119,9 @@ def _change(
     state.counters.rows_in += counted.rows_in
     state.counters.dropped.update(counted.dropped)
     # A session is counted once, whatever is scored of it.
-    state.counters.extra.update({k: n for k, n in counted.extra.items() if not k.startswith("sessions ")})
+    for name, numbers in counted.counts.items():
+        if name not in (OTHER_MODEL, UNROUTED):
+            state.counters.counts.setdefault(name, Counter()).update(numbers)
 
 
 def _uncount(counters: Counters, judged: tuple[Row, Row, Row], rows: int, score: Score) -> None:

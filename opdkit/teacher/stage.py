@@ -17,7 +17,7 @@ from torch import Tensor, isfinite
 from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
-from opdkit.console import progress, warn
+from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError
 from opdkit.model.memory import TOO_LARGE, Budget, OutOfMemory, budget_of, run_or_out_of_memory
 from opdkit.store import (
@@ -31,10 +31,9 @@ from opdkit.store import (
     read_part,
     refuse_nothing,
 )
-from opdkit.store.nouns import counted
 from opdkit.store.reviews import Reviews, in_force, part_inputs, read_verdicts
 from opdkit.store.tables import TARGETS
-from opdkit.teacher.behavior import counted_as, is_another, off_policy
+from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, UNROUTED, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
 from opdkit.teacher.lockstep import join
 from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
@@ -46,7 +45,6 @@ Row = dict[str, Any]
 Scored = tuple[Example, Scores]
 
 _OVERLAP_TOP = 4  # tokens that --hint-select overlap compares where --support does not say
-_UNROUTED = "sessions without a teacher"
 
 
 def run(config: TeacherConfig) -> Summary:
@@ -158,10 +156,10 @@ def _examples(
         teacher = scorer.teacher_of(row)
     except ChatError as error:
         counters.drop(error.reason, len(judged))
-        counters.extra[_UNROUTED] += 1
+        counters.count(UNROUTED)
         return None
     if is_another(row["model"], scorer.names):
-        counters.extra[counted_as(row["model"])] += 1
+        counters.count(OTHER_MODEL, label=row["model"][:LONGEST_NAME])
     return teacher, list(prepare(config, scorer, teacher, row, judged, counters))
 
 
@@ -194,7 +192,7 @@ def scored(
     groups: dict[int, list[Scored]] = {}
     for teacher, some in together(prepared, lambda: budget.within(config.batch_tokens)):
         targets = [example.target for _, examples in some for example in examples]
-        every = iter(_scores(config, scorer, teacher, targets, budget, counters.extra))
+        every = iter(_scores(config, scorer, teacher, targets, budget, counters))
         for i, examples in some:
             both = [(example, s) for example in examples if (s := next(every)) is not None]
             if len(both) < len(examples):
@@ -204,7 +202,7 @@ def scored(
 
 
 def _scores(
-    config: TeacherConfig, scorer: Scorer, teacher: Teacher, targets: list[Target], budget: Budget, extra: Counter[str]
+    config: TeacherConfig, scorer: Scorer, teacher: Teacher, targets: list[Target], budget: Budget, counters: Counters
 ) -> list[Scores | None]:
     """The scores of targets that are read together; where that does not fit into memory, of each half by itself.
 
@@ -224,21 +222,22 @@ def _scores(
         budget.halve(sum(target.tokens for target in targets))
         half = len(targets) // 2
         halves = targets[:half], targets[half:]
-        return [s for some in halves for s in _scores(config, scorer, teacher, some, budget, extra)]
+        return [s for some in halves for s in _scores(config, scorer, teacher, some, budget, counters)]
     if isinstance(found, OutOfMemory):
         found = run_or_out_of_memory(lambda: score(1, False))
     if isinstance(found, OutOfMemory):
         return [None]
-    extra.update(found[1])
+    for name, n in found[1].items():
+        counters.count(name, n)
     return list(found[0])
 
 
 def _is_finite(example: Example, scores: Scores, counters: Counters) -> bool:
-    counters.extra["tokens scored"] += len(scores.old) * example.target.readings
+    counters.count("tokens scored", len(scores.old) * example.target.readings)
     if not all(isfinite(x).all() for x in scores.stored()):
         counters.drop("log-probs are not finite")
         return False
-    counters.extra["with a hint"] += scores.chosen is not None
+    counters.count("with a hint", int(scores.chosen is not None))
     return True
 
 
@@ -278,7 +277,7 @@ def _list(logprobs: Tensor | None) -> list[float] | None:
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
     """In words, what looks wrong with a stage's targets as a whole."""
     found = mostly_dropped("teacher", counters)
-    if counters.rows_in and counters.extra[_UNROUTED] and not counters.rows_out:
+    if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:
         found.append(
             f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
             "name that stands in that field (the column `metadata` of the sessions table shows what does)"
@@ -286,5 +285,5 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
     if long := counters.dropped["too long"]:
         found.append(f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves "
                      "out the beginnings of such conversations")  # fmt: skip
-    message = off_policy(counters.extra, config.model)
+    message = off_policy(counters.labels(OTHER_MODEL), config.model)
     return [*found, message] if message else found

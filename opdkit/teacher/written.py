@@ -67,7 +67,7 @@ def written(
 def _has_room(config: TeacherConfig, scorer: Scorer, turn: Hinted, counters: Counters) -> bool:
     longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
     fits = longest + config.max_new_tokens <= scorer.max_tokens
-    counters.extra["not written (no room for a reply)"] += not fits
+    counters.count("not written", int(not fits), label="no room for a reply")
     return fits
 
 
@@ -90,13 +90,13 @@ def _examples(scorer: Scorer, turn: Hinted, draws: Sequence[Sample], counters: C
     plain = turn.example.prompt.ids
     for number, draw in enumerate(draws):
         if draw.finish_reason == "memory":
-            counters.extra[f"not written ({TOO_LARGE})"] += 1
+            counters.count("not written", label=TOO_LARGE)
             continue
         if not all(map(math.isfinite, draw.logprobs)) or max(draw.ids) >= scorer.vocabulary:
-            counters.extra["not written (not readable)"] += 1
+            counters.count("not written", label="not readable")
             continue
         counters.rows_in += 1
-        counters.extra["written by the teacher"] += 1
+        counters.count("written by the teacher")
         hinted = (ScoredSequence(turn.prompt_ids, draw.ids),)
         yield replace(
             turn.example,

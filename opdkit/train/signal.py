@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.train import TrainConfig
-from opdkit.console import printable, say, stdout, warn, with_sign
+from opdkit.console import counted, printable, say, stdout, verb, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, read_arrow
-from opdkit.store.nouns import counted, every, verb
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step, tokens_of
 from opdkit.train.objective import Objective, group_normalised, overlong, terms_of, trained_positions
@@ -134,7 +133,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
                           + _remedy(terms))  # fmt: skip
     hinted, rewards = _hinted(data), _rewards(data)
     if terms == {"reward"} and not any(rewards):
-        raise OpdkitError(f"{every(len(rewards), 'reward')} 0: there is nothing to learn. " + _remedy(terms))
+        raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
+                          "nothing to learn. " + _remedy(terms))  # fmt: skip
     say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, "
         f"{rewards.count(0)} 0, {rewards.count(-1)} -1; left out: {left_out}; "
         f"{counted(len(steps), 'optimizer step')}")  # fmt: skip
@@ -159,7 +159,8 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
                      "bad one; look at some votes, and try a stronger --judge")  # fmt: skip
     for name, values in data.advantages.items():
         if len(values) and np.abs(values).max() < NEAR_ZERO:
-            found.append(f"{every(len(values), name + ' advantage')} within {NEAR_ZERO} of 0: " + _NO_DIFFERENCE[name])
+            found.append(f"all {counted(len(values), f'{name} advantage')} {verb(len(values), 'is', 'are')} within "
+                         f"{NEAR_ZERO} of 0: " + _NO_DIFFERENCE[name])  # fmt: skip
     return found
 
 

@@ -117,7 +117,7 @@ def _dry_run(config: TrainConfig, data: TrainingSet, steps: Sequence[Step]) -> S
 
 def _count(counters: Counters, data: TrainingSet, steps: int) -> None:
     counters.rows_in, counters.rows_out, counters.dropped = data.scored, len(data.turns), data.dropped
-    counters.extra["steps"] = steps
+    counters.count("steps", steps)
 
 
 # -- the loop -------------------------------------------------------------------------------------------------------

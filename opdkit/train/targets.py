@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from opdkit.chat.template import Chat, ChatError, without_first
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, parse_pairs
+from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import refuse_no_model
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
-from opdkit.store.nouns import counted, verb
 from opdkit.store.reviews import refuse_outdated_targets
 from opdkit.store.turn_ids import logged_session_id
 

@@ -215,7 +215,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "a step on no target": (lambda r: recommit(r, "metrics", 0, first("turn_ids", lambda m: ["x:1"] * m["turns"])),
                             "train", "metrics", "a turn that is no target"),
     "a reply too few": (lambda r: recommit(r, "replies", 0, lambda rows: rows.pop(),
-                                           counters=lambda c: c.extra.update(replies=-1)), "eval", "replies", "lacks"),
+                                           counters=lambda c: c.count("replies", -1)), "eval", "replies", "lacks"),
     "a score twice": (lambda r: recommit(r, "scores", 0, doubled), "eval", "scores", "domain.* is not unique"),
     # ranges
     "a message that is none": (lambda r: recommit(r, "turns", 0, lambda rows: rows[0].update(
@@ -251,7 +251,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
         "support_old", lambda t: [[0.0] * len(v) for v in t["support_old"]])), "teacher", "targets", "more than 1"),
     "overlap over 1": (lambda r: recommit(r, "targets", 0, first("overlap", 2.0)), "teacher", "targets", "overlap"),
     "a step left out": (lambda r: recommit(r, "metrics", 0, lambda rows: rows.pop(1),
-                                           counters=lambda c: c.extra.update(steps=-1)), "train", "metrics", "1, 2, 3"),
+                                           counters=lambda c: c.count("steps", -1)), "train", "metrics", "1, 2, 3"),
     "a loss that is no number": (lambda r: recommit(r, "metrics", 0, first("loss", float("inf"))), "train", "metrics",
                                  "loss is not finite"),
     "an interval upside down": (lambda r: recommit(r, "scores", 0, first("low", 5.0)), "eval", "scores", "low is more"),

@@ -93,7 +93,7 @@ def test_filtered_sessions_are_counted_and_not_written(tmp_path):
     assert [s["session_id"] for s in found["sessions"]] == ["log:1", "log:5"]
     assert [r["line"] for r in found["rejected"]] == [3]
     assert summary.counters.dropped == {"filtered: model=m1": 1, "filtered: no model": 1, "no messages": 1}
-    assert summary.counters.extra["log sessions unread"] == 1
+    assert summary.counters.total("log sessions unread") == 1
     assert check(CheckConfig(run=tmp_path / "run")) is not False
 
 

@@ -65,7 +65,7 @@ def replies(run: Path) -> dict[tuple[str, str, int], dict]:
 def test_a_trained_model_is_compared_with_the_one_before(run, tmp_path, capsys) -> None:
     prompts = prompts_file(tmp_path, easy=ANYTHING, never={"match": ["no model says this"]})
     summary = evaluate.run(config(run, prompts))
-    assert len(replies(run)) == summary.counters.extra["replies"] == 4 * 3 * 2
+    assert len(replies(run)) == summary.counters.total("replies") == 4 * 3 * 2
     assert replies(run).keys() == {
         (f"{d}-{n}", m, k) for d in ("easy", "never") for n in range(2) for m in ("before", "after") for k in range(3)
     }

@@ -87,7 +87,7 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
     whole = [r for r in found["rejected"] if r["line"] == 0]
     assert [r["reason"] for r in whole] == ["damaged archive"]
     assert 1_000 < len(found["sessions"]) < 4_000
-    assert summary.counters.rows_in == len(found["sessions"]) + summary.counters.extra["log sessions unread"] + 1
+    assert summary.counters.rows_in == len(found["sessions"]) + summary.counters.total("log sessions unread") + 1
     assert not any(m["content"] is None for s in found["sessions"] for m in s["messages"])
 
 
@@ -146,7 +146,7 @@ def test_damage_inside_a_session_is_no_lost_session(tmp_path):
     header = {"type": "session", "id": "p", "timestamp": "t"}
     summary = run(tmp_path / "run", jsonl(tmp_path / "pi.jsonl", header, *events, *[b"{\n"] * 20))
     assert summary.counters.dropped == Counter({"not JSON": 20})
-    assert "log sessions unread" not in summary.counters.extra
+    assert "log sessions unread" not in summary.counters.counts
 
 
 @pytest.mark.parametrize(("record", "words"), [
@@ -165,7 +165,7 @@ def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
 def test_replies_that_nobody_reacted_to_can_still_have_outcomes(tmp_path, capsys):
     """So they are no error here; the judge, who knows of outcomes, says when there are none."""
     log = jsonl(tmp_path / "log.jsonl", *[chat("u", "a") | {"stars": 5}] * 2)
-    assert run(tmp_path / "run", log).counters.extra["turns"] == 2
+    assert run(tmp_path / "run", log).counters.total("turns") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "no turn has a reaction to learn from: no next state (2)" in said
     assert "`opdkit judge --good ... --bad ...`" in said

@@ -30,7 +30,7 @@ def test_parts_that_are_done_are_skipped(tmp_path, log, monkeypatch):
     again = run(tmp_path / "run", log, part_mb=lines_mb(log, 6))
     assert read == [2]
     assert again.counters.rows_in == first.counters.rows_in == 20
-    assert again.counters.extra == first.counters.extra
+    assert again.counters.counts == first.counters.counts
     untouched = [p for p, mtime in before.items() if p.stat().st_mtime_ns == mtime]
     assert len(untouched) == len(before) - 3
 
@@ -70,7 +70,7 @@ def test_killed_and_resumed_gives_the_same(tmp_path, log):
     assert 0 < done < 10
     resumed, once = run(killed, log, part_mb=part_mb), run(whole, log, part_mb=part_mb)
     assert tables(killed) == tables(whole)
-    assert (resumed.counters.rows_in, resumed.counters.extra) == (once.counters.rows_in, once.counters.extra)
+    assert (resumed.counters.rows_in, resumed.counters.counts) == (once.counters.rows_in, once.counters.counts)
 
 
 def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log):
@@ -151,7 +151,7 @@ def test_limit_is_the_first_sessions_and_nothing_else(tmp_path, log):
     jsonl(tmp_path / "logs" / "0-unknown.jsonl", {"level": "info"})
     jsonl(tmp_path / "logs" / "1-log.jsonl", *log.read_bytes().splitlines(keepends=True))
     summary = run(tmp_path / "run", tmp_path / "logs", limit=5, part_mb=lines_mb(log, 2))
-    assert (summary.parts, summary.counters.extra["turns"]) == (3, 5)
+    assert (summary.parts, summary.counters.total("turns")) == (3, 5)
     everything = tmp_path / "all"
     run(everything, tmp_path / "logs", part_mb=lines_mb(log, 2))
     assert list(read_all(tmp_path / "run", "sessions")) == list(read_all(everything, "sessions"))[:5]

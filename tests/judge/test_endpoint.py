@@ -345,7 +345,7 @@ def test_verdicts_from_a_server(tmp_path) -> None:
     rows = [row for part in range(2) for row in read_part(path, "verdicts", part)]
     assert len(rows) == summary.counters.rows_out == 8
     assert {(r["reward"], r["hint"], r["hint_status"]) for r in rows} == {(-1, "Give degrees in Celsius.", "ok")}
-    assert len(server.requests) == summary.counters.extra["votes"] == 8 * 2 * 3
+    assert len(server.requests) == summary.counters.total("votes") == 8 * 2 * 3
     assert len({r["seed"] for r in server.requests}) == 48
     assert "n" not in server.requests[0]
 

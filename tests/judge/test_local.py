@@ -41,7 +41,7 @@ def test_every_vote_is_written_and_seeded(extracted: Path, plain_model_dir: Path
     summary = judge.run(config(extracted, plain_model_dir))
     rows = verdicts(extracted)
     assert len(rows) == 12
-    assert summary.counters.extra["votes"] == 12 * 2 * 2
+    assert summary.counters.total("votes") == 12 * 2 * 2
     raws = [v["raw"] for r in rows for v in r["hint_votes"] + r["reward_votes"]]
     assert len(set(raws)) > 40  # each from a stream of its own
     assert all(v["error"] for r in rows for v in r["reward_votes"] if v["score"] is None)
@@ -102,7 +102,7 @@ def test_a_prompt_that_does_not_fit_is_set_aside(tmp_path: Path, plain_model_dir
         assert "tokens, of 2,048" in vote["error"]
     assert (long["reward"], long["reward_status"], long["hint_status"]) == (None, "failed", "no_quorum")
     assert all(v["raw"] for v in short["hint_votes"])
-    assert summary.counters.extra["failed votes (the prompt does not fit the judge)"] == 4
+    assert summary.counters.labels("failed votes")["the prompt does not fit the judge"] == 4
 
 
 def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_model_dir: Path, monkeypatch) -> None:

@@ -107,8 +107,8 @@ def test_every_turn_of_a_session_has_its_outcome_and_the_others_are_voted_on(ext
         else:
             changed = {"reward": told, "reward_status": "outcome", "reward_agreement": None, "reward_votes": []}
             assert row == old | changed
-    assert summary.counters.extra["outcomes"] == 4
-    assert (summary.counters.extra["rewards +1"], summary.counters.extra["rewards -1"]) == (3, 3)
+    assert summary.counters.total("outcomes") == 4
+    assert (summary.counters.labels("rewards")["+1"], summary.counters.labels("rewards")["-1"]) == (3, 3)
     assert "4 outcomes" in summary.text()
 
 

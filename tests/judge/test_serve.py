@@ -37,7 +37,7 @@ def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monke
     extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=12, shard="0/1"))
     summary = judge.run(config(tmp_path, server))
     rows = {row["turn_id"]: row for row in read_all(tmp_path, "verdicts")}
-    assert summary.counters.extra["votes"] == 6 * len(rows)
+    assert summary.counters.total("votes") == 6 * len(rows)
     pairs = [(label, rows[label["turn_id"]]) for label in labels() if label["turn_id"] in rows]
     right = [label["reward"] == row["reward"] for label, row in pairs]
     named = [bool(re.search(NAMES[label["wanted"]], row["hint"] or "")) for label, row in pairs if label["wanted"]]

@@ -64,14 +64,9 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
     assert len(rows["trip:1"]["hint_votes"]) == len(rows["trip:1"]["reward_votes"]) == 1
     counters = summary.counters
     assert (counters.rows_in, counters.rows_out, counters.dropped) == (8, 6, {"no next state": 2})
-    assert counters.extra == {
-        "votes": 12,
-        "rewards -1": 3,
-        "rewards +1": 2,
-        "rewards 0": 1,
-        "hints": 2,
-        "flagged tool_error": 1,
-    }
+    assert counters.counts == {
+        "votes": {"": 12}, "rewards": {"-1": 3, "+1": 2, "0": 1}, "hints": {"": 2}, "flags": {"tool_error": 1},
+    }  # fmt: skip
 
 
 def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:
@@ -120,7 +115,7 @@ def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> 
         last = judge.run(config(other, shard=shard))
     assert verdicts(other) == verdicts(extracted)
     assert last.parts_done == whole.parts_done == 3
-    assert last.counters.extra == whole.counters.extra
+    assert last.counters.counts == whole.counters.counts
     assert last.counters.rows_in == whole.counters.rows_in
 
 
@@ -134,7 +129,7 @@ def test_a_resume_does_what_is_missing_and_sums_up_everything(extracted: Path) -
     again = judge.run(config(extracted))
     assert verdicts(extracted) == before
     assert kept.stat().st_mtime_ns == written
-    assert again.counters.extra == first.counters.extra
+    assert again.counters.counts == first.counters.counts
 
 
 def test_another_plan_is_refused(extracted: Path) -> None:
@@ -173,34 +168,30 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
 # -- counters and warnings --------------------------------------------------------------------------------------------
 
 
-def counters(**extra: int) -> Counters:
-    return Counters(rows_in=100, rows_out=100, extra=Counter({k.replace("_", " "): v for k, v in extra.items()}))
+def counters(**counts: int | dict[str, int]) -> Counters:
+    """100 turns, 50 rewards of each kind and 10 hints in 200 votes, except where `counts` says otherwise."""
+    fine: dict[str, int | dict[str, int]] = {"votes": 200, "hints": 10, "rewards": {"+1": 50, "-1": 50}}
+    numbers = {name: n if isinstance(n, dict) else {"": n} for name, n in (fine | counts).items()}
+    return Counters(rows_in=100, rows_out=100, counts={name: Counter(n) for name, n in numbers.items()})
 
 
 def test_warnings() -> None:
-    """pitfall 17: failing, cut-off, repeating and looping turns that were rewarded are named."""
-    fine = {"votes": 200, "hints": 10, "rewards +1": 50, "rewards -1": 50}
-    assert stage.warnings(counters(**fine)) == []
-    failed = {"failed votes": 101, "failed votes (no decision)": 90, "failed votes (empty answer)": 11}
-    (said,) = stage.warnings(counters(**(fine | failed)))
+    """Failing, cut-off, repeating and looping turns that were rewarded are named."""
+    assert stage.warnings(counters()) == []
+    (said,) = stage.warnings(counters(**{"failed votes": {"no decision": 90, "empty answer": 11}}))
     assert said.startswith("101 of 200 votes failed, most often: no decision. Is it the right model")
-    (said,) = stage.warnings(
-        counters(**(fine | {"failed votes": 200, "failed votes (cut off by the token limit)": 200}))
-    )
+    (said,) = stage.warnings(counters(**{"failed votes": {"cut off by the token limit": 200}}))
     assert said.startswith("all 200 votes failed, most often: cut off by the token limit")
     assert "--max-new-tokens" in said
-    too_long = {"failed votes": 200, "failed votes (the prompt does not fit the judge)": 200}
-    assert "--max-section-chars" in stage.warnings(counters(**(fine | too_long)))[0]
-    (said,) = stage.warnings(counters(**(fine | {"hints": 0})))
+    (said,) = stage.warnings(counters(**{"failed votes": {"the prompt does not fit the judge": 200}}))
+    assert "--max-section-chars" in said
+    (said,) = stage.warnings(counters(hints=0))
     assert said.startswith("no turn got a hint")
-    (said,) = stage.warnings(counters(votes=20, hints=1, **{"rewards +1": 10}))
+    (said,) = stage.warnings(counters(rewards={"+1": 10}))
     assert said == "all 10 rewards are +1: they tell no reply from another"
-    assert stage.warnings(counters(votes=18, hints=1, **{"rewards +1": 9})) == []
+    assert stage.warnings(counters(rewards={"+1": 9})) == []
     for flag in ("tool_error", "truncation", "duplicate_call", "loop"):
-        shown = Counters(
-            rows_in=1, rows_out=1, extra=Counter(fine | {f"flagged {flag}": 3, f"flagged {flag}, rewarded": 2})
-        )
-        (said,) = stage.warnings(shown)
+        (said,) = stage.warnings(counters(**{"flags": {flag: 3}, "flags on turns rewarded +1": {flag: 2}}))
         assert said.startswith("2 of 3 turns ")
         assert "were rewarded +1" in said
 
@@ -212,7 +203,7 @@ def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
     votes = [RewardVote(1, "yes")] * 3
     row = stage._verdict(config(extracted), case, [HintVote(-1, None, "no")] * 3, votes, found)
     assert (case.turn["turn_id"], row["reward"]) == ("tool:1", 1)
-    assert found.extra["flagged tool_error"] == found.extra["flagged tool_error, rewarded"] == 1
+    assert found.labels("flags") == found.labels("flags on turns rewarded +1") == {"tool_error": 1}
 
 
 def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
@@ -225,14 +216,12 @@ def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
     ]
     row = stage._verdict(config(extracted), case, hints, [RewardVote(None, "", "no decision")] * 3, found)
     assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
-    assert found.extra == {
-        "votes": 6,
-        "failed votes": 4,
-        "failed votes (decision not on offer)": 1,
-        "failed votes (no decision)": 3,
-        "no reward": 1,
-        "hints": 1,
-        "rejected hints (empty_judgement)": 1,
+    assert found.counts == {
+        "votes": {"": 6},
+        "failed votes": {"decision not on offer": 1, "no decision": 3},
+        "no reward": {"": 1},
+        "hints": {"": 1},
+        "rejected hints": {"empty_judgement": 1},
     }
 
 

@@ -88,8 +88,8 @@ def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> Non
     counters = summary.counters
     finished = [t["finish_reason"] for t in rows(run, "turns")]
     assert set(finished) == {"stop", "length"}
-    assert (counters.rows_in, counters.rows_out, counters.extra["replies"]) == (6, 18, 18)
-    assert counters.extra["cut off by the limit"] == finished.count("length")
+    assert (counters.rows_in, counters.rows_out, counters.total("replies")) == (6, 18, 18)
+    assert counters.total("cut off by the limit") == finished.count("length")
     assert summary.line().startswith("rollout: 6 hinted turns in, 18 replies out, 0 dropped, ")
 
 
@@ -111,7 +111,7 @@ def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys
         assert weights.tolist() == pytest.approx([1.0] * len(weights), abs=1e-4)
         assert target["hint"].startswith(HINT)
         assert target["teacher_logprobs"] != target["old_logprobs"]
-    assert summary.counters.extra["with behaviour log-probs"] == 18
+    assert summary.counters.total("with behaviour log-probs") == 18
     assert "another model" not in capsys.readouterr().err
 
 
@@ -197,7 +197,7 @@ def test_sampled_tokens_are_taken_as_they_are(
         assert target["response_ids"] == ids
         assert all(target["response_mask"])
         assert target["behavior_logprobs"] == logprobs
-    assert summary.counters.extra["with logged tokens of another tokenizer"] == 0
+    assert summary.counters.total("with logged tokens of another tokenizer") == 0
 
 
 def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws, student) -> None:
@@ -219,9 +219,8 @@ def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws
     summary = rollout.run(config(samples=3))
     assert {s["session_id"].rpartition("-")[2] for s in rows(config().run, "sessions")} == {"1"}
     assert (summary.counters.rows_in, summary.counters.rows_out, summary.counters.dropped) == (6, 6, {})
-    extra = summary.counters.extra
-    assert extra["lost replies (log-probs are not finite)"] == 6
-    assert extra["lost replies (a token that the tokenizer lacks)"] == 6
+    lost = {"log-probs are not finite": 6, "a token that the tokenizer lacks": 6}
+    assert summary.counters.labels("lost replies") == lost
     fixed_draws(*bad)
     summary = rollout.run(config(overwrite=True))
     assert (summary.counters.rows_in, summary.counters.rows_out) == (6, 0)

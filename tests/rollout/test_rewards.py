@@ -88,11 +88,10 @@ def test_every_reply_gets_the_reward_that_its_votes_add_up_to(config) -> None:
         assert [v["score"] for v in row["reward_votes"]] == [expected] * 5
         assert (row["hint_votes"], row["hint_status"]) == ([], "ok")
     rewards = [row["reward"] for row in found]
-    extra = summary.counters.extra
-    assert (extra["rewards +1"], extra["rewards -1"]) == (rewards.count(1), rewards.count(-1))
+    assert summary.counters.labels("rewards") == {"+1": rewards.count(1), "-1": rewards.count(-1)}
     assert set(rewards) == {1, -1}
-    assert extra["votes"] == 5 * 12
-    assert "rewards +1" in summary.details()
+    assert summary.counters.total("votes") == 5 * 12
+    assert "rewards (" in summary.details()
 
 
 def test_groups_train_as_groups(config, student) -> None:
@@ -147,7 +146,7 @@ def test_equal_replies_are_asked_about_once_and_empty_ones_never(config, says) -
         assert [row["reward_status"] for row in group] == ["ok", "ok", "empty", "empty", "ok"]
         assert [len(row["reward_votes"]) for row in group] == [5, 5, 0, 0, 5]
         assert group[0]["reward_votes"] == group[1]["reward_votes"] == group[4]["reward_votes"]
-    assert summary.counters.extra["empty replies"] == 4
+    assert summary.counters.total("empty replies") == 4
 
 
 @pytest.mark.parametrize(("answers", "reward", "status", "agreement"), [

@@ -43,15 +43,16 @@ def fill(stage: Stage, parts=None) -> None:
             out.rows("rejected", [row(part)])
             out.counters.rows_in += 2
             out.counters.drop("odd" if part % 2 else "even")
-            out.counters.extra["turns"] += part
+            out.counters.count("turns", part)
 
 
 def test_counters_survive_json_and_add_up():
-    one = Counters(2, 1, Counter(a=1), 0.5, Counter(turns=3))
+    one = Counters(2, 1, Counter(a=1), 0.5, {"turns": Counter({"": 3}), "skipped": Counter(side=1)})
     two = Counters.from_json(one.to_json().encode())
-    assert two == one
-    two.merge(Counters(1, 1, Counter(a=1, b=2), 0.25, Counter(turns=1, votes=4)))
-    assert two == Counters(3, 2, Counter(a=2, b=2), 0.75, Counter(turns=4, votes=4))
+    assert one == two
+    two.merge(Counters(1, 1, Counter(a=1, b=2), 0.25, {"turns": Counter({"": 1}), "votes": Counter({"": 4})}))
+    counts = {"turns": Counter({"": 4}), "skipped": Counter(side=1), "votes": Counter({"": 4})}
+    assert two == Counters(3, 2, Counter(a=2, b=2), 0.75, counts)
 
 
 def test_the_closing_line_names_rows_reasons_and_what_is_missing(tmp_path):
@@ -79,14 +80,19 @@ def test_every_stage_says_what_it_counts(tmp_path):
 
 
 def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
-    extra = Counter({
-        "votes": 9, "failed votes": 5, "failed votes (cut off)": 4, "failed votes (no answer)": 1, "hints": 1,
-        "flagged loop": 2, "flagged loop, rewarded": 1, "rejected hints (too short, or empty)": 3, "rewards +1": 1,
-        "lost replies (too long)": 0, "skipped: side": 2, "skipped: retry": 1,
-    })  # fmt: skip
-    assert Summary("judge", Counters(extra=extra), 1, 1, tmp_path).details() == (
-        "5 failed votes (4 cut off, 1 no answer), 2 flagged loop (1 rewarded), 1 hint, "
-        "3 rejected hints (3 too short, or empty), 1 reward +1, 3 skipped (1 retry, 2 side), 9 votes"
+    counters = Counters()
+    for name, label, number in [
+        ("votes", "", 9), ("failed votes", "cut off", 4), ("failed votes", "no answer", 1), ("hints", "", 1),
+        ("flags", "loop", 2), ("rejected hints", "too short, or empty", 3), ("rewards", "+1", 1),
+        ("lost replies", "too long", 0), ("skipped", "side", 2), ("skipped", "retry", 1),
+    ]:  # fmt: skip
+        counters.count(name, number, label=label)
+    assert counters.total("failed votes") == 5
+    assert counters.total("lost replies") == 0
+    assert counters.labels("skipped") == {"side": 2, "retry": 1}
+    assert Summary("judge", counters, 1, 1, tmp_path).details() == (
+        "5 failed votes (4 cut off, 1 no answer), 2 flags (2 loop), 1 hint, 3 rejected hints (3 too short, or empty), "
+        "1 reward (1 +1), 3 skipped (1 retry, 2 side), 9 votes"
     )
 
 
@@ -402,7 +408,7 @@ def test_the_summary_covers_what_earlier_runs_did(tmp_path):
     fill(resumed)
     total = resumed.summary().counters
     assert (total.rows_in, total.rows_out, total.dropped) == (8, 4, Counter(even=2, odd=2))
-    assert total.extra == Counter(turns=6)
+    assert total.total("turns") == 6
     assert resumed.summary().parts_done == 4
 
 

@@ -127,7 +127,7 @@ def logged(tmp_path, config, ids: list[int], said: dict) -> tuple[dict, int]:
         ),
     )
     summary = teacher.run(config(run))
-    return targets(run)[0], summary.counters.extra["with logged tokens of another tokenizer"]
+    return targets(run)[0], summary.counters.total("with logged tokens of another tokenizer")
 
 
 def test_logged_tokens_are_scored_as_they_are(tmp_path, config, tiny_tokenizer):
@@ -259,7 +259,7 @@ def test_overlap_scores_the_three_shortest(tmp_path, config, tiny_model_dir, sup
     }
     assert row["hint"] == max(sums, key=lambda hint: sums[hint])
     assert row["overlap"] == pytest.approx(max(sums.values()) / (top * len(row["response_ids"])))
-    assert summary.counters.extra["tokens scored"] == 4 * len(row["response_ids"])
+    assert summary.counters.total("tokens scored") == 4 * len(row["response_ids"])
 
 
 def test_a_candidate_that_does_not_fit_leaves_the_others(tmp_path, config, tiny_model_dir):

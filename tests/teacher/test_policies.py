@@ -74,7 +74,7 @@ def test_a_session_names_its_teacher(tmp_path, config, tiny_model_dir, tiny_toke
     roster = (f"gold={other}", f"2={tiny_model_dir}")
     summary = teacher.run(config(run, teacher=roster, teacher_route="tier"))
     assert summary.counters.dropped == {"session names an unknown teacher": 2, "session names no teacher": 4}
-    assert summary.counters.extra["sessions without a teacher"] == 3
+    assert summary.counters.total("sessions without a teacher") == 3
     assert summary.counters.rows_in == 10
     alone = {}
     for name, path in (("a", other), ("b", tiny_model_dir)):

@@ -161,7 +161,7 @@ def test_the_targets_do_not_depend_on_how_the_decisions_came_about(run, again, t
 
 def counts(run) -> list[tuple]:
     counted = [read_counters(part_path(run, "targets", part)) for part in PARTS]
-    return [(c.rows_in, c.rows_out, c.dropped, c.extra["with a hint"], c.extra["decided by people"]) for c in counted]
+    return [(c.rows_in, c.rows_out, c.dropped, c.total("with a hint"), c.total("decided by people")) for c in counted]
 
 
 def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):

@@ -72,7 +72,7 @@ def test_the_rows_say_what_was_judged(run, config):
         assert row["teacher_logprobs"] is None or len(row["teacher_logprobs"]) in lengths
     assert (summary.counters.rows_in, summary.counters.rows_out) == (12, 9)
     assert summary.counters.dropped == {"no signal": 3}
-    assert summary.counters.extra["with a hint"] == 6
+    assert summary.counters.total("with a hint") == 6
 
 
 def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
@@ -155,7 +155,7 @@ def test_turn_by_turn_gives_the_same_numbers(run, config):
     read = []
     for turn_by_turn in (False, True):
         summary = teacher.run(config(run, turn_by_turn=turn_by_turn, overwrite=True))
-        read.append((targets(run), summary.counters.extra))
+        read.append((targets(run), summary.counters.counts))
     (once, saving), (each, nothing) = read
     for a, b in zip(once, each, strict=True):
         for column in ("old_logprobs", "teacher_logprobs"):
@@ -305,12 +305,10 @@ def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokeni
     reply = turn("a:1", response_token_ids=ids, behavior_logprobs=logprobs)
     said = session("a", message("user", "x"), message("assistant", "hello"))
     run = write_run(tmp_path / "run", one_part([said], [reply], [verdict("a:1", HINT)]))
-    extra = teacher.run(config(run)).counters.extra
+    counters = teacher.run(config(run)).counters
     assert targets(run)[0]["behavior_logprobs"] == (logprobs if used else None)
-    assert (extra["with behaviour log-probs"], extra["with unusable behaviour log-probs"]) == (
-        int(used is True),
-        int(used is False),
-    )
+    assert counters.total("with behaviour log-probs") == int(used is True)
+    assert counters.total("with unusable behaviour log-probs") == int(used is False)
 
 
 def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer):
@@ -319,7 +317,7 @@ def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tok
     reply = turn("a:1", response_token_ids=ids, behavior_logprobs=[-1.0] * len(ids))
     said = session("a", message("user", "x"), message("assistant", "hello"))
     run = write_run(tmp_path / "run", one_part([said], [reply], [verdict("a:1", HINT)]))
-    assert teacher.run(config(run)).counters.extra["with unusable behaviour log-probs"] == 1
+    assert teacher.run(config(run)).counters.total("with unusable behaviour log-probs") == 1
     assert targets(run)[0]["behavior_logprobs"] is None
 
 
@@ -330,6 +328,7 @@ def test_logs_of_another_model_are_said_to_be_off_policy(tmp_path, config, tiny_
     run = write_run(tmp_path / "run", one_part(sessions, turns, verdicts))
     for _ in range(2):  # also where all parts are done already
         summary = teacher.run(config(run))
+        assert summary.counters.labels("sessions of another model") == {"gpt-x": 2, "gpt-y": 1}
         assert "3 sessions were written by another model" in (said := capsys.readouterr().err)
         assert "gpt-x (2), gpt-y (1)" in said
     assert summary.counters.rows_out == 5

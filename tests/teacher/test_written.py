@@ -33,7 +33,7 @@ def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one
     hinted = [r for r in logged if r["hint"] is not None]
     assert len(logged) == 9
     assert sorted((r["turn_id"], r["written"]) for r in written) == [(h["turn_id"], g) for h in hinted for g in (0, 1)]
-    assert summary.counters.extra["written by the teacher"] == len(written) == 12
+    assert summary.counters.total("written by the teacher") == len(written) == 12
     assert summary.counters.rows_in == summary.counters.rows_out + summary.counters.dropped.total()
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     of = {h["turn_id"]: h for h in hinted}
@@ -90,7 +90,7 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
 def test_no_room_for_a_reply_is_counted(run, config):
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
     summary = teacher.run(config(run, overwrite=True, max_tokens=longest + 40, written=1, max_new_tokens=longest))
-    assert summary.counters.extra["not written (no room for a reply)"] == 6
+    assert summary.counters.labels("not written")["no room for a reply"] == 6
     assert summary.counters.rows_out == 9
 
 

@@ -138,7 +138,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     trained = [t for t in load_turns(run) if not held_out(t.session_id, 0.3)]
     assert int(told["turns to train on"]) == len(trained) == summary.counters.rows_out
     assert int(told["left out: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
-    assert int(told["optimizer steps"]) == len(rows) == summary.counters.extra["steps"]
+    assert int(told["optimizer steps"]) == len(rows) == summary.counters.total("steps")
     assert [int(told[f"reward {r}"]) for r in ("+1", "0", "-1")] == [sum(t.reward == r for t in trained)
                                                                       for r in (1, 0, -1)]  # fmt: skip
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in trained)

@@ -230,11 +230,11 @@ def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
     written = (run / "train/model/model.safetensors").stat().st_mtime_ns
     summary = train.run(train_config(run, plain_model_dir))
     assert (run / "train/model/model.safetensors").stat().st_mtime_ns == written
-    assert summary.counters.extra["steps"] == len(losses(run))
+    assert summary.counters.total("steps") == len(losses(run))
     with pytest.raises(ConfigError, match="another plan"):
         train.run(train_config(run, plain_model_dir, epochs=2))
     train.run(train_config(run, plain_model_dir, epochs=2, overwrite=True))
-    assert len(losses(run)) > summary.counters.extra["steps"]
+    assert len(losses(run)) > summary.counters.total("steps")
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:

@@ -5,8 +5,7 @@ from rich.table import Table as RichTable
 from opdkit.commands.calibrate.agreement import CLASSES
 from opdkit.commands.calibrate.result import Calibration, Interval
 from opdkit.config.calibrate import CalibrateConfig
-from opdkit.console import printable, stdout
-from opdkit.store.nouns import counted, verb
+from opdkit.console import counted, printable, stdout, verb
 
 
 def show(measured: Calibration, config: CalibrateConfig) -> None:

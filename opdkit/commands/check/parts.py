@@ -135,12 +135,12 @@ def _expected(name: str, command: str, part: Part, parts: Mapping[str, Part]) ->
         if "rejected" in parts:
             aside = (n for why, n in c.dropped.items() if not why.startswith((FILTERED, LEFT_OUT)))
             yield "rejected", sum(aside), parts["rejected"].rows
-        if "turns" in parts and "turns" in c.extra:
-            yield "turns", c.extra["turns"], parts["turns"].rows
+        if "turns" in parts and "turns" in c.counts:
+            yield "turns", c.total("turns"), parts["turns"].rows
     if name == "metrics":
-        yield "steps", c.extra["steps"], part.rows
+        yield "steps", c.total("steps"), part.rows
     if name == "replies":
-        yield "replies", c.extra["replies"], part.rows
+        yield "replies", c.total("replies"), part.rows
 
 
 def files_pinned(part: Part) -> JSON:

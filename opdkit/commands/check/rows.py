@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from opdkit.console import counted
 from opdkit.judge.votes import OUTCOME, reward_of
-from opdkit.store.nouns import counted
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.turn_ids import turn_id

@@ -17,12 +17,11 @@ from opdkit.commands.check.rows import CHECKS, Known, Seen
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import printable, progress, say, stdout
+from opdkit.console import counted, printable, progress, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import inputs_in
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES, TARGETS, Table
 

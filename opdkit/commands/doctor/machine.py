@@ -12,9 +12,9 @@ import torch
 from packaging.requirements import Requirement
 
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
+from opdkit.console import counted
 from opdkit.errors import ConfigError
 from opdkit.model.load import resolve_device
-from opdkit.store.nouns import counted
 
 _LITTLE_ROOM = 5e9  # bytes
 

@@ -9,8 +9,7 @@ from rich.markup import escape
 from opdkit.commands.doctor import logs, machine, model, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
 from opdkit.config.doctor import DoctorConfig
-from opdkit.console import printable, say, stdout
-from opdkit.store.nouns import counted
+from opdkit.console import counted, printable, say, stdout
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 

@@ -9,10 +9,9 @@ from opdkit.commands.export.files import message_type, refuse_existing, whole, w
 from opdkit.commands.export.turns import Target, judged_turns
 from opdkit.commands.review import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, ExportConfig
-from opdkit.console import progress, warn
+from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Summary, part_count
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import in_force
 
@@ -54,7 +53,7 @@ def _export(config: ExportConfig, to: str) -> Summary:
         if not counters.rows_out:
             raise OpdkitError(f"{config.run} has no turn for {to}: {_reasons(counters)}")
     counters.seconds = time.monotonic() - start
-    if to == "openai" and (lines := counters.extra["conversations"]) < openai.FEWEST_LINES:
+    if to == "openai" and (lines := counters.total("conversations")) < openai.FEWEST_LINES:
         warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {openai.FEWEST_LINES}")
     return Summary(f"export {to}", counters, parts, parts, path)
 

@@ -37,7 +37,7 @@ def target(wanted: tuple[int, ...]) -> Target:
                 chosen.add(turn.index)
         if chosen:
             counters.rows_out += len(chosen)
-            counters.extra["conversations"] += 1
+            counters.count("conversations")
             yield _line(messages, chosen, turns[0].session["tools"], counters)
 
     return Target(rows, lambda _: pa.schema([]), (".jsonl",))
@@ -75,7 +75,7 @@ def linked(messages: list[Message]) -> tuple[list[Message], str]:
 def _line(messages: list[Message], weighted: set[int], tools: str | None, counters: Counters) -> Row:
     """The conversation up to its last weighted reply."""
     if unthinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
-        counters.extra["replies without the thinking"] += unthinking
+        counters.count("replies without the thinking", unthinking)
     written = [_message(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
     definitions = tool_definitions(tools)
     return {"messages": written} | ({"tools": definitions} if definitions else {})

@@ -9,6 +9,7 @@ from pathlib import Path
 from opdkit.commands.report.joined import has_stage
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
+from opdkit.console import counted
 from opdkit.errors import OpdkitError
 from opdkit.store import (
     Summary,
@@ -22,11 +23,9 @@ from opdkit.store import (
     summary_of,
 )
 from opdkit.store.failures import failures
-from opdkit.store.nouns import counted
 from opdkit.store.tables import TABLES
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
-_SKIPPED, _REJECTED_HINTS = "skipped: ", "rejected hints ("
 TERMS = ("reward", "teacher", "support", "divergence")
 
 
@@ -52,7 +51,8 @@ def _stage(run: Path, stage: str, found: Summary | None) -> JSON:
     return {
         "stage": stage, "command": command_of(run, stage), "done": found.parts_done, "parts": found.parts,
         "rows_in": counters.rows_in, "rows_out": counters.rows_out, "dropped": counters.dropped.most_common(),
-        "extra": sorted(counters.extra.items()), "seconds": round(counters.seconds, 1),
+        "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in sorted(counters.counts.items())
+                  for label, n in sorted(numbers.items())], "seconds": round(counters.seconds, 1),
     }  # fmt: skip
 
 
@@ -82,9 +82,7 @@ def notices(run: Path, found: dict[str, Summary]) -> list[str]:
 
 def rejected_hints(found: dict[str, Summary]) -> Counter[str]:
     """The judge's candidates that failed the filter, by reason (a leak among them)."""
-    extra = found["judge"].counters.extra if "judge" in found else Counter[str]()
-    return Counter({name.removeprefix(_REJECTED_HINTS).removesuffix(")"): n for name, n in extra.items()
-                    if name.startswith(_REJECTED_HINTS)})  # fmt: skip
+    return found["judge"].counters.labels("rejected hints") if "judge" in found else Counter()
 
 
 # -- the funnel --------------------------------------------------------------------------------------------------------
@@ -102,9 +100,10 @@ def funnel(run: Path, found: dict[str, Summary], seen: Counter[str], tokens: int
         levels.append(_level("extract", "turns answered afresh" if sampled else "conversations in the logs", "",
                              counters.rows_in))  # fmt: skip
         levels.append(_level("extract", "sessions", "sessions", counters.rows_out, counters.dropped))
-        skipped = {n.removeprefix(_SKIPPED): c for n, c in counters.extra.items() if n.startswith(_SKIPPED)}
         levels.append(_level("extract", "turns", "turns", seen["turns"]))
-        levels.append(_level("extract", "turns that may be trained on", "turns", seen["trainable"], Counter(skipped)))
+        levels.append(
+            _level("extract", "turns that may be trained on", "turns", seen["trainable"], counters.labels("skipped"))
+        )  # fmt: skip)
     if "judge" in found:
         counters = found["judge"].counters
         gone = _not_reached(run, found["judge"], seen["turns"] - counters.rows_in)
@@ -113,7 +112,7 @@ def funnel(run: Path, found: dict[str, Summary], seen: Counter[str], tokens: int
         levels.append(_level("judge", "with a hint", "turns", seen["hint"], part_of="judged"))
     if "teacher" in found:
         counters = found["teacher"].counters
-        own = counters.extra["written by the teacher"]
+        own = counters.total("written by the teacher")
         gone = _not_reached(run, found["teacher"], found["judge"].counters.rows_out - (counters.rows_in - own))
         levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + gone))
         if own:

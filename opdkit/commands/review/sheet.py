@@ -23,10 +23,9 @@ from typing import TextIO
 
 from opdkit.commands.review.api import without_verdict
 from opdkit.config.fields import JSON, did_you_mean
-from opdkit.console import printable
+from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, read_part, reviews
-from opdkit.store.nouns import counted, verb
 from opdkit.store.reviews import Ledger, Review, in_force
 
 SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")

@@ -16,9 +16,8 @@ from opdkit.commands.turn_view import turn_view, turn_views
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
-from opdkit.console import say, stdout
+from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.store.nouns import counted
 from opdkit.store.plans import stage_dir
 
 

@@ -7,8 +7,7 @@ from rich.text import Text
 
 from opdkit.commands.show.tokens import in_colour, legend, logprob_table, reply_text, signed
 from opdkit.config.fields import JSON
-from opdkit.console import printable, with_sign
-from opdkit.store.nouns import counted
+from opdkit.console import counted, printable, with_sign
 
 # Characters that are shown of a message, of a judge's answer, and of one that is no vote; --json has all.
 _MESSAGE, _ANSWER, _FAILED = 4000, 600, 300

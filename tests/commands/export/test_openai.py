@@ -31,7 +31,7 @@ def test_the_weighted_replies_are_the_good_ones_and_no_others(
     weighted = [m for row in rows for m in row["messages"] if m.get("weight")]
     assert len(weighted) == len(good) == summary.counters.rows_out
     assert [m.get("content") for m in weighted] == [t.session["messages"][t.index]["content"] for t in good]
-    assert len(rows) == len({t.session["session_id"] for t in good}) == summary.counters.extra["conversations"]
+    assert len(rows) == len({t.session["session_id"] for t in good}) == summary.counters.total("conversations")
 
 
 def test_the_client_library_knows_every_message_and_tool(run: Path, tmp_path: Path) -> None:

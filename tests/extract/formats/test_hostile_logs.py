@@ -71,7 +71,7 @@ def test_never_a_crash_and_every_line_accounted_for(name, data):
         assert read.unfold is not None or not recorded & set(aside)
     assert set(aside) <= numbers
     replies = sum(m["role"] == "assistant" for s in told for m in s["messages"])
-    assert len(found["turns"]) == replies == total.extra["turns"]
-    assert total.rows_in >= total.extra["log sessions unread"]
+    assert len(found["turns"]) == replies == total.total("turns")
+    assert total.rows_in >= total.total("log sessions unread")
     for turn in found["turns"]:
         assert turn["trainable"] == (turn["skip_reason"] is None)

@@ -60,7 +60,7 @@ def test_a_span_that_called_no_model_is_counted_and_left_out(tmp_path):
     log = jsonl(tmp_path / "log.jsonl", *rows, observation([U], A))
     summary = run(tmp_path / "run", log)
     assert summary.counters.dropped == {"left out: no model call": 9}
-    assert "log sessions unread" not in summary.counters.extra
+    assert "log sessions unread" not in summary.counters.counts
 
 
 def test_a_trace_holds_its_observations_and_their_session(tmp_path):
