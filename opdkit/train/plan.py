@@ -44,7 +44,7 @@ def _objective(config: TrainConfig, weights: dict[str, float]) -> Objective:
         skip_first=config.skip_first,
         confidence_weight=config.confidence_weight,
         behavior_cap=config.behavior_cap,
-        blame_below=config.blame_below,
+        negative_below=config.negative_below,
         aggregation=config.aggregation,
     )
 

@@ -85,7 +85,7 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares "
-            f"student and teacher on: run `opdkit teacher {quote(run)} ... --support K` again with --overwrite, "
+            f"student and teacher on: run `opdkit teacher {quote(run)} ... --top-k K` again with --overwrite, "
             "K = 4 or more"
         )
     return turns

@@ -19,7 +19,7 @@ REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_": P
 
 
 def options_of(stage: str) -> list[str]:
-    return [field.key for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
+    return [field.name for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
 
 
 def sections(text: str) -> dict[str, str]:
@@ -70,7 +70,7 @@ def test_flags_and_preset_are_written_where_they_belong():
                                "max_new_tokens": 4096}  # fmt: skip
     assert tables["train"] == {"model": "some/model"}
     assert "thinking of earlier turns" in text
-    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", base_url="http://h:1/v1")))
+    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", judge_url="http://h:1/v1")))
     assert served["judge"] == {"judge": "endpoint", "model": "j", "base_url": "http://h:1/v1"}
 
 

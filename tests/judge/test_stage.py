@@ -230,7 +230,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     results = ["one two three four five six seven eight", "nine"]
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
-    asking = config(run, judge="endpoint", model="any", base_url="http://localhost:1/v1")
+    asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
     case = stage._cases(asking, 0, Counters())[0]
     hint = HintVote(1, f"Say {results[0]}.", "x")
     row = stage._verdict(asking, case, [hint], [RewardVote(0, "x")], Counters())

@@ -64,7 +64,7 @@ def test_distill_lowers_the_divergence(run, plain_model_dir, alpha: float) -> No
 
 
 def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
-    train.run(train_config(run, plain_model_dir, objective="hybrid", blame_below=1.0, batch_turns=100))
+    train.run(train_config(run, plain_model_dir, objective="hybrid", negative_below=1.0, batch_turns=100))
     (row,) = read_all(run, "metrics")
     turns = load_turns(run)
     assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None)
@@ -163,6 +163,6 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
 @pytest.mark.parametrize("objective", ["topk", "hybrid", "distill"])
 def test_missing_supports_say_which_stage_makes_them(tmp_path, plain_model_dir, objective: str) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(2), support=0)
-    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --support K`"):
+    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --top-k K`"):
         train.run(train_config(run, plain_model_dir, objective=objective))
     assert not (run / "train").exists()

@@ -160,7 +160,7 @@ def configuration(run: Path, found: dict[str, Summary]) -> list[JSON]:
 def _configured(run: Path, stage: str) -> JSON:
     pinned, command = manifest(run, stage), command_of(run, stage)
     config = COMMANDS[command].config
-    defaults = {field.key: field.default for field in fields_of(config)}
+    defaults = {field.name: field.default for field in fields_of(config)}
     options = [
         [key, value, _plain(value) != _plain(defaults.get(key))] for key, value in pinned["configuration"].items()
     ]

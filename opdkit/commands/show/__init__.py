@@ -49,7 +49,7 @@ def run(config: ShowConfig) -> None:
         say(_nothing(config, chosen))
     elif len(chosen.turns) < chosen.total and not picks(config):
         one = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
-        say(f"{len(chosen.turns):,} of {counted(chosen.total, 'turn')}; --limit shows more{one}")
+        say(f"{len(chosen.turns):,} of {counted(chosen.total, 'turn')}; --max-turns shows more{one}")
 
 
 def _views(config: ShowConfig, turns: Sequence[ListedTurn]) -> list[JSON]:

@@ -66,9 +66,9 @@ def shows_whole(config: ShowConfig) -> bool:
 
     Raises ConfigError for log-probs of lines.
     """
-    whole = config.turn_id is not None or config.whole or (picks(config) and not config.rows)
+    whole = config.turn_id is not None or config.whole or (picks(config) and not config.one_line)
     if config.logprobs and not whole:
-        remedy = "leave out --rows" if config.rows else "add --whole, or name a turn"
+        remedy = "leave out --one-line" if config.one_line else "add --whole, or name a turn"
         raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
     return whole
 
@@ -108,7 +108,7 @@ def _chosen(config: ShowConfig, turns: Iterator[ListedTurn]) -> list[ListedTurn]
         return heapq.nlargest(config.best, _with_advantage(turns), key=_advantage)
     if config.random is not None:
         return heapq.nsmallest(config.random, turns, key=lambda turn: _draw(config.seed, turn.turn_id))
-    first = list(islice(turns, config.limit))
+    first = list(islice(turns, config.max_turns))
     for _ in turns:  # to be counted, and to know which statuses there are
         pass
     return first

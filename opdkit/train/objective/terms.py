@@ -67,7 +67,7 @@ class Objective:
     skip_first: int = 0
     confidence_weight: bool = False
     behavior_cap: float = 2.0
-    blame_below: float = 0.95
+    negative_below: float = 0.95
     aggregation: str = "token-mean"
 
 
@@ -135,8 +135,8 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
 def _rewarded(objective: Objective, tokens: Tokens) -> Tensor:
     """Where the reward is felt: bool [N]. What the student was sure of is not what a negative reward is about."""
     mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
-    if objective.blame_below < 1:
-        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.blame_below))
+    if objective.negative_below < 1:
+        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.negative_below))
     return mask_N
 
 

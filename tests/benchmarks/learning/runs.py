@@ -38,7 +38,7 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
     """The run that trainings begin from: sample_data, judged by the sample model itself, scored by it."""
     run = base_of(work, sessions)
     extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
-    judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
+    judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
     teach(TeacherConfig(run=run, model=str(MODEL)))
     return run
 
@@ -48,7 +48,7 @@ def with_written(work: Path) -> Path:
     run = work / "base-written"
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
-    teach(TeacherConfig(run=run, model=str(MODEL), written=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
+    teach(TeacherConfig(run=run, model=str(MODEL), teacher_samples=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
     return run
 
 
