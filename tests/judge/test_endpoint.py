@@ -325,7 +325,14 @@ def test_control_tokens_are_broken(text: str, broken: str) -> None:
 
 
 def config(path, url: str, **fields) -> JudgeConfig:
-    defaults = {"judge": "endpoint", "model": "judge-model", "base_url": url, "votes": 3, "timeout": 5.0, "retries": 1}
+    defaults = {
+        "judge": "endpoint",
+        "judge_model": "judge-model",
+        "judge_url": url,
+        "votes": 3,
+        "timeout": 5.0,
+        "retries": 1,
+    }
     return JudgeConfig(run=path, **({"shard": "0/1"} | defaults | fields))
 
 
@@ -425,7 +432,7 @@ def test_a_server_may_move_between_two_starts(tmp_path) -> None:
         with serving(by_question) as server:
             summary = run(config(path, server.url, shard=shard, concurrency=2))
     assert summary.parts_done == 2
-    assert "base_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]
+    assert "judge_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]
 
 
 @pytest.mark.parametrize(

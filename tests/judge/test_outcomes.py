@@ -130,7 +130,7 @@ def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
     extract.run(ExtractConfig(run=tmp_path / "run", logs=(str(log),), shard="0/1"))
     run = tmp_path / "run"
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
-        options = {"judge": "endpoint", "model": "judge-model", "base_url": server.url}
+        options = {"judge": "endpoint", "judge_model": "judge-model", "judge_url": server.url}
         judge.run(JudgeConfig(run=run, shard="0/1", good=("metadata.stars>=4",), bad=("metadata.stars<=2",), **options))
     assert server.requests == []
     found = [(row["turn_id"], row["reward"], row["hint_status"]) for row in read_all(run, "verdicts")]

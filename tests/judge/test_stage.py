@@ -258,8 +258,8 @@ def test_the_rules_may_quote_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"judge": "endpoint", "base_url": "http://127.0.0.1:9/v1", "model": "m", "retries": 0}, "127.0.0.1:9"),
-    ({"judge": "local", "model": "no-such-folder/no-such-model/x"}, "no-such-model"),
+    ({"judge": "endpoint", "judge_url": "http://127.0.0.1:9/v1", "judge_model": "m", "retries": 0}, "127.0.0.1:9"),
+    ({"judge": "local", "judge_model": "no-such-folder/no-such-model/x"}, "no-such-model"),
 ])  # fmt: skip
 def test_a_judge_that_is_not_there_costs_no_votes(extracted: Path, options: dict, words: str) -> None:
     """--overwrite throws the old votes away only for a judge that answers."""

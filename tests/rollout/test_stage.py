@@ -33,7 +33,7 @@ TABLES = ("sessions", "turns", "rejected", "verdicts")
 def whole(source, student, tmp_path_factory) -> dict[str, list[dict]]:
     """What a rollout gives that nobody disturbs."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    flags = {"run": run, "from_": source, "model": str(student), "device": "cpu", "samples": 2}
+    flags = {"run": run, "from_run": source, "model": str(student), "device": "cpu", "samples": 2}
     rollout.run(configure("rollout", flags | {"max_new_tokens": 12}, None))
     return everything(run)
 
@@ -200,7 +200,7 @@ def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
     file = tmp_path / "options.toml"
     file.write_text(f"[rollout]\nfrom = '{source}'\nmodel = 'm'\nmax-new-tokens = 9\n")
     made = configure("rollout", {"run": tmp_path / "new", "samples": 3}, file)
-    assert (made.from_, made.model, made.max_new_tokens, made.samples) == (source, "m", 9, 3)
+    assert (made.from_run, made.model, made.max_new_tokens, made.samples) == (source, "m", 9, 3)
     assert "from" not in made.plan()  # where the source lies decides nothing: its fingerprints do
 
 

@@ -168,7 +168,8 @@ def _written(found: Results) -> str:
 
 What is wrong after training on a short log is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies
 never show what follows a beginning that the teacher would have chosen. With
-`opdkit teacher --teacher-samples {REPLIES}` the teacher, which has read the hint, also writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
+`opdkit teacher --teacher-samples {REPLIES}` the teacher, which has read the hint, also
+writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
 
 {_table(heads, rows)}
 """

@@ -232,7 +232,7 @@ def test_a_few_turns_as_rows(scored, capsys):
 
 
 def test_logprobs_of_rows_are_refused(scored):
-    for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
+    for options in ({}, {"grep": "x"}, {"worst": 1, "one_line": True}, {"json": True}):
         with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
             show.run(ShowConfig(run=scored, logprobs=True, **options))
 
@@ -353,7 +353,7 @@ def hostile(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "limit": 1}, {"json": True},
+@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "max_turns": 1}, {"json": True},
                                      {"json": True, "whole": True}, {"grep": "over"}])  # fmt: skip
 @pytest.mark.parametrize("terminal_like", [False, True])
 def test_hostile_text_never_reaches_the_terminal(hostile, capsys, monkeypatch, options, terminal_like):
