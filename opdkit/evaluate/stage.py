@@ -47,7 +47,7 @@ from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.store.tables import REPLIES, SCORES
-from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
+from opdkit.train.targets import Turn, is_held_out, load_prompts, load_turns, scored_template_args
 
 
 def run(config: EvalConfig) -> Summary:
@@ -89,7 +89,7 @@ def judged_shifts(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     share = manifest(config.run, "train")["plan"]["config"]["holdout"] if _has(config, "train") else 0.0
     if share:
-        turns = [t for t in turns if held_out(t.session_id, share)]
+        turns = [t for t in turns if is_held_out(t.session_id, share)]
         say(f"log-probs of {counted(len(turns), 'judged reply')} in sessions held out of training")
     else:
         say(f"log-probs of {counted(len(turns), 'judged reply')}; "

@@ -19,8 +19,8 @@ from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective import gathered_logprobs, support_advantages
-from opdkit.train.signal import shaped
 from opdkit.train.targets import Support, load_prompts, load_turns
+from opdkit.train.training_set import shape_rewards
 
 
 def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
@@ -154,7 +154,7 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
                 "all": [0.7833, -1.3056, 0.7833, -0.2611, 0]}  # fmt: skip
     for choice, values in expected.items():
         options = train_config(run, plain_model_dir, group_normalise=choice)
-        assert [t.advantage for t in shaped(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
+        assert [t.advantage for t in shape_rewards(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
     train.run(train_config(run, plain_model_dir, objective="binary", group_normalise="all", batch_turns=100))
     (row,) = read_all(run, "metrics")
     assert row["reward_advantage"] == pytest.approx(0, abs=1e-6)

@@ -22,8 +22,8 @@ from opdkit.judge.stage import run as judge
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.store import read_all
 from opdkit.teacher.stage import run as teach
+from opdkit.train.checkpoints import epoch_dir
 from opdkit.train.stage import run as train
-from opdkit.train.student import epoch_home
 
 DATA = sample_data()
 MODEL = DATA / "model"
@@ -86,7 +86,7 @@ def final_model(run: Path) -> Path:
 
 def epoch_model(run: Path, epoch: int) -> Path:
     """Where there is one: with the option `keep_epochs`."""
-    return epoch_home(run / "train", epoch) / "model"
+    return epoch_dir(run / "train", epoch) / "model"
 
 
 # -- what a model does ----------------------------------------------------------------------------------------------

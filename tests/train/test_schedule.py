@@ -7,7 +7,7 @@ from scored_runs import train_config
 
 from opdkit.errors import ConfigError
 from opdkit.train.objective import Objective
-from opdkit.train.plan import at_step, objectives
+from opdkit.train.schedule import objective_at, objectives
 
 
 def weights(**options) -> list[dict[str, float]]:
@@ -49,8 +49,8 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
     config = train_config(Path("run"), Path("model"), clip_low=0.2, clip_low_end=0.1, clip_high=0.28)
     (objective,) = objectives(config)
-    assert [at_step(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
+    assert [objective_at(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.2, 0.175, 0.15, 0.125, 0.1]
     )
-    assert {at_step(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
-    assert at_step(objective, config, 1, 1).clip_low == 0.2
+    assert {objective_at(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
+    assert objective_at(objective, config, 1, 1).clip_low == 0.2
