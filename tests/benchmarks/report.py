@@ -63,7 +63,7 @@ def run(turns: int, folder: Path) -> dict[str, float]:
     """One row of results for a run of `turns` turns."""
     from report_runs import large_run
 
-    from opdkit.commands.report import run as report
+    from opdkit.commands.report.command import run as report
     from opdkit.config.report import ReportConfig
 
     run_folder = large_run(folder / "run", turns)

@@ -80,7 +80,7 @@ def run(attempts: int, seed: int, folder: Path, turns: int = 100) -> tuple[int, 
     from browser import Watched, chromium
     from report_runs import hostile_run
 
-    from opdkit.commands.report import page
+    from opdkit.commands.report.page import page
 
     made, through, draw = 0, list[str](), random.Random(seed)
     with chromium() as browser:

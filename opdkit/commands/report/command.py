@@ -1,4 +1,4 @@
-"""`opdkit report`: write the page of a run."""
+"""The command: write the page of a run to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,8 @@ from opdkit.store.disk import disk_errors_explained, replace_text
 
 
 @dataclass(frozen=True)
-class Written:
-    """Where the report is."""
+class WrittenReport:
+    """The file of a report."""
 
     path: Path
     size: int  # bytes
@@ -19,10 +19,10 @@ class Written:
         return f"report: {self.path}, {self.size / 1e6:.2f} MB; it opens in a browser, offline"
 
 
-def run(config: ReportConfig) -> Written:
-    """Write the report. Raises OpdkitError when there is nothing to report, or it cannot be written."""
-    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb)
+def run(config: ReportConfig) -> WrittenReport:
+    """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
+    html = page(config.run, turns=config.turns, rows=config.rows, max_mb=config.max_mb)
     path = config.out or config.run / "report.html"
     with disk_errors_explained(path):
         replace_text(path, html)
-    return Written(path, len(html.encode()))
+    return WrittenReport(path, len(html.encode()))

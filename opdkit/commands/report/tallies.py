@@ -1,14 +1,13 @@
-"""What the turns of a run add up to: votes, hints, advantages, shares. A tally sees every turn once."""
+"""Votes, hints, advantages and shares of the turns of a run. Each tally sees every turn once."""
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from opdkit.commands.report.joined import TRAINED, JoinedTurn
+from opdkit.commands.turn_line import signed
 from opdkit.config.fields import JSON
 
 T = TypeVar("T")
@@ -17,21 +16,21 @@ T = TypeVar("T")
 class Largest(Generic[T]):
     """The `most` items with the largest keys of all that were added, in O(most) memory."""
 
-    def __init__(self, most: int, key: Callable[[T], Any]) -> None:
-        self._most, self._key = most, key
+    def __init__(self, most: int) -> None:
+        self._most, self._added = most, 0
         self._heap: list[tuple[Any, int, T]] = []
-        self._added = 0
 
-    def add(self, item: T) -> None:
+    def add(self, item: T, key: Any) -> None:
+        """Add an item. Of equal keys, the first added counts as the largest."""
         self._added += 1
-        entry = (self._key(item), -self._added, item)  # of equal ones, the first added
+        entry = (key, -self._added, item)
         if len(self._heap) < self._most:
             heapq.heappush(self._heap, entry)
         elif self._heap and entry[:2] > self._heap[0][:2]:
             heapq.heapreplace(self._heap, entry)
 
     def items(self) -> list[T]:
-        """Largest first."""
+        """Return the items, the largest first."""
         return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 
@@ -53,11 +52,12 @@ class Commonest:
         self._counts = Counter({kept: count - 1 for kept, count in self._counts.items() if count > 1})
 
     def most(self, count: int) -> list[tuple[str, int]]:
+        """Return the `count` commonest texts with their counts, the commonest first."""
         return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
 class Votes:
-    """Votes and what they agreed on."""
+    """Votes, and the rewards that they agreed on."""
 
     def __init__(self) -> None:
         self.judged = 0
@@ -66,26 +66,24 @@ class Votes:
         self.errors, self.agreement = Counter[str](), Counter[float]()
 
     def add(self, turn: JoinedTurn) -> None:
+        """Count the votes of a turn, and the verdict that they make."""
         verdict = turn.verdict
         if verdict is None:
             return
         self.judged += 1
-        for vote in verdict["reward_votes"]:
-            self._count(self.scores, vote["score"], vote["error"], "reward")
-        for vote in verdict["hint_votes"]:
-            self._count(self.decisions, vote["decision"], vote["error"], "hint")
-        self.rewards[_signed(verdict["reward"])] += 1
+        for question, value, counts in (("reward", "score", self.scores), ("hint", "decision", self.decisions)):
+            for vote in verdict[f"{question}_votes"]:
+                if vote[value] is None:
+                    self.errors[f"{question}: {(vote['error'] or 'no answer').partition(':')[0]}"] += 1
+                else:
+                    counts[signed(vote[value])] += 1
+        self.rewards[signed(verdict["reward"])] += 1
         self.statuses[verdict["reward_status"]] += 1
         if verdict["reward_agreement"] is not None:
             self.agreement[round(verdict["reward_agreement"], 2)] += 1
 
-    def _count(self, counts: Counter[str], value: int | None, error: str | None, question: str) -> None:
-        if value is None:
-            self.errors[f"{question}: {(error or 'no answer').partition(':')[0]}"] += 1
-        else:
-            counts[_signed(value)] += 1
-
     def result(self) -> JSON:
+        """Return the counts, for the summary of the page."""
         voted = sum(self.agreement.values())
         return {
             "judged": self.judged,
@@ -100,20 +98,17 @@ class Votes:
         }
 
 
-def _signed(value: int | None) -> str:
-    return "none" if value is None else f"{value:+d}" if value else "0"
-
-
 class Hints:
-    """Hints: how long, which ones over and over, and why there is none."""
+    """Hints: their lengths, the commonest of them, and why turns have none."""
 
-    WIDTH = 20  # characters a bar
+    WIDTH = 20  # characters per bar
 
     def __init__(self) -> None:
         self.lengths, self.statuses, self.common = Counter[int](), Counter[str](), Commonest()
         self.count = self.characters = 0
 
     def add(self, turn: JoinedTurn) -> None:
+        """Count the hint of a turn, as the decision in force leaves it."""
         if (verdict := turn.decided) is None:
             return
         self.statuses[verdict["hint_status"]] += 1
@@ -124,7 +119,7 @@ class Hints:
             self.common.add(hint)
 
     def result(self, rejected: Counter[str]) -> JSON:
-        """`rejected` counts the candidates that failed the filter, by reason: the judge's counters have them."""
+        """Return the counts. `rejected` holds the candidates that failed the filter, from the judge's counters."""
         bars = range(max(self.lengths, default=-1) + 1)
         return {
             "count": self.count,
@@ -139,9 +134,10 @@ class Hints:
 
 
 class Advantages:
-    """The teacher's advantages, token by token, and what the rewards weigh."""
+    """Advantages of the teacher, token by token, and the tokens under each reward."""
 
     EDGE, FINE, BAR = 20.0, 0.001, 0.25  # nats
+    SHOWN = 5.0  # nats; the outermost bars hold all tokens beyond
     NEAR_ZERO = 0.01
 
     def __init__(self) -> None:
@@ -150,87 +146,87 @@ class Advantages:
         self._by_reward, self._overlaps, self._overlap = Counter[str](), 0, 0.0
 
     def add(self, turn: JoinedTurn) -> None:
+        """Count the tokens of a turn's targets, in bins of 0.001 nats."""
         for target in turn.targets:
-            self._by_reward[_signed(target.reward)] += target.sampled
+            self._by_reward[signed(target.reward)] += target.sampled
             if target.overlap is not None:
                 self._overlaps, self._overlap = self._overlaps + 1, self._overlap + target.overlap
-            if target.advantages is not None:
-                self._values(target.advantages[np.isfinite(target.advantages)])
-
-    def _values(self, values: NDArray[np.float32]) -> None:
-        self._tokens += len(values)
-        self._sum += float(values.sum(dtype=np.float64))
-        self._near += int((np.abs(values) < self.NEAR_ZERO).sum())
-        bins = np.floor((values.astype(np.float64) + self.EDGE) / self.FINE + 1e-6).astype(np.int64)
-        bins = np.clip(bins, 0, len(self._fine) - 1)
-        self._fine += np.bincount(bins, minlength=len(self._fine))
+            if target.advantages is None:
+                continue
+            values = target.advantages[np.isfinite(target.advantages)]
+            self._tokens += len(values)
+            self._sum += float(values.sum(dtype=np.float64))
+            self._near += int((np.abs(values) < self.NEAR_ZERO).sum())
+            bins = np.floor((values.astype(np.float64) + self.EDGE) / self.FINE + 1e-6).astype(np.int64)
+            self._fine += np.bincount(np.clip(bins, 0, len(self._fine) - 1), minlength=len(self._fine))
 
     def result(self) -> JSON:
-        """Bars 0.25 nats wide; quantiles to 0.001 nats. The outermost bars hold what lies beyond them."""
-        edge = 5.0
+        """Return the distribution: bars 0.25 nats wide, and quantiles to 0.001 nats."""
         bars = self._fine.reshape(-1, round(self.BAR / self.FINE)).sum(1)
         starts = np.arange(len(bars)) * self.BAR - self.EDGE
-        inside = (starts >= -edge) & (starts < edge)
+        inside = (starts >= -self.SHOWN) & (starts < self.SHOWN)
         counts = bars[inside]
-        if len(counts):
-            counts[0] += bars[starts < -edge].sum()
-            counts[-1] += bars[starts >= edge].sum()
+        counts[0] += bars[starts < -self.SHOWN].sum()
+        counts[-1] += bars[starts >= self.SHOWN].sum()
+        quantiles = []
+        below = np.cumsum(self._fine)
+        for q in (0.05, 0.25, 0.5, 0.75, 0.95) if self._tokens else ():
+            place = int(np.searchsorted(below, q * self._tokens))
+            quantiles.append([q, round((place + 0.5) * self.FINE - self.EDGE, 4)])
         return {
             "tokens": self._tokens,
             "mean": self._sum / self._tokens if self._tokens else None,
             "near_zero": self._near / self._tokens if self._tokens else None,
             "bar": self.BAR,
             "bars": [[float(start), int(count)] for start, count in zip(starts[inside], counts, strict=True)],
-            "quantiles": self._quantiles(),
+            "quantiles": quantiles,
             "reward_tokens": dict(self._by_reward),
             "overlap": self._overlap / self._overlaps if self._overlaps else None,
         }
 
-    def _quantiles(self) -> list[list[float]]:
-        if not self._tokens:
-            return []
-        below = np.cumsum(self._fine)
-        places = [(q, int(np.searchsorted(below, q * self._tokens))) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        return [[q, round((place + 0.5) * self.FINE - self.EDGE, 4)] for q, place in places]
-
 
 class Shares:
-    """How much of everything each source, and each session, has: one that decides alone is seen.
+    """How much each source and each session has of everything, so that one that dominates is noticed.
 
-    The turns of a session come one after the other, so the sessions take no memory but for the largest.
+    The turns of a session come one after the other, so only the largest sessions take memory.
     """
 
     def __init__(self, most: int = 20) -> None:
         self._sources: dict[str, Counter[str]] = {}
         self._session: tuple[str, str, Counter[str]] | None = None
-        self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most, lambda entry: _weight(entry[2]))
+        self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most)
         self._most, self._ended = most, 0
 
     def add(self, turn: JoinedTurn) -> None:
+        """Count a turn for its source and for its session."""
         source, session = turn.session["source"], turn.logged_session
         if self._session is None or self._session[:2] != (source, session):
             self._end_session()
             self._session = (source, session, Counter())
             self._sources.setdefault(source, Counter())["sessions"] += 1
-        counted = _counted(turn)
-        self._session[2].update(counted)
-        self._sources[source].update(counted)
+        verdict = turn.decided
+        counts = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
+        if verdict is not None:
+            counts |= {f"reward {signed(verdict['reward'])}": 1, "hints": int(verdict["hint"] is not None)}
+        counts |= {"targets": int(bool(turn.targets)), "tokens": sum(target.sampled for target in turn.targets)}
+        self._session[2].update(counts)
+        self._sources[source].update(counts)
 
     def _end_session(self) -> None:
         if self._session is not None:
-            self._sessions.add(self._session)
+            self._sessions.add(self._session, _furthest(self._session[2]))
             self._ended += 1
+            self._session = None
 
     def result(self) -> JSON:
+        """Return the totals, and the largest sources and sessions."""
         self._end_session()
-        self._session = None
-        sources = sorted(self._sources.items(), key=lambda item: _weight(item[1]), reverse=True)
-        total: Counter[str] = Counter()
-        for counts in self._sources.values():
+        sources = sorted(self._sources.items(), key=lambda item: _furthest(item[1]), reverse=True)
+        total, rest = Counter[str](), Counter[str]()
+        for place, (_, counts) in enumerate(sources):
             total.update(counts)
-        rest: Counter[str] = Counter()
-        for _, counts in sources[self._most :]:
-            rest.update(counts)
+            if place >= self._most:
+                rest.update(counts)
         return {
             "total": dict(total),
             "sources": [{"source": name, **counts} for name, counts in sources[: self._most]],
@@ -241,15 +237,6 @@ class Shares:
         }  # fmt: skip
 
 
-def _counted(turn: JoinedTurn) -> dict[str, int]:
-    verdict = turn.decided
-    counted = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
-    if verdict is not None:
-        counted |= {f"reward {_signed(verdict['reward'])}": 1, "hints": int(verdict["hint"] is not None)}
-    counted |= {"targets": int(bool(turn.targets)), "tokens": sum(target.sampled for target in turn.targets)}
-    return counted
-
-
-def _weight(counts: Counter[str]) -> tuple[int, ...]:
-    """What decides who comes first: the furthest stage that has anything to count."""
+def _furthest(counts: Counter[str]) -> tuple[int, ...]:
+    """Return the sort key of a source or session: the furthest stage that has anything to count comes first."""
     return counts["tokens"], counts["judged"], counts["turns"]

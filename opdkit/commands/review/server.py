@@ -149,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _get(self, path: str) -> tuple[str, bytes]:
         if path == "/":
-            from opdkit.commands.report import page  # imported here: it is most of what there is to import
+            from opdkit.commands.report.page import page  # imported here: it is most of what there is to import
 
             return "text/html; charset=utf-8", page(self.server.api.run, review={"token": self.server.token}).encode()
         if path == "/api/reviews":

@@ -1,4 +1,4 @@
-"""Turns a line each: a table for a person, tab-separated values for a pipe."""
+"""Turns as rows: a table for a person, tab-separated values for a pipe, and JSON."""
 
 from collections.abc import Sequence
 
@@ -7,55 +7,67 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from opdkit.commands.show.choose import ListedTurn
-from opdkit.commands.show.tokens import signed
-from opdkit.console import printable, with_sign
+from opdkit.commands.show.tokens import one_line
+from opdkit.commands.turn_line import TurnLine, shorten, signed
+from opdkit.config.fields import JSON
+from opdkit.console import with_sign
 
 COLUMNS = ("turn", "reward", "hint", "agreement (share)", "tokens", "advantage (nats)", "reply", "hint text")
+_CHARS = 200  # of a text
 _NARROWEST = 12  # characters of a text that are worth showing
 _NUMBERS = ("reward", "agreement (share)", "tokens", "advantage (nats)")
 
 
-def print_list(turns: Sequence[ListedTurn], console: Console) -> None:
-    """The advantage is the sum over the reply's tokens; a turn that a person has reviewed has a star."""
-    rows = [[printable(" ".join(cell.split())) for cell in _cells(turn)] for turn in turns]
-    if not console.is_terminal:
-        print("\t".join(COLUMNS))
-        for row in rows:
-            print("\t".join(row))
-        return
-    console.print(_table(rows, console.width))
+def json_row(line: TurnLine) -> JSON:
+    """Return a line as a row of `opdkit show --json`."""
+    names = ("turn_id", "state", "skip_reason", "reward", "reward_status", "agreement", "hint_status")
+    return {name: getattr(line, name) for name in names} | {
+        "reviewed": line.review is not None,
+        "tokens": line.tokens,
+        "advantage": line.advantage,
+        "request": shorten(line.request, _CHARS),
+        "reply": shorten(line.reply, _CHARS),
+        "hint": None if line.hint is None else shorten(" ".join(line.hint.split()), _CHARS),
+    }
+
+
+def print_list(lines: Sequence[TurnLine], console: Console) -> None:
+    """Print a row per turn. The advantage is the sum over the reply's tokens; a star marks a turn that was reviewed."""
+    rows = []
+    for line in lines:
+        row = json_row(line)
+        reward = "-" if line.reward is None else signed(line.reward)
+        if line.reward_status not in (None, "ok", "reviewed"):
+            reward += f" {line.reward_status}"
+        cells = (
+            line.turn_id,
+            (reward if line.reward_status else line.skip_reason or "") + ("*" if line.review else ""),
+            line.hint_status or "",
+            "" if line.agreement is None else f"{line.agreement:.2f}",
+            "" if line.tokens is None else f"{line.tokens:,}",
+            "" if line.advantage is None else with_sign(line.advantage, 2),
+            row["reply"],
+            row["hint"] or "",
+        )
+        rows.append([one_line(cell) for cell in cells])
+    if console.is_terminal:
+        console.print(_table(rows, console.width))
+    else:
+        print("\n".join("\t".join(row) for row in (COLUMNS, *rows)))
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Table:
-    """What a person copies or compares is never cut; the texts share the room that is left."""
+    """Lay out a table: names and numbers, which a person copies or compares, are never cut; texts share the rest."""
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     facts = COLUMNS[:-2]
     heads = [name.replace(" (", "\n(") for name in facts]  # units on a line of their own leave room for the texts
     widths = [max(map(cell_len, (*head.split("\n"), *(row[n] for row in rows)))) for n, head in enumerate(heads)]
     room = width - sum(widths) - len(COLUMNS)
     shown = COLUMNS if room >= 2 * _NARROWEST else COLUMNS[:-1] if room >= _NARROWEST else facts
-    for name, head, most in zip(facts, heads, widths, strict=True):
-        table.add_column(head, justify="right" if name in _NUMBERS else "left", no_wrap=True, min_width=most)
+    for name, head, least in zip(facts, heads, widths, strict=True):
+        table.add_column(head, justify="right" if name in _NUMBERS else "left", no_wrap=True, min_width=least)
     for name in shown[len(facts) :]:
         table.add_column(name, no_wrap=True, width=room // (len(shown) - len(facts)))
     for row in rows:
         table.add_row(*map(Text, row[: len(shown)]))  # a log must not be able to format our table
     return table
-
-
-def _cells(turn: ListedTurn) -> tuple[str, ...]:
-    star = "*" if turn.reviewed else ""
-    reward = "-" if turn.reward is None else signed(turn.reward)
-    if turn.reward_status not in (None, "ok", "reviewed"):
-        reward += f" {turn.reward_status}"
-    return (
-        turn.turn_id,
-        (reward if turn.reward_status else turn.skip_reason or "") + star,
-        turn.hint_status or "",
-        "" if turn.agreement is None else f"{turn.agreement:.2f}",
-        "" if turn.tokens is None else f"{turn.tokens:,}",
-        "" if turn.advantage is None else with_sign(turn.advantage, 2),
-        turn.reply,
-        turn.hint or "",
-    )

@@ -21,7 +21,6 @@ from opdkit.train.objective.losses import (
 from opdkit.train.objective.terms import (
     PRESETS,
     SUPPORTED,
-    TERMS,
     Objective,
     Term,
     Tokens,
@@ -34,7 +33,6 @@ from opdkit.train.objective.terms import (
 __all__ = [
     "PRESETS",
     "SUPPORTED",
-    "TERMS",
     "Objective",
     "Term",
     "Tokens",

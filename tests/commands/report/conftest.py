@@ -9,7 +9,7 @@ import pytest
 from browser import Watched, chromium
 from checked_runs import recommit, whole_run
 
-from opdkit.commands.report import page
+from opdkit.commands.report.page import page
 
 
 @pytest.fixture(scope="module")

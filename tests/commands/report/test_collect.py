@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from opdkit.commands.report.collect import collect, dominant
 from opdkit.commands.report.joined import Target, joined_turns
-from opdkit.commands.report.listed import columns, shown_whole
+from opdkit.commands.report.listed import choose_whole, columns
 from opdkit.commands.report.tallies import Advantages, Commonest, Largest
+from opdkit.commands.turn_line import TurnLine
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
@@ -132,7 +133,7 @@ def test_a_decision_counts_in_the_place_of_the_votes(run: Path, tmp_path: Path) 
     reviews.append(tmp_path / "run", [Review(turn_id, hint_decided=True, hint="Name the source of the figure.")])
     after = collect(tmp_path / "run", 1_000)
     assert (after.summary["reviewed"], after.summary["hints"]["count"]) == (1, before["hints"]["count"] + 1)
-    assert columns(after.rows, 50)["reviews"][turn_id]["hint"] == "Name the source of the figure."
+    assert columns(after.lines, 50)["reviews"][turn_id]["hint"] == "Name the source of the figure."
 
 
 def test_a_source_or_session_that_decides_alone_is_named() -> None:
@@ -161,24 +162,28 @@ def test_the_configuration_holds_no_key(run: Path) -> None:
 
 
 def test_the_list_is_bounded_and_has_the_strongest(run: Path) -> None:
-    every, some = collect(run, 1_000).rows, collect(run, 20).rows
+    every, some = collect(run, 1_000).lines, collect(run, 20).lines
     assert len(some) == 20
     assert len({row.turn_id for row in some}) == 20
     strengths = sorted((row.strength or 0.0 for row in every), reverse=True)
     assert sorted((row.strength or 0.0 for row in some), reverse=True)[:10] == strengths[:10]
     assert columns(every, 300)["id"] == [turn["turn_id"] for turn in read_all(run, "turns")], "the order of the log"
-    assert collect(run, 20).rows == some, "the same draw in every report"
+    assert collect(run, 20).lines == some, "the same draw in every report"
 
 
 def test_shown_whole_are_the_strongest_and_one_of_every_kind(run: Path) -> None:
-    rows = collect(run, 1_000).rows
-    kinds = {row.kind for row in rows}
-    chosen = shown_whole(rows, 3 * len(kinds))
+    rows = collect(run, 1_000).lines
+
+    def kind(line: TurnLine) -> tuple:
+        return line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None
+
+    kinds = {kind(row) for row in rows}
+    chosen = choose_whole(rows, 3 * len(kinds))
     assert len(chosen) == len(set(chosen)) == 3 * len(kinds)
-    assert {row.kind for row in rows if row.turn_id in chosen} == kinds
+    assert {kind(row) for row in rows if row.turn_id in chosen} == kinds
     strongest = max((row for row in rows if row.strength is not None), key=lambda row: row.strength or 0.0)
     assert strongest.turn_id == chosen[0] or strongest.strength == 0
-    assert shown_whole(rows, 0) == []
+    assert choose_whole(rows, 0) == []
 
 
 def test_every_turn_is_joined_with_its_own(run: Path) -> None:
@@ -203,9 +208,9 @@ def test_every_turn_is_joined_with_its_own(run: Path) -> None:
 
 @given(st.lists(st.integers(0, 8)), st.integers(0, 6))
 def test_the_largest_are_those_of_a_sort(values: list[int], most: int) -> None:
-    kept: Largest[tuple[int, int]] = Largest(most, lambda item: item[0])
+    kept: Largest[tuple[int, int]] = Largest(most)
     for place, value in enumerate(values):
-        kept.add((value, place))
+        kept.add((value, place), value)
     every = [(value, place) for place, value in enumerate(values)]
     assert kept.items() == sorted(every, key=lambda item: (-item[0], item[1]))[:most]
 

@@ -10,7 +10,7 @@ from browser import Watched
 from fuzz.report import attacks, look_at_everything
 from report_runs import hostile_run
 
-from opdkit.commands.report import page
+from opdkit.commands.report.page import page
 
 
 def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from browser import Watched
 from report_runs import large_run
 
-from opdkit.commands.report import run as report
+from opdkit.commands.report.command import run as report
 from opdkit.config.report import ReportConfig
 from opdkit.store import read_all
 

@@ -9,7 +9,7 @@ import pytest
 from browser import Watched
 from checked_runs import recommit
 
-from opdkit.commands.report import page
+from opdkit.commands.report.page import page
 from opdkit.store import read_all
 
 Opening = Callable[..., Watched]

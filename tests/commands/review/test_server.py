@@ -78,7 +78,7 @@ def test_what_is_absent_stays_and_null_is_decided(client):
 
 
 def test_the_page_is_the_report_with_this_server_s_token(client, server, judged):
-    from opdkit.commands.report import page
+    from opdkit.commands.report.page import page
 
     answer = client.get("/")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"

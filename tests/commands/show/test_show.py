@@ -11,8 +11,8 @@ from rich.console import Console
 from runs import message, talk, write_extract
 from scored_runs import Said, Toy, toy_sessions, write_run
 
-from opdkit.commands import show
-from opdkit.commands.show.choose import chosen_turns
+from opdkit.commands.show import command as show
+from opdkit.commands.show.choose import choose_turns
 from opdkit.commands.show.listed import COLUMNS, print_list
 from opdkit.commands.show.tokens import STEPS, legend, level, reply_text
 from opdkit.commands.show.whole import print_whole
@@ -42,7 +42,7 @@ def written(console: Console) -> str:
 
 
 def ids(scored, **options) -> list[str]:
-    return [turn.turn_id for turn in chosen_turns(ShowConfig(run=scored, **options)).turns]
+    return [turn.turn_id for turn in choose_turns(ShowConfig(run=scored, **options)).lines]
 
 
 def sums(scored) -> dict[str, float]:
@@ -62,7 +62,7 @@ def test_worst_and_best_go_by_the_sum_of_the_advantages(scored):
     assert ids(scored, worst=3) == expected[:3]
     assert ids(scored, best=2) == expected[:-3:-1]
     assert set(ids(scored, worst=100)) == set(expected), "a turn without a hint is neither bad nor good"
-    for turn in chosen_turns(ShowConfig(run=scored)).turns:
+    for turn in choose_turns(ShowConfig(run=scored)).lines:
         assert turn.advantage == pytest.approx(sums(scored).get(turn.turn_id), abs=1e-4) or turn.advantage is None
 
 
@@ -76,8 +76,8 @@ def test_a_draw_depends_on_the_seed_and_the_turns_alone(scored):
 def test_the_list_is_in_the_order_of_the_run_and_limited(scored):
     every = [row["turn_id"] for row in read_all(scored, "turns")]
     assert ids(scored) == every
-    found = chosen_turns(ShowConfig(run=scored, max_turns=2))
-    assert ([turn.turn_id for turn in found.turns], found.total) == (every[:2], len(every))
+    chosen = choose_turns(ShowConfig(run=scored, limit=2))
+    assert ([turn.turn_id for turn in chosen.lines], chosen.passed) == (every[:2], len(every))
 
 
 @pytest.mark.parametrize(("pattern", "found"), [
@@ -95,7 +95,7 @@ def test_grep_looks_at_what_a_person_wrote_too(scored, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"grep": "(unclosed"}, "no regular expression"), ({"status": "no_qorum"}, "did you mean 'no_quorum'"),
+    ({"grep": "(unclosed"}, "--grep '(unclosed'"), ({"status": "no_qorum"}, "did you mean 'no_quorum'"),
     ({"worst": 1, "random": 1}, "choose different turns"), ({"turn_id": "toy-0:1", "grep": "x"}, "leave out TURN_ID"),
 ])  # fmt: skip
 def test_a_selection_that_cannot_be_is_named(scored, options, words):
@@ -130,7 +130,16 @@ TOKENS = [token("far", -2.0), token(" less", -0.6), token(" a bit", -0.2), token
 
 
 def test_the_level_of_an_advantage():
-    assert [level(a) for a in (None, 0.0, STEPS[0] - 1e-6, *STEPS, -STEPS[0], -9.0)] == [0, 0, 0, 1, 2, 3, -1, -3]
+    assert [level(token("x", a)) for a in (None, 0.0, STEPS[0] - 1e-6, *STEPS, -STEPS[0], -9.0)] == [
+        0,
+        0,
+        0,
+        1,
+        2,
+        3,
+        -1,
+        -3,
+    ]
 
 
 def test_without_colours_marks_say_it():
@@ -203,7 +212,7 @@ def test_a_turn_whole_in_a_pipe(scored, capsys):
 def test_json_is_one_document(scored, capsys):
     show.run(ShowConfig(run=scored, turn_id="toy-0:1", json=True))
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(turn_view(scored, "toy-0:1")))
-    show.run(ShowConfig(run=scored, worst=2, one_line=True, json=True))
+    show.run(ShowConfig(run=scored, worst=2, rows=True, json=True))
     rows = json.loads(capsys.readouterr().out)
     assert [row["turn_id"] for row in rows] == ids(scored, worst=2)
     assert "targets" not in rows[0]
@@ -225,14 +234,14 @@ def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
 
 
 def test_a_few_turns_as_rows(scored, capsys):
-    show.run(ShowConfig(run=scored, worst=3, one_line=True))
+    show.run(ShowConfig(run=scored, worst=3, rows=True))
     out, err = capsys.readouterr()
     assert [line.split("\t")[0] for line in out.splitlines()] == ["turn", *ids(scored, worst=3)]
     assert err == ""
 
 
 def test_logprobs_of_rows_are_refused(scored):
-    for options in ({}, {"grep": "x"}, {"worst": 1, "one_line": True}, {"json": True}):
+    for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
         with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
             show.run(ShowConfig(run=scored, logprobs=True, **options))
 
@@ -318,7 +327,7 @@ def test_a_run_that_is_only_extracted_can_be_shown(tmp_path, capsys):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_table_fits_the_terminal_and_cuts_no_name(scored, width):
     console = terminal(width, color_system=None)
-    print_list(chosen_turns(ShowConfig(run=scored)).turns, console)
+    print_list(choose_turns(ShowConfig(run=scored)).lines, console)
     lines = written(console).splitlines()
     for name in ids(scored):
         assert any(line.split()[0] == name for line in lines)
@@ -328,7 +337,7 @@ def test_the_table_fits_the_terminal_and_cuts_no_name(scored, width):
 
 
 def test_the_list_in_a_pipe_is_tab_separated(scored, capsys):
-    show.run(ShowConfig(run=scored, max_turns=3))
+    show.run(ShowConfig(run=scored, limit=3))
     out, err = capsys.readouterr()
     assert [len(line.split("\t")) for line in out.splitlines()] == [len(COLUMNS)] * 4
     assert "3 of 10 turns" in err
@@ -353,7 +362,7 @@ def hostile(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "max_turns": 1}, {"json": True},
+@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "limit": 1}, {"json": True},
                                      {"json": True, "whole": True}, {"grep": "over"}])  # fmt: skip
 @pytest.mark.parametrize("terminal_like", [False, True])
 def test_hostile_text_never_reaches_the_terminal(hostile, capsys, monkeypatch, options, terminal_like):

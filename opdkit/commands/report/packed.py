@@ -1,0 +1,89 @@
+"""The data of the page: JSON as gzip in the base64 that a browser unpacks, added until a size limit is reached."""
+
+import base64
+import zlib
+
+import orjson
+
+from opdkit.config.fields import JSON
+
+_GZIP = 31  # zlib's window bits for a gzip header and trailer; without a time in it, equal data packs equally
+_BEFORE = 12  # messages before the reply that a turn shown whole has
+_CHARS, _REPLY_CHARS, _RAW_CHARS = 3_000, 12_000, 800  # of a message, of the reply, of a judge's answer
+_TOKENS = 1_500
+
+
+class Packed:
+    """`{"summary": ..., "rows": ..., "views": [...]}`, in at most `room` characters of base64."""
+
+    def __init__(self, room: int) -> None:
+        self._most = room // 4 * 3 - 64  # closing the document takes the rest
+        self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
+        self._out = bytearray()
+        self._views = 0
+
+    def add_head(self, summary: JSON, rows: JSON) -> bool:
+        """Add what every report has. Return False, and add nothing, if it does not fit."""
+        return self._add(b'{"summary":' + _encode(summary) + b',"rows":' + _encode(rows) + b',"views":[')
+
+    def add_view(self, view: JSON) -> bool:
+        """Add a turn that is shown whole. Return False, and add nothing, if it does not fit."""
+        added = self._add((b"," if self._views else b"") + _encode(view))
+        self._views += added
+        return added
+
+    def text(self) -> str:
+        """Close the document and return it."""
+        self._out += self._zip.compress(b"]}") + self._zip.flush()
+        return base64.b64encode(self._out).decode("ascii")
+
+    def _add(self, data: bytes) -> bool:
+        trial = self._zip.copy()
+        if len(self._out) + len(trial.compress(data)) + len(trial.flush()) > self._most:
+            return False
+        self._out += self._zip.compress(data)
+        return True
+
+
+def _encode(document: JSON) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS)
+
+
+def shorten_view(view: JSON) -> JSON:
+    """Return a turn view with the messages nearest to the reply, long texts cut, and numbers rounded.
+
+    `cut` counts the characters, or tokens, that a message or a target lacks; `earlier` the messages before the first.
+    """
+    index, verdict = view["message_index"], view["verdict"]
+    first = max(0, index - _BEFORE)
+    shown = enumerate(view["messages"][first:], start=first)
+    short = view | {
+        "earlier": first,
+        "messages": [_shorten_message(m, _REPLY_CHARS if n == index else _CHARS) for n, m in shown],
+        "targets": [],
+    }
+    if verdict:
+        votes = {name: [vote | {"raw": vote["raw"][:_RAW_CHARS]} for vote in verdict[name]]
+                 for name in ("reward_votes", "hint_votes")}  # fmt: skip
+        short["verdict"] = verdict | votes
+    for target in view["targets"]:
+        tokens = []
+        for token in target["tokens"][:_TOKENS]:
+            numbers = {name: token[name] for name in ("old", "teacher", "advantage")}
+            tokens.append(token | {name: None if x is None else round(x, 3) for name, x in numbers.items()})
+        left_out = len(target["tokens"]) - len(tokens)
+        short["targets"].append(target | {"tokens": tokens} | ({"cut": left_out} if left_out else {}))
+    return short
+
+
+def _shorten_message(message: JSON, chars: int) -> JSON:
+    short, cut = dict(message), 0
+    for name in ("content", "reasoning"):
+        text = message.get(name)
+        if text is not None and len(text) > chars:
+            cut += len(text) - chars
+            short[name] = text[:chars]
+    calls = message.get("tool_calls") or []
+    cut += sum(max(0, len(call["arguments"]) - chars) for call in calls)
+    short["tool_calls"] = [call | {"arguments": call["arguments"][:chars]} for call in calls]
+    return short | ({"cut": cut} if cut else {})

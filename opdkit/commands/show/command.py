@@ -1,0 +1,66 @@
+"""The command: print one turn whole, or a list of turns."""
+
+import json
+
+from opdkit.commands.show.choose import Chosen, choose_turns, is_ranked
+from opdkit.commands.show.listed import json_row, print_list
+from opdkit.commands.show.whole import print_whole
+from opdkit.commands.turn_view import turn_views
+from opdkit.config.command_line import quote
+from opdkit.config.show import ShowConfig
+from opdkit.console import counted, say, stdout
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.plans import stage_dir
+
+
+def run(config: ShowConfig) -> None:
+    """Print the turns.
+
+    Raises OpdkitError if the directory holds no run or has no such turn, and ConfigError for options that contradict
+    each other or name a status that does not exist.
+    """
+    whole = config.turn_id is not None or config.whole or (is_ranked(config) and not config.rows)
+    if config.logprobs and not whole:
+        remedy = "leave out --rows" if config.rows else "add --whole, or name a turn"
+        raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
+    if not (stage_dir(config.run, "extract") / "manifest.json").exists():
+        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
+    chosen = Chosen() if config.turn_id is not None else choose_turns(config)
+    names = [line.turn_id for line in chosen.lines] if config.turn_id is None else [config.turn_id]
+    documents = [json_row(line) for line in chosen.lines]
+    if whole:
+        views = {view["turn_id"]: view for view in turn_views(config.run, names)}
+        documents = [views[name] for name in names]  # in the order in which they were chosen
+    if config.json:
+        document = documents if config.turn_id is None else documents[0]
+        print(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False))
+    elif whole:
+        for view in documents:
+            print_whole(view, stdout, logprobs=config.logprobs)
+    elif chosen.lines:
+        print_list(chosen.lines, stdout)
+    if config.turn_id is not None:
+        return
+    if not chosen.lines:
+        say(_why_nothing(config, chosen))
+    elif len(chosen.lines) < chosen.passed and not is_ranked(config):
+        hint = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
+        say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --limit shows more{hint}")
+
+
+def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:
+    """Say why no turn is shown, and what there is instead."""
+    if not chosen.seen:
+        return f"no turn is finished yet: `opdkit status {quote(config.run)}` shows the progress of the run"
+    if chosen.passed:  # only --worst and --best pass over turns that the filters keep
+        return (f"none of {chosen.passed:,} turns has advantages: `opdkit teacher {quote(config.run)} --model PATH` "
+                "computes those of turns with a hint")  # fmt: skip
+    conditions = [f"the status {config.status}"] if config.status is not None else []
+    conditions += [f"a text that --grep {config.grep!r} matches"] if config.grep is not None else []
+    message = f"no turn has {' and '.join(conditions)}, of {chosen.seen:,}"
+    if config.status is None:
+        return message
+    counts = {"reward_status": chosen.reward_statuses, "hint_status": chosen.hint_statuses}
+    statuses = "; ".join(f"{name}: " + ", ".join(f"{status} {n:,}" for status, n in counter.most_common())
+                         for name, counter in counts.items() if counter)  # fmt: skip
+    return f"{message}; " + (statuses or f"none is judged: `opdkit judge {quote(config.run)}`")
