@@ -97,8 +97,8 @@ def _corrected_reply() -> tuple[dict[str, object], list[str]]:
         run = Path(scratch) / "run"
         stages: dict[str, StageConfig] = {
             "extract": ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=12),
-            "judge": JudgeConfig(run=run, judge="local", model=model, votes=3, max_new_tokens=64),
-            "teacher": TeacherConfig(run=run, model=model, support=0),
+            "judge": JudgeConfig(run=run, judge="local", judge_model=model, votes=3, max_new_tokens=64),
+            "teacher": TeacherConfig(run=run, model=model, top_k=0),
         }
         for name, config in stages.items():
             run_stage(name, config)

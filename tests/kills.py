@@ -55,7 +55,7 @@ WORK = {
     "teacher": Work(("--model", MODEL), ("targets",)),
     "train": Work(("--model", MODEL, "--checkpoint-every", "1", "--batch-turns", "8"), ("metrics",), steps=True),
     "eval": Work(
-        ("--prompts", str(DATA / "prompts.jsonl"), "--limit", "6", "--samples", "1", "--max-new-tokens", "24"),
+        ("--prompts", str(DATA / "prompts.jsonl"), "--max-prompts", "6", "--samples", "1", "--max-new-tokens", "24"),
         ("replies", "scores"),
     ),
     "rollout": Work(("--model", MODEL, "--max-new-tokens", "24"), ("sessions", "turns", "verdicts"), another=True),
@@ -65,7 +65,7 @@ WORK = {
 def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
     """The command of a stage. One thread: two would race for the order of sums."""
     work = WORK[stage]
-    source = ["--from", str(run.parent / "source")] if work.another else []
+    source = ["--from-run", str(run.parent / "source")] if work.another else []
     command = [*COMMAND, stage, str(run), *work.options, *source, *more]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)

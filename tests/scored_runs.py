@@ -78,7 +78,7 @@ def write_run(
     for part, some in enumerate(parts):
         with judge.writing(part) as out:
             out.rows("verdicts", [row for toy in some for row in toy.verdicts()])
-    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", support=support, shard="0/1"))
+    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", top_k=support, shard="0/1"))
     return run
 
 

@@ -45,7 +45,7 @@ def test_warnings_and_errors_have_it(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_judge_whose_votes_are_cut_off(tmp_path, monkeypatch, capsys) -> None:
     write_extract(tmp_path, {"s": talk("do it", "done", "thanks")})
     monkeypatch.setattr(local, "open_judge", lambda config: lambda asked: [[Answer("", "length")] * 5 for _ in asked])
-    config = JudgeConfig(run=tmp_path, judge="local", model="hub/name")
+    config = JudgeConfig(run=tmp_path, judge="local", judge_model="hub/name")
     monkeypatch.setattr("opdkit.judge.stage.refuse_no_model", lambda name: None)
     monkeypatch.setattr("opdkit.judge.stage.model_identity", lambda name: {})
     with advising_for_run(flags_of("judge")):

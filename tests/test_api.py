@@ -104,7 +104,7 @@ def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (one.logs, one.part_mb, type(one.part_mb)) == ((str(tmp_path / "logs"),), 2.0, float)
     assert several.logs == ("a", str(tmp_path / "b"))
     assert judge == JudgeConfig(
-        run=tmp_path / "run", judge="local", model=str(tmp_path), temperature=1.0, votes=9, seed=5,
+        run=tmp_path / "run", judge="local", judge_model=str(tmp_path), temperature=1.0, votes=9, seed=5,
         template_arg=("enable_thinking=false", "x=y"),
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def test_the_list_of_commands_is_whole_on_a_terminal_of_80_columns() -> None:
     ("typed", "offered"),
     [
         ("opdkit rep", ["report"]),
-        ("opdkit judge runs/mine --jud", ["--judge"]),
+        ("opdkit judge runs/mine --conc", ["--concurrency"]),
         ("opdkit judge runs/mine --judge ", ["rules", "local", "endpoint"]),
         ("opdkit train runs/mine --objective di", ["distill"]),
         ("opdkit train runs/mine --model ", []),  # the shell then offers files
@@ -77,7 +77,7 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
     [
         (["judge", "nowhere"], 1, "opdkit extract"),
         (["judge", "nowhere", "--judge", "lokal"], 2, "did you mean 'local'"),
-        (["judge", "nowhere", "--judge", "local"], 2, "--model"),
+        (["judge", "nowhere", "--judge", "local"], 2, "--judge-model"),
         (["judge", "nowhere", "--votes", "0"], 2, "--votes is 0; it must be at least 1"),
         (["judge", "nowhere", "--votes", "many"], 2, "--votes"),
         (["judge", "nowhere", "--shard", "3/3"], 2, "--shard"),
@@ -89,8 +89,8 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["show", "nowhere"], 1, "holds no run"),
         (["show", "nowhere", "--worst", "1", "--best", "1"], 2, "--worst and --best choose different turns"),
         (["show", "nowhere", "--logprobs"], 2, "add --whole"),
-        (["show", "nowhere", "--worst", "1", "--rows", "--logprobs", "--json"], 2, "leave out --rows"),
-        (["show", "nowhere", "--whole", "--rows"], 2, "--whole shows it whole"),
+        (["show", "nowhere", "--worst", "1", "--one-line", "--logprobs", "--json"], 2, "leave out --one-line"),
+        (["show", "nowhere", "--whole", "--one-line"], 2, "--whole shows it whole"),
         (["review", "nowhere"], 1, "opdkit judge"),
         (["review", "nowhere", "--port", "70000"], 2, "--port is 70000"),
         (["report", "nowhere"], 1, "holds no run"),
@@ -120,7 +120,7 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
     file = tmp_path / "afile"
     file.write_text("not a run")
     rest = ["logs"] if command in ("extract", "run", "slurm") else ["x"] if command == "calibrate" else []
-    rest += ["--from", "there"] if command == "rollout" else []
+    rest += ["--from-run", "there"] if command == "rollout" else []
     rest += ["--prompts", "x"] if command == "eval" else []
     rest += ["--to", "trl-kto"] if command == "export" else []
     rest += ["--model", "x"] if command in ("teacher", "train", "rollout") else []

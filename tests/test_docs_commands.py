@@ -44,7 +44,7 @@ def test_the_tutorial(tmp_path: Path, warm_path: str) -> None:
     run(
         scripts("tutorial.md"),
         tmp_path,
-        {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --limit 6"},
+        {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --max-prompts 6"},
         warm_path,
     )
     assert (tmp_path / "runs/tutorial/report.html").stat().st_size > 10_000

@@ -38,7 +38,7 @@ def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
     return [
         ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),
         ("judge", "let the same tiny model judge every reply by what the user or the tool said next, 5 votes each",
-         JudgeConfig(run=directory, judge="local", model=model, max_new_tokens=64)),
+         JudgeConfig(run=directory, judge="local", judge_model=model, max_new_tokens=64)),
         ("teacher", "score every judged reply twice: as it was, and knowing the hint",
          TeacherConfig(run=directory, model=model)),
         ("train", "train on the difference, token by token", train),

@@ -52,7 +52,7 @@ def chosen(config: InitConfig) -> dict[str, JSON]:
     if config.judge:
         values["judge"]["judge"] = config.judge
         judge_model = config.judge_model or (config.model if config.judge == "local" else None)
-        values["judge"] |= {k: v for k, v in (("model", judge_model), ("base_url", config.base_url)) if v}
+        values["judge"] |= {k: v for k, v in (("judge_model", judge_model), ("judge_url", config.judge_url)) if v}
     if config.preset:
         preset = PRESETS[config.preset]
         values["teacher"] |= {"template_arg": list(preset.template_arg)} if preset.template_arg else {}
@@ -76,11 +76,11 @@ def _table(stage: str, given: dict[str, JSON], config: InitConfig) -> Iterator[s
 
 def _option(field: Field, given: JSON) -> Iterator[str]:
     yield from _comment(field.meta.help + _notes(field))
-    if field.key in given:
-        yield f"{field.key} = {toml(given[field.key])}"
+    if field.name in given:
+        yield f"{field.name} = {toml(given[field.name])}"
     else:
         default = () if field.is_list and field.default is None else field.default
-        yield f"#{field.key} = {'' if default is None else toml(default)}".rstrip()
+        yield f"#{field.name} = {'' if default is None else toml(default)}".rstrip()
 
 
 def _notes(field: Field) -> str:

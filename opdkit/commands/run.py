@@ -55,7 +55,7 @@ def configurations(config: RunConfig) -> dict[str, StageConfig]:
 def refuse_no_models(stages: Iterable[StageConfig]) -> None:
     """Raise OpdkitError for a path among the models of these stages where no model is."""
     for options in (stage.effective() for stage in stages):
-        own = options.get("model") if options.get("judge") in (None, "local") else None  # a server knows its own
+        own = options["judge_model"] if options.get("judge") == "local" else options.get("model")
         for model in filter(None, [own, *options.get("teacher", [])]):
             refuse_no_model(str(model))
 
@@ -65,7 +65,12 @@ def _flags(config: RunConfig) -> dict[str, JSON]:
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     return {
         "extract": {"logs": config.logs},
-        "judge": {"judge": config.judge, "model": judge_model, "base_url": config.base_url, "seed": config.seed},
+        "judge": {
+            "judge": config.judge,
+            "judge_model": judge_model,
+            "judge_url": config.judge_url,
+            "seed": config.seed,
+        },
         "teacher": shared,
         "train": shared | {"objective": config.objective, "learning_rate": config.learning_rate},
     }

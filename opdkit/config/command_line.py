@@ -20,8 +20,8 @@ def command_line(
     """
     places, flags = [str(run)], list[str]()
     for field in fields_of(cls):
-        value = options.get(field.key)
-        if field.name == "run" or field.key in without or value is None:
+        value = options.get(field.name)
+        if field.name == "run" or field.name in without or value is None:
             continue
         words = _words(value)
         if field.meta.positional:

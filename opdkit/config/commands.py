@@ -73,7 +73,7 @@ COMMANDS: dict[str, Command] = {
         JudgeConfig,
         "opdkit.judge.stage:run",
         "Have a judge vote on every turn: a reward, and a hint at what was wanted.",
-        "opdkit judge runs/try --judge local --model sample_data/model --limit 40",
+        "opdkit judge runs/try --judge local --judge-model sample_data/model --limit 40",
         is_stage=True,
     ),
     "teacher": Command(
@@ -101,7 +101,7 @@ COMMANDS: dict[str, Command] = {
         RolloutConfig,
         "opdkit.rollout.stage:run",
         "Have the student answer the hinted turns again, for an on-policy round.",
-        "opdkit rollout runs/next --from runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
+        "opdkit rollout runs/next --from-run runs/try --model runs/try/train/model --limit 10 --max-new-tokens 48",
         is_stage=True,
     ),
     "report": Command(

@@ -15,7 +15,7 @@ class DoctorConfig(CommandConfig):
     logs: tuple[str, ...] = argument("logs to look into, as for extract", default=())
     run: Path | None = option(None, "the run directory: can it be written, is there room?")
     model: str | None = option(None, "the student: is it complete, does it fit, what does its template take?")
-    base_url: str | None = option(None, "the judge's server: does it answer, and as --judge-model?")
+    judge_url: str | None = option(None, "the judge's server: does it answer, and as --judge-model?")
     judge_model: str | None = option(None, "the judge's name on its server")
     api_key_env: str = option("OPENAI_API_KEY", "environment variable that holds the server's API key")
     device: str = option("auto", "torch device that the model should fit on")
@@ -26,6 +26,6 @@ class DoctorConfig(CommandConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_server("--base-url", self.base_url)
-        if self.base_url and not self.judge_model:
-            raise ConfigError("--base-url needs --judge-model, the model's name on that server")
+        check_server("--judge-url", self.judge_url)
+        if self.judge_url and not self.judge_model:
+            raise ConfigError("--judge-url needs --judge-model, the model's name on that server")

@@ -13,14 +13,14 @@ class EvalConfig(ModelOptions):
     """`opdkit eval`: before and after, on prompts that were held out."""
 
     prompts: str = option(..., "JSONL of held-out prompts with checks", plan=False)
-    limit: int | None = option(None, "only the first N prompts, and the judged turns of the first N sessions, for a "
-                               "cheap trial", unit="prompts", low=1)  # fmt: skip
+    max_prompts: int | None = option(None, "only the first N prompts, and the judged turns of the first N "
+                                     "sessions, for a cheap trial", unit="prompts", low=1)  # fmt: skip
     model: str | None = option(None, "the model before (default: the one that was trained)")
     trained: str | None = option(None, "the model after (default: RUN/train/model)")
     samples: int = option(4, "sampled replies per prompt, besides the greedy one", unit="replies", low=0)
     temperature: float = option(1.0, "sampling temperature of the replies", low=0.01, high=5.0)
     max_new_tokens: int = option(256, "longest reply", unit="tokens", low=1)
-    neutral: str | None = option(None, "text file for the forgetting check, one passage a line "
+    neutral_text: str | None = option(None, "text file for the forgetting check, one passage a line "
                                  "(default: what the users of the logs wrote)")  # fmt: skip
     judge_model: str | None = option(None, "model for checks written as {\"judge\": criterion}: a path, or with "
                                      "--judge-url its name on the server")  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, StageConfig, argument, option, read_toml
+from opdkit.config.shared import session_limit
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
@@ -19,6 +20,7 @@ class ExtractConfig(StageConfig):
 
     logs: tuple[str, ...] = argument("JSONL files (.jsonl, .gz, .zst), Parquet files, folders of them, - for "
                                      "standard input, or hf:NAME[:SPLIT]", plan=False)  # fmt: skip
+    limit: int | None = session_limit()
     format: str = option("auto", "the log format; auto looks at the data", choices=FORMATS)
     map: str | None = option(None, "TOML file that says where the fields are, for logs of no known format: "
                              "docs/logs.md", plan=False)  # fmt: skip

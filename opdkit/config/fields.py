@@ -70,13 +70,8 @@ class Field:
     meta: Meta
 
     @property
-    def key(self) -> str:
-        """The option's name outside Python, where `from_` may be called `from`."""
-        return self.name.rstrip("_")
-
-    @property
     def flag(self) -> str:
-        return "--" + self.key.replace("_", "-")
+        return "--" + self.name.replace("_", "-")
 
     @property
     def is_list(self) -> bool:
@@ -117,7 +112,7 @@ class CommandConfig:
 
     def effective(self) -> JSON:
         """Every field but the run directory itself, as JSON values."""
-        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
+        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +120,6 @@ class StageConfig(CommandConfig):
     """The fields that every stage has."""
 
     run: Path = argument("the run directory", plan=False)
-    limit: int | None = option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1)
     shard: str = option("auto", "do the parts k with k mod N = I, as I/N; auto takes the Slurm array's or the "
                         "launcher's rank and size", plan=False)  # fmt: skip
     overwrite: bool = option(False, "throw away what this stage has written under another plan", plan=False)
@@ -136,7 +130,7 @@ class StageConfig(CommandConfig):
 
     def plan(self) -> JSON:
         """The fields that decide the rows, as JSON values."""
-        return {f.key: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
+        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
 
 
 def _jsonable(value: Any) -> Any:
@@ -174,7 +168,7 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
 
     `sections` are all tables that the file may have. Raises ConfigError.
     """
-    known = {f.key: f for f in fields_of(cls)}
+    known = {f.name: f for f in fields_of(cls)}
     values: JSON = {}
     for written, value in _table(file, section, sections).items():
         field = _named(known, written, section, file)

@@ -17,9 +17,9 @@ class InitConfig(CommandConfig):
     preset: str | None = option(None, "how the student's chat template is to be called", choices=tuple(PRESETS))
     judge: str | None = option(None, "who judges", choices=JUDGES)
     judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
-    base_url: str | None = option(None, "address of the judge's server")
+    judge_url: str | None = option(None, "address of the judge's server")
     overwrite: bool = option(False, "replace the file if it is there")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_server("--base-url", self.base_url)
+        check_server("--judge-url", self.judge_url)

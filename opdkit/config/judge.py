@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import option
-from opdkit.config.shared import JUDGES, ModelOptions, check_server
+from opdkit.config.shared import JUDGES, ModelOptions, check_server, session_limit
 from opdkit.errors import ConfigError
 
 
@@ -12,10 +12,11 @@ from opdkit.errors import ConfigError
 class JudgeConfig(ModelOptions):
     """`opdkit judge`: turns -> verdicts."""
 
+    limit: int | None = session_limit()
     judge: str = option("rules", "who judges: rules (English patterns, a smoke test), local (a model in this process), "
                         "endpoint (an OpenAI-compatible server)", choices=JUDGES)  # fmt: skip
-    model: str | None = option(None, "local: path of the judge; endpoint: the model's name on the server")
-    base_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1",
+    judge_model: str | None = option(None, "local: path of the judge; endpoint: the model's name on the server")
+    judge_url: str | None = option(None, "endpoint: address of the server, for example http://localhost:8000/v1",
                                   plan=False)  # fmt: skip
     api_key_env: str = option("OPENAI_API_KEY", "endpoint: environment variable that holds the API key", plan=False)
     votes: int = option(5, "votes per question and turn; rules always give one", unit="votes", low=1, high=255)
@@ -39,10 +40,10 @@ class JudgeConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.judge in ("local", "endpoint") and not self.model:
-            raise ConfigError(f"--judge {self.judge} needs --model")
-        if self.judge == "endpoint" and not self.base_url:
-            raise ConfigError("--judge endpoint needs --base-url, for example http://localhost:8000/v1")
-        check_server("--base-url", self.base_url)
+        if self.judge in ("local", "endpoint") and not self.judge_model:
+            raise ConfigError(f"--judge {self.judge} needs --judge-model")
+        if self.judge == "endpoint" and not self.judge_url:
+            raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
+        check_server("--judge-url", self.judge_url)
         parse_filters(self.good, "--good")
         parse_filters(self.bad, "--bad")

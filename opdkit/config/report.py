@@ -14,7 +14,7 @@ class ReportConfig(CommandConfig):
     out: Path | None = option(None, "the file to write (default: RUN/report.html)")
     turns: int = option(200, "turns shown whole, token by token: those with the largest advantages, and some of every "
                         "kind", unit="turns", low=0)  # fmt: skip
-    rows: int = option(10_000, "turns in the list that is searched and filtered; a longer run is drawn from",
+    list_size: int = option(10_000, "turns in the list that is searched and filtered; a longer run is drawn from",
                        unit="turns", low=0)  # fmt: skip
     max_mb: float = option(3.0, "size of the file; texts are cut, then fewer turns shown whole, until it fits",
                            unit="MB", low=0.25)  # fmt: skip

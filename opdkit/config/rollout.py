@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import argument, check_not_file, option
-from opdkit.config.shared import TEMPLATE_ARG_HELP, ModelOptions, check_judge
+from opdkit.config.shared import TEMPLATE_ARG_HELP, ModelOptions, check_judge, session_limit
 from opdkit.errors import ConfigError
 
 
@@ -13,14 +13,13 @@ class RolloutConfig(ModelOptions):
     """`opdkit rollout`: hinted turns of one run -> sessions, turns and verdicts of another, with fresh replies."""
 
     run: Path = argument("the new run directory", plan=False)
-    from_: Path = option(..., "the run whose hinted turns are answered afresh; its hints carry over", plan=False)
-    limit: int | None = option(None, "only the hinted turns of the first N sessions of --from, for a cheap trial",
-                               unit="sessions", low=1)  # fmt: skip
+    from_run: Path = option(..., "the run whose hinted turns are answered afresh; its hints carry over", plan=False)
+    limit: int | None = session_limit("sessions of --from-run")
     model: str = option(..., "the student as it is now: a folder in Hugging Face format, or a name on the hub")
     samples: int = option(1, "replies to each prompt; several are a group for the --group-normalise of train",
                           unit="replies", low=1)  # fmt: skip
     max_new_tokens: int = option(512, "a longer reply is cut off", unit="tokens", low=1)
-    template_arg: tuple[str, ...] = option((), f"{TEMPLATE_ARG_HELP} (default: those of the teacher stage of --from)")
+    template_arg: tuple[str, ...] = option((), f"{TEMPLATE_ARG_HELP} (default: as in --from-run)")
     judge_model: str | None = option(None, "model that says whether a reply does what the hint asks, which is its "
                                      "reward: a path, or with --judge-url its name on the server (default: no "
                                      "rewards)")  # fmt: skip
@@ -34,8 +33,8 @@ class RolloutConfig(ModelOptions):
         check_judge(self.judge_model, self.judge_url)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN or --from is a file, or when they are the same folder."""
+        """Raise ConfigError when RUN or --from-run is a file, or when they are the same folder."""
         super().check_inputs()
-        check_not_file("--from", self.from_)
-        if self.run.resolve() == self.from_.resolve():
-            raise ConfigError(f"--from {self.from_} is RUN itself; fresh replies go into a run of their own")
+        check_not_file("--from-run", self.from_run)
+        if self.run.resolve() == self.from_run.resolve():
+            raise ConfigError(f"--from-run {self.from_run} is RUN itself; fresh replies go into a run of their own")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import StageConfig, argument, option, parse_pairs
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import JUDGES, OBJECTIVES
+from opdkit.config.shared import JUDGES, OBJECTIVES, session_limit
 from opdkit.errors import ConfigError
 
 ORDER = ("extract", "judge", "teacher", "train")  # of a pipeline
@@ -16,10 +16,11 @@ class RunConfig(StageConfig):
     """`opdkit run`: extract, judge, teacher and train with one configuration."""
 
     logs: tuple[str, ...] = argument("logs, as for extract")
+    limit: int | None = session_limit()
     model: str | None = option(None, "the student: a folder in Hugging Face format, or a name on the hub")
     judge: str | None = option(None, "who judges", choices=JUDGES)
     judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
-    base_url: str | None = option(None, "address of the judge's server")
+    judge_url: str | None = option(None, "address of the judge's server")
     objective: str | None = option(None, "what to train on", choices=OBJECTIVES)
     learning_rate: float | None = option(None, "peak learning rate of the training", low=0.0)
     seed: int | None = option(None, "seed of every random draw", low=0)

@@ -1,6 +1,7 @@
 """What the options of several stages have in common: choices, checks, and those of every stage that runs a model."""
 
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from opdkit.config.fields import StageConfig, option, parse_pairs
@@ -10,6 +11,11 @@ JUDGES = ("rules", "local", "endpoint")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 TEMPLATE_ARG_HELP = "argument for the chat template, as NAME=VALUE (enable_thinking=false); may be given repeatedly"
+
+
+def session_limit(sessions: str = "sessions") -> Any:
+    """Return the option `--limit`, which counts sessions in every command that has it."""
+    return option(None, f"only the first N {sessions}, for a cheap trial", unit="sessions", low=1)
 
 
 def check_server(flag: str, url: str | None) -> None:

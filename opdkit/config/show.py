@@ -21,10 +21,10 @@ class ShowConfig(CommandConfig):
     seed: int = option(0, "seed of --random", low=0)
     grep: str | None = option(None, "only turns whose request, reply or hints match this regular expression")
     status: str | None = option(None, "only turns with this reward_status or hint_status (failed, leak, reviewed)")
-    limit: int = option(50, "turns that are listed, unless --worst, --best or --random say how many", unit="turns",
+    max_turns: int = option(50, "turns that are listed, unless --worst, --best or --random say how many", unit="turns",
                         low=1)  # fmt: skip
     whole: bool = option(False, "each of the turns whole; those of --worst, --best and --random are anyway")
-    rows: bool = option(False, "a line each, also with --worst, --best and --random")
+    one_line: bool = option(False, "a line each, also with --worst, --best and --random")
     logprobs: bool = option(False, "of turns shown whole: also each token's log-probs under student and teacher")
     json: bool = option(False, "JSON on stdout: one turn's object with TURN_ID, else a list, of whole turns or of rows "
                         "as without it")  # fmt: skip
@@ -39,6 +39,6 @@ class ShowConfig(CommandConfig):
         ]
         if self.turn_id is not None and chosen:
             raise ConfigError(f"{chosen[0]} chooses among all turns; leave out TURN_ID, or the option")
-        if self.rows and (self.whole or self.turn_id is not None):
-            raise ConfigError(f"--rows is a line a turn, {'--whole' if self.whole else 'TURN_ID'} shows it whole; "
+        if self.one_line and (self.whole or self.turn_id is not None):
+            raise ConfigError(f"--one-line is a line a turn, {'--whole' if self.whole else 'TURN_ID'} shows it whole; "
                               "give one of them")  # fmt: skip

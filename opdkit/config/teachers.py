@@ -37,11 +37,11 @@ def parse_weights(given: Sequence[str], teachers: Sequence[str]) -> dict[str, fl
     for text in given:
         name, equals, number = text.rpartition("=")
         if not equals:
-            raise ConfigError(f"--teacher-weight {text!r}: write it as NAME=WEIGHT")
+            raise ConfigError(f"--teacher-share {text!r}: write it as NAME=WEIGHT")
         if name not in teachers:
-            raise ConfigError(f"--teacher-weight {text!r}: no teacher is named {name!r}; {_known(name, teachers)}")
+            raise ConfigError(f"--teacher-share {text!r}: no teacher is named {name!r}; {_known(name, teachers)}")
         if name in weights:
-            raise ConfigError(f"--teacher-weight {name} is given twice")
+            raise ConfigError(f"--teacher-share {name} is given twice")
         weights[name] = _positive(number, text)
     raw = {name: weights.get(name, 1.0) for name in teachers}
     total = math.fsum(raw.values())
@@ -49,13 +49,13 @@ def parse_weights(given: Sequence[str], teachers: Sequence[str]) -> dict[str, fl
 
 
 def check_roster(teacher: Sequence[str], weight: Sequence[str], route: str | None) -> None:
-    """Raise ConfigError unless `--teacher`, `--teacher-weight` and `--teacher-route` make sense together."""
+    """Raise ConfigError unless `--teacher`, `--teacher-share` and `--teacher-route` make sense together."""
     teachers = parse_teachers(teacher)
     parse_weights(weight, list(teachers))
     if route is not None and not teachers:
         raise ConfigError(f"--teacher-route {route}: there is nothing to choose from; name teachers as NAME=PATH")
     if route is not None and weight:
-        raise ConfigError("--teacher-weight is for teachers that are averaged; --teacher-route picks one of them")
+        raise ConfigError("--teacher-share is for teachers that are averaged; --teacher-route picks one of them")
 
 
 def routed(metadata: str | None, field: str) -> str | None:
@@ -74,7 +74,7 @@ def _positive(number: str, text: str) -> float:
     except ValueError:
         weight = math.nan
     if not (weight > 0 and math.isfinite(weight)):
-        raise ConfigError(f"--teacher-weight {text!r}: the weight must be a number above 0")
+        raise ConfigError(f"--teacher-share {text!r}: the weight must be a number above 0")
     return weight
 
 

@@ -4,7 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from opdkit.config.fields import option
-from opdkit.config.shared import OBJECTIVES, ModelOptions
+from opdkit.config.shared import OBJECTIVES, ModelOptions, session_limit
 from opdkit.errors import ConfigError
 
 
@@ -12,6 +12,7 @@ from opdkit.errors import ConfigError
 class TrainConfig(ModelOptions):
     """`opdkit train`: targets -> a better model."""
 
+    limit: int | None = session_limit()
     model: str = option(..., "the student: the model that the teacher stage scored")
     objective: str = option(
         "blend", "opd: teacher - student on the logged token; binary: the reward; combine: opd + 0.2 binary; topk: "
@@ -45,7 +46,7 @@ class TrainConfig(ModelOptions):
     confidence_weight: bool = option(False, "teacher terms: weigh each token by the teacher's probability of it")
     behavior_cap: float = option(2.0, "tokens whose log-probs the log has are weighed by their probability under the "
                                  "student over that in the log, at most this; 0 is off", low=0.0)  # fmt: skip
-    blame_below: float = option(0.95, "a negative reward falls on the tokens that the student gave less than this "
+    negative_below: float = option(0.95, "a negative reward falls on the tokens that the student gave less than this "
                                 "probability; 1 is all of them", low=0.0, high=1.0)  # fmt: skip
     group_normalise: str = option(
         "off", "rewards of turns with the same prompt less their mean, over their standard deviation. repeated: a "

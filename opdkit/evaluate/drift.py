@@ -65,12 +65,12 @@ def neutral_passages(run: Path, file: str | None) -> list[str]:
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise ConfigError(f"--neutral {file}: {error.strerror or error}") from error
+        raise ConfigError(f"--neutral-text {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--neutral {file} is not UTF-8 text: {error}") from error
+        raise ConfigError(f"--neutral-text {file} is not UTF-8 text: {error}") from error
     passages = {line for line in lines if line.strip()}
     if not passages:
-        raise ConfigError(f"--neutral {file} holds no text")
+        raise ConfigError(f"--neutral-text {file} holds no text")
     return few(passages, str, MAX_PASSAGES)
 
 

@@ -47,16 +47,18 @@ from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.store.tables import REPLIES, SCORES
-from opdkit.train.targets import Turn, held_out, load_prompts, load_turns, scored_template_args
+from opdkit.train.targets import Turn, is_held_out, load_prompts, load_turns, scored_template_args
 
 
 def run(config: EvalConfig) -> Summary:
     """Compare `--model` (before) with `--trained` (after); prints the scores as a table on stdout."""
-    prompts = read_prompts(Path(config.prompts), config.limit)
+    prompts = read_prompts(Path(config.prompts), config.max_prompts)
     _refuse(config, prompts)
     refuse_outdated_targets(config.run)
     names = _names(config)
-    passages = neutral_passages(config.run, config.neutral) if config.neutral or _has(config, "extract") else []
+    passages = (
+        neutral_passages(config.run, config.neutral_text) if config.neutral_text or _has(config, "extract") else []
+    )
     hints = run_hints(config.run) if _has(config, "judge") else set()
     # Before the plan is pinned, as long as nothing is: what fails here must not bind the next attempt.
     loaded = None if _has(config, "eval") else _load(config, names, prompts)
@@ -84,10 +86,10 @@ def run(config: EvalConfig) -> Summary:
 
 def judged_shifts(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     """How the log-probs of logged replies moved that were judged good (+1) and bad (-1)."""
-    turns = [t for t in load_turns(config.run, config.limit) if t.reward and t.sampled.any()]
+    turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     share = manifest(config.run, "train")["plan"]["config"]["holdout"] if _has(config, "train") else 0.0
     if share:
-        turns = [t for t in turns if held_out(t.session_id, share)]
+        turns = [t for t in turns if is_held_out(t.session_id, share)]
         say(f"log-probs of {counted(len(turns), 'judged reply')} in sessions held out of training")
     else:
         say(f"log-probs of {counted(len(turns), 'judged reply')}; "
@@ -162,8 +164,8 @@ def _open(config: EvalConfig, names: dict[str, str]) -> Stage:
         refuse_no_model(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
     inputs["prompts"] = file_digest(Path(config.prompts))
-    if config.neutral:
-        inputs["neutral"] = file_digest(Path(config.neutral))
+    if config.neutral_text:
+        inputs["neutral"] = file_digest(Path(config.neutral_text))
     if config.judge_model and not config.judge_url:
         inputs["judge"] = model_identity(config.judge_model)
     if _has(config, "teacher"):

@@ -24,10 +24,9 @@ from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
 from opdkit.extract.formats.reader import Reader
-from opdkit.extract.inputs.inputs import Input, expand, is_damage, open_plain
+from opdkit.extract.inputs.files import Input, expand, is_damage, open_plain
 from opdkit.extract.inputs.parquet import Rows, is_parquet
-from opdkit.extract.inputs.survey import survey
-from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs.survey import SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
 from opdkit.store import Counters, PartWriter, Summary
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
@@ -55,7 +54,7 @@ def preview(config: ExtractConfig, chosen: str | Reader, write: Write) -> Summar
         rows = {entry.number: PartWriter([SESSIONS, TURNS, REJECTED]) for entry in found.inputs}
         with contextlib.closing(Units(found)) as units:
             for unit in itertools.chain.from_iterable(map(units.read, range(found.parts))):
-                write(unit, rows[unit.found.number])
+                write(unit, rows[unit.log.number])
     total = Counters()
     for surveyed, (_, whole) in zip(found.inputs, heads, strict=True):
         out = rows[surveyed.number]
@@ -66,7 +65,7 @@ def preview(config: ExtractConfig, chosen: str | Reader, write: Write) -> Summar
     return Summary("extract --dry-run", total, 0, 1, where=None)
 
 
-def refuse_nothing(inputs: Sequence[Surveyed]) -> None:
+def refuse_nothing(inputs: Sequence[SurveyedInput]) -> None:
     """Raise OpdkitError when there is nothing in any input that could be read."""
     if any(found.format is not None for found in inputs):
         return
@@ -113,7 +112,7 @@ def _copy_lines(handle: Any, out: Any, limit: int) -> int:
 # -- in words ----------------------------------------------------------------------------------------------------------
 
 
-def _report(found: Surveyed, out: PartWriter, whole: bool) -> list[str]:
+def _report(found: SurveyedInput, out: PartWriter, whole: bool) -> list[str]:
     """The lines about one input."""
     name = f"{found.input.source}: "
     if found.format is None:

@@ -23,10 +23,8 @@ from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.reader import LeftOut, Reader, Rejected
-from opdkit.extract.inputs.inputs import Input, expand
-from opdkit.extract.inputs.shared_survey import SharedSurvey
-from opdkit.extract.inputs.survey import Survey, survey
-from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs.files import Input, expand
+from opdkit.extract.inputs.survey import SharedSurvey, Survey, SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Prepare, Workers
@@ -204,7 +202,7 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def write_set_aside(inputs: Sequence[Surveyed], out: PartWriter, redactor: "Redactor | None" = None) -> None:
+def write_set_aside(inputs: Sequence[SurveyedInput], out: PartWriter, redactor: "Redactor | None" = None) -> None:
     """One rejected row for every input that no reader knows."""
     for found in inputs:
         if found.problem is not None and found.set_aside:
@@ -217,10 +215,10 @@ def write_unit(unit: Unit, out: PartWriter, redactor: "Redactor | None" = None, 
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
-        set_aside(Rejected(unit.found.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
+        set_aside(Rejected(unit.log.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
         return
     seen = left_out = 0
-    for item in unit.found.reader.read(unit.lines):
+    for item in unit.log.reader.read(unit.lines):
         reason = why_left_out(item, unit, filters)
         if reason is not None:
             counters.drop(reason)
@@ -239,7 +237,7 @@ def why_left_out(item: Conversation | Rejected | LeftOut, unit: Unit, filters: S
     """The reason under which something that could be read is counted, and nothing else."""
     if isinstance(item, LeftOut):
         return item.reason
-    return refused(filters, item, unit.found.format or "") if isinstance(item, Conversation) and filters else None
+    return refused(filters, item, unit.log.format or "") if isinstance(item, Conversation) and filters else None
 
 
 def write_session(
@@ -298,10 +296,10 @@ def session_row(told: Conversation, unit: Unit, ordinal: int, redactor: "Redacto
             # The ids of two users become one placeholder: the line where the unit begins tells them apart.
             name = f"{redacted}~{unit.lines[0].number}"
     return {
-        "session_id": f"{unit.found.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else ""),
+        "session_id": f"{unit.log.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else ""),
         "source": told.source,
         "line": told.line,
-        "format": unit.found.format,
+        "format": unit.log.format,
         "model": told.model,
         "messages": told.messages,
         "tools": told.tools,
@@ -309,7 +307,7 @@ def session_row(told: Conversation, unit: Unit, ordinal: int, redactor: "Redacto
     }
 
 
-def say_formats(inputs: Sequence[Surveyed]) -> None:
+def say_formats(inputs: Sequence[SurveyedInput]) -> None:
     """On stderr: what each input was taken for."""
     for found in inputs[:_NAMED]:
         what = found.format or (f"set aside: {found.problem.reason}" if found.problem else "empty")

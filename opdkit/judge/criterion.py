@@ -61,8 +61,9 @@ def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None
 
     `folder`: of the stage that the votes are for, where they are given by more than one process.
     """
-    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local", model=config.judge_model,
-                        base_url=config.judge_url, api_key_env=config.api_key_env, device=config.device,
+    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
+                        judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
+                        device=config.device,
                         dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
     if config.judge_url:
         from opdkit.judge.endpoint import open_server

@@ -210,7 +210,7 @@ class Endpoint:
             return f"{where} knows no such address or model (HTTP 404). {await self._on_offer(client)}"
         if response.is_redirect:
             location = self._safe(response.headers.get("location", "elsewhere"))
-            return f"{where} sends on to {location} (HTTP {status}): give that address to --base-url"
+            return f"{where} sends on to {location} (HTTP {status}): give that address to --judge-url"
         return f"{where} refuses the request (HTTP {status}): {self._excerpt(response)}"
 
     async def _on_offer(self, client: httpx.AsyncClient) -> str:
@@ -314,17 +314,17 @@ def open_server(config: JudgeConfig, folder: Path | None) -> Ask:
 
     `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
     """
-    assert config.base_url is not None  # JudgeConfig sees to both
-    assert config.model is not None
+    assert config.judge_url is not None  # JudgeConfig sees to both
+    assert config.judge_model is not None
     endpoint = Endpoint(
-        config.base_url,
-        config.model,
+        config.judge_url,
+        config.judge_model,
         api_key_env=config.api_key_env,
         timeout=config.timeout,
         retries=config.retries,
         concurrency=config.concurrency,
         template_args=parse_pairs(config.template_arg, "--template-arg"),
-        identity=Identity(config.model, folder),
+        identity=Identity(config.judge_model, folder),
     )
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:

@@ -35,9 +35,9 @@ def open_judge(config: JudgeConfig) -> Ask:
 
 def open_model(config: JudgeConfig) -> "LocalJudge":
     """The model of `--model`, loaded, with its chat template."""
-    assert config.model is not None  # JudgeConfig sees to it
-    tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    assert config.judge_model is not None  # JudgeConfig sees to it
+    tokenizer = load_tokenizer(config.judge_model)
+    model = load_model(config.judge_model, device=config.device, dtype=config.dtype)
     template_args = parse_pairs(config.template_arg, "--template-arg")
     return LocalJudge(config, model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
 

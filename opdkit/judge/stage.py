@@ -87,9 +87,9 @@ def run(config: JudgeConfig) -> Summary:
     is not written, and the same command goes on with it.
     """
     parts = part_count(config.run, "extract")
-    if config.judge == "local" and config.model:
-        refuse_no_model(config.model)
-    inputs = {"model": model_identity(config.model)} if config.judge == "local" and config.model else {}
+    if config.judge == "local" and config.judge_model:
+        refuse_no_model(config.judge_model)
+    inputs = {"model": model_identity(config.judge_model)} if config.judge == "local" and config.judge_model else {}
     ask = _tried(config) if config.overwrite else None
     # A server answers otherwise the next time, whatever the seed.
     stage = Stage.open(config, "judge", [VERDICTS], parts=parts, inputs=inputs, upstream=["extract"],

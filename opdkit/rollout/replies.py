@@ -63,7 +63,7 @@ def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> Iterator
 
     `reviews` are the decisions on that run that are in force.
     """
-    for session, judged in judged_sessions(config.from_, part, config.limit, reviews):
+    for session, judged in judged_sessions(config.from_run, part, config.limit, reviews):
         for turn, verdict in judged:
             if verdict["hint"] is not None:
                 yield Hinted(session, turn, verdict)

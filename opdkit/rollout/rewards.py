@@ -61,7 +61,7 @@ def write_verdicts(config: RolloutConfig, judge: Judge | None, part: int, review
     """The verdicts on one part of the replies, read from where they were committed."""
     sessions = read_part(config.run, "sessions", part)
     turns = read_part(config.run, "turns", part)
-    carried = {v["turn_id"]: v for v in read_verdicts(config.from_, part, reviews)}
+    carried = {v["turn_id"]: v for v in read_verdicts(config.from_run, part, reviews)}
     verdicts = [carried[answered_turn_id(session["session_id"])] for session in sessions]
     out.counters.rows_in = len(sessions)
     found: list[Judged] = [([], NOT_JUDGED)] * len(sessions)

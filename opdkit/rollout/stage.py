@@ -28,13 +28,13 @@ _SOURCE = ("extract", "judge")
 
 
 def run(config: RolloutConfig) -> Summary:
-    """Answer the hinted turns of `--from`; parts that are done are skipped.
+    """Answer the hinted turns of `--from-run`; parts that are done are skipped.
 
     Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
     replies are kept then, and the same command goes on with them.
     """
     config = replace(config, template_arg=template_arg(config))
-    parts, reviews = part_count(config.from_, "judge"), in_force(config.from_)
+    parts, reviews = part_count(config.from_run, "judge"), in_force(config.from_run)
     refuse_without_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
     sample_parts(config, replies, reviews)
@@ -71,9 +71,9 @@ def judge_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
 
 def template_arg(config: RolloutConfig) -> tuple[str, ...]:
     """`--template-arg`, or what the teacher stage of the source run rendered its prompts with."""
-    if config.template_arg or not (stage_dir(config.from_, "teacher") / "manifest.json").exists():
+    if config.template_arg or not (stage_dir(config.from_run, "teacher") / "manifest.json").exists():
         return config.template_arg
-    return tuple(manifest(config.from_, "teacher")["plan"]["config"]["template_arg"])
+    return tuple(manifest(config.from_run, "teacher")["plan"]["config"]["template_arg"])
 
 
 def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
@@ -81,8 +81,8 @@ def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) ->
     if not any(True for part in range(parts) for _ in hinted_turns(config, part, reviews)):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         raise OpdkitError(
-            f"{config.from_} has no turn with a hint{within}, so there is nothing to answer afresh: see in the closing "
-            f"line of `opdkit judge {quote(config.from_)}` why, and try a stronger --judge"
+            f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in the closing "
+            f"line of `opdkit judge {quote(config.from_run)}` why, and try a stronger --judge"
             + (" or a larger --limit" if config.limit else "")
         )
 
@@ -97,7 +97,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         refuse_no_model(name)
     inputs: JSON = {
         "model": model_identity(config.model),
-        "from": {stage: manifest(config.from_, stage)["fingerprint"] for stage in _SOURCE}
+        "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}
         | plan_inputs({name: each["hint"] for name, each in decisions(reviews).items() if "hint" in each}),
     }
     judge = {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}

@@ -70,8 +70,8 @@ def example(
     if not any(reply.mask):
         raise ChatError("no response tokens")
     room = _Room(scorer.max_tokens - len(reply.ids), session["tools"], config.too_long)
-    hints, hinted = _hinted(config, teacher, before, candidates(verdict, config.hint_select), room)
-    plain = [(policy.chat, before) for policy in teacher.policies] if config.unhinted else []
+    hints, hinted = _hinted(config, teacher, before, candidates(verdict, config.teacher_hint), room)
+    plain = [(policy.chat, before) for policy in teacher.policies] if config.score_unhinted else []
     count = len(teacher.policies)
     prompts = fit_together([(scorer.student.chat, before), *plain, *hinted], room)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:

@@ -99,7 +99,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     if config.teacher_route:
         teachers = {name: Teacher((policy,)) for name, policy in policies.items()}
     else:
-        weights = parse_weights(config.teacher_weight, list(paths))
+        weights = parse_weights(config.teacher_share, list(paths))
         average = Teacher(tuple(policies.values()), tuple(weights.values())) if paths else Teacher((student,))
         teachers = {"": average}
     names = student_names(config.model, model_identity(config.model).get("files", {}))
@@ -141,5 +141,5 @@ def _refuse_what_no_model_can(
         built_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if built_for is not None and max_tokens > built_for:
             raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {built_for}")
-    if config.support > vocabulary:
-        raise ConfigError(f"--support is {config.support}; the models have {vocabulary} tokens")
+    if config.top_k > vocabulary:
+        raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")

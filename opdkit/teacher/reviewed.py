@@ -86,7 +86,7 @@ def _has_signal(verdict: Row) -> bool:
 
 def _same_reading(config: TeacherConfig, one: Row, other: Row) -> bool:
     """Whether two verdicts on a turn let the teacher read the same."""
-    return candidates(one, config.hint_select) == candidates(other, config.hint_select)
+    return candidates(one, config.teacher_hint) == candidates(other, config.teacher_hint)
 
 
 def _needs_votes(config: TeacherConfig, state: _State, verdict: Row, decided: JSON) -> bool:

@@ -44,7 +44,7 @@ from opdkit.teacher.written import Hinted, written
 Row = dict[str, Any]
 Scored = tuple[Example, Scores]
 
-_OVERLAP_TOP = 4  # tokens that --hint-select overlap compares where --support does not say
+_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k does not say
 
 
 def run(config: TeacherConfig) -> Summary:
@@ -125,7 +125,7 @@ def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSessio
     prepared = ((i, *found) for i in tracked if (found := _examples(config, scorer, sessions[i], counters)))
     logged = scored(config, scorer, prepared, counters)
     own: list[Scored] = []
-    if config.written:
+    if config.teacher_samples:
         hinted = [
             Hinted(example, scorer.teacher_of(sessions[i][0]), scores.chosen)
             for i in sorted(logged)
@@ -243,8 +243,8 @@ def _is_finite(example: Example, scores: Scores, counters: Counters) -> bool:
 
 def wanted(config: TeacherConfig, scorer: Scorer) -> Wanted:
     """What the options ask for beside the log-probs of the replies."""
-    overlap = (config.support or _OVERLAP_TOP) if config.hint_select == "overlap" else 0
-    return Wanted(config.support, config.support_of, overlap, scorer.vocabulary)
+    overlap = (config.top_k or _OVERLAP_TOP) if config.teacher_hint == "overlap" else 0
+    return Wanted(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
 
 
 def row(example: Example, scores: Scores) -> Row:

@@ -47,7 +47,7 @@ class Hinted:
 def written(
     config: TeacherConfig, scorer: Scorer, turns: Sequence[Hinted], counters: Counters
 ) -> Iterator[tuple[Teacher, list[Example]]]:
-    """`--written` replies to each turn as examples to be scored, the turns of a session together.
+    """`--teacher-samples` replies to each turn as examples to be scored, the turns of a session together.
 
     Draw g of a turn comes from the stream (seed, turn, g). A prompt that leaves no room for a reply of
     `--max-new-tokens`, and a reply that the student cannot read, are counted and left out.
@@ -77,7 +77,7 @@ def _sampled(config: TeacherConfig, policy: Policy, turns: Sequence[Hinted]) -> 
             turn.prompt_ids,
             [
                 token_generator(config.seed, "written", turn.example.verdict["turn_id"], g)
-                for g in range(config.written)
+                for g in range(config.teacher_samples)
             ],
         )
         for turn in turns

@@ -1,52 +1,59 @@
-"""Checkpoints of a training run: one file each, complete or absent.
+"""Checkpoints and models of a training run on disk: each complete or absent.
 
-A file holds what is trained, the optimizer's state and the metrics of the steps so far; their number is the position.
-The order of the turns, the learning rate and the random streams are functions of the plan and the step, and the old
-policy is in the targets, so there is nothing else to remember. Only the newest file is kept: it is larger than the
-model. A sharded student is written whole, so that any number of processes can go on from it.
+A checkpoint holds the trained weights, the optimizer's state and the metrics of the steps so far; their number is the
+position. The order of the turns, the learning rate and the random streams are functions of the plan and the step, and
+the old policy is in the targets, so nothing else needs to be kept. Only the newest file stays: it is larger than the
+model. A sharded student is written whole, so that any number of processes can resume from it.
 """
 
+import contextlib
+import copy
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from opdkit.config.fields import JSON
+from opdkit.config.train import TrainConfig
 from opdkit.console import warn
 from opdkit.store.atomic import sync
-from opdkit.train.sharding import kept, placed
-from opdkit.train.student import trained
+from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
+from opdkit.train.student import load_student
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON], *, main: bool) -> None:
-    """Write the state after `len(rows)` steps; then let the older files go. All processes call, `main` writes."""
-    weights = {name: kept(parameter, main) for name, parameter in trained(model).items()}
+    """Write the state after `len(rows)` steps, then remove older files. All processes call it, `main` writes."""
+    weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(model).items()}
     state = optimizer.state_dict()
-    moments = {i: {name: kept(value, main) for name, value in each.items()} for i, each in state["state"].items()}
-    if main:
-        _write(folder, {"weights": weights, "optimizer": state | {"state": moments}, "rows": rows})
-
-
-def _write(folder: Path, state: JSON) -> None:
+    moments = {
+        i: {name: gather_on_cpu(value, keep=main) for name, value in values.items()}
+        for i, values in state["state"].items()
+    }
+    if not main:
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{len(state['rows']):08d}.pt"
+    final = folder / f"step-{len(rows):08d}.pt"
     temporary = folder / f".{final.name}-{os.getpid()}"
     with temporary.open("wb") as handle:
-        torch.save(state, handle)
+        torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows}, handle)
         handle.flush()
         os.fsync(handle.fileno())
     temporary.replace(final)
-    sync(folder)  # before the one that it replaces goes
+    sync(folder)  # before the older file is removed
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
         if path != final:
             path.unlink(missing_ok=True)
 
 
-def newest(folder: Path) -> JSON | None:
-    """The newest checkpoint as it was written, still in its file; None without one.
+def read_newest(folder: Path) -> JSON | None:
+    """Return the newest checkpoint, memory-mapped; None without one.
 
-    A file that cannot be read is passed over with a warning: the one before it, or the beginning, is as good.
+    A file that cannot be read is skipped with a warning: training resumes from the one before it, or from the start.
     """
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
@@ -59,14 +66,14 @@ def newest(folder: Path) -> JSON | None:
 
 
 def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint into model and optimizer. Where they are sharded, all processes must have the same one."""
+    """Load a checkpoint into model and optimizer. Where they are sharded, all processes must have the same one."""
     with torch.no_grad():
-        for name, parameter in trained(model).items():
-            parameter.copy_(placed(state["weights"][name], parameter))
+        for name, parameter in trained_parameters(model).items():
+            parameter.copy_(copy_like(state["weights"][name], parameter))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     moments = {
-        i: {name: placed(value, parameters[i]) if value.ndim else value.clone() for name, value in each.items()}
-        for i, each in state["optimizer"]["state"].items()
+        i: {name: copy_like(value, parameters[i]) if value.ndim else value.clone() for name, value in values.items()}
+        for i, values in state["optimizer"]["state"].items()
     }
     optimizer.load_state_dict(state["optimizer"] | {"state": moments})
 
@@ -77,3 +84,61 @@ def clear(folder: Path) -> None:
         path.unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
+
+
+# -- models ---------------------------------------------------------------------------------------------------------
+
+
+def epoch_dir(home: Path, epoch: int) -> Path:
+    """Return the folder of the student as it is after an epoch (from 1)."""
+    return home / "epochs" / f"{epoch:03d}"
+
+
+def save_student(
+    student: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    config: TrainConfig,
+    home: Path,
+    *,
+    main: bool,
+    continues: bool = False,
+) -> None:
+    """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
+
+    All processes call it, `main` writes. With LoRA the adapters are merged into the weights, and also kept in
+    `home`/adapter. The student is converted in place and cannot be trained further, unless its training `continues`.
+    """
+    model: Any = student
+    if config.sharding == "fsdp":
+        # Through the CPU: a student is sharded where it is too large for one device.
+        weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(student).items()}
+        if main:
+            model = load_student(config, on_cpu=True)
+            with torch.no_grad():
+                for name, parameter in trained_parameters(model).items():
+                    parameter.copy_(weights[name])
+    elif continues and main:
+        model = copy.deepcopy(student)
+    if not main:
+        return
+    if config.lora_rank:
+        with replaced_folder(home / "adapter") as folder:
+            model.save_pretrained(folder)
+        model = model.merge_and_unload()
+    model.to(AutoConfig.from_pretrained(config.model).dtype or torch.float32)
+    with replaced_folder(home / "model") as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def replaced_folder(final: Path) -> Iterator[Path]:
+    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it."""
+    temporary = final.with_name(f".{final.name}-{os.getpid()}")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in final.parent.glob(f".{final.name}-*"):
+        shutil.rmtree(left_over)
+    yield temporary
+    if final.exists():
+        shutil.rmtree(final)
+    temporary.replace(final)

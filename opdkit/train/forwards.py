@@ -1,10 +1,10 @@
-"""How the turns of an optimizer step are read: what shares a beginning together, within a token budget, by whom.
+"""The forwards of an optimizer step: turns that share a beginning together, within a token budget, for each process.
 
-Every process computes all of this for all processes, so that they agree on the number of forwards without a word
-between them. Pure functions of token ids.
+Pure functions of token ids. Every process computes the plan of all processes, so that they agree on the number of
+forwards without exchange.
 """
 
-from collections.abc import Sequence as Items
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opdkit.model.scoring import PromptResponse, batches
@@ -13,70 +13,81 @@ from opdkit.model.tree import in_common
 
 @dataclass(frozen=True)
 class Tree:
-    """Turns, as indices into the step, that are read together; `tokens` with what they have in common once."""
+    """Turns, as indices into the step, that are read together; `tokens` counts common prefixes once."""
 
     turns: tuple[int, ...]
     tokens: int
 
 
-Forward = list[Tree]  # an empty one is a forward that must not count
+Forward = list[Tree]  # empty: a forward that must not count
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The forwards of one process in a step, and what all processes read together."""
+class ForwardPlan:
+    """The forwards of one process in a step, and the number of tokens that all processes read, without padding."""
 
     forwards: list[Forward]
-    tokens: int  # padding apart
+    tokens: int
 
 
-def reading(
-    sequences: Items[PromptResponse], sessions: Items[str], budget: int, process: int, processes: int, *, packed: bool
-) -> Reading:
-    """Who reads what in a step whose turn i is `sequences[i]` of `sessions[i]`.
+def plan_forwards(
+    sequences: Sequence[PromptResponse],
+    sessions: Sequence[str],
+    budget: int,
+    process: int,
+    processes: int,
+    *,
+    packed: bool,
+) -> ForwardPlan:
+    """Plan a step whose turn i is `sequences[i]` of `sessions[i]`.
 
-    A forward holds at most `budget` tokens; a turn that is longer goes alone, with what it already contains. `packed`:
-    the turns of a session share what they have in common, and trees stand side by side in one row. Else each turn is
-    a tree of its own, and the budget counts the padding. All processes have the same number of forwards: a gradient is
-    only exchanged when all of them run a backward.
+    A forward holds at most `budget` tokens; a longer turn goes alone, with its own prefixes. `packed`: the turns of a
+    session share common prefixes, and trees stand side by side in one row. Otherwise each turn is a tree of its own,
+    and the budget counts the padding. All processes have the same number of forwards: gradients are only exchanged
+    when all of them run a backward.
     """
-    trees = trees_of(sequences, sessions, budget) if packed else [Tree((i,), len(s)) for i, s in enumerate(sequences)]
+    if packed:
+        trees = build_trees(sequences, sessions, budget)
+    else:
+        trees = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
     sizes = [tree.tokens for tree in trees]
-    group = side_by_side if packed else batches
-    hands = deal(sizes, processes)
-    shares = [[[trees[hand[i]] for i in some] for some in group([sizes[i] for i in hand], budget)] for hand in hands]
-    mine: list[Forward] = shares[process]
-    idle: list[Forward] = [[] for _ in range(max(map(len, shares)) - len(mine))]
-    return Reading(mine + idle, sum(sizes))
+    group = pack_side_by_side if packed else batches
+    forwards_by_process: list[list[Forward]] = []
+    for hand in deal(sizes, processes):
+        groups = group([sizes[i] for i in hand], budget)
+        forwards_by_process.append([[trees[hand[i]] for i in members] for members in groups])
+    forwards = forwards_by_process[process]
+    idle: list[Forward] = [[] for _ in range(max(map(len, forwards_by_process)) - len(forwards))]
+    return ForwardPlan(forwards + idle, sum(sizes))
 
 
-def trees_of(sequences: Items[PromptResponse], sessions: Items[str], budget: int) -> list[Tree]:
-    """The turns of each session as trees of at most `budget` tokens, or of its longest turn's.
+def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int) -> list[Tree]:
+    """Group the turns of each session in trees of at most `budget` tokens, or of its longest turn's.
 
-    The shorter prompt first, so that a turn mostly begins with the one before it. Its new tokens are counted from where
-    it leaves that one: it may leave an earlier one later, so a tree may be smaller than is said here, never larger.
+    Shorter prompts come first, so that a turn mostly begins with the one before it. New tokens are counted from where
+    a turn leaves the one before it. It may share more with an earlier one, so `tokens` is an upper bound.
     """
     members: dict[str, list[int]] = {}
     for i in sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt_ids)):
         members.setdefault(sessions[i], []).append(i)
     trees: list[Tree] = []
     for turns in members.values():
-        most = max(budget, *(len(sequences[i]) for i in turns))
+        limit = max(budget, *(len(sequences[i]) for i in turns))
         ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
         tree = Tree((turns[0],), len(ids[0]))
-        for turn, before, here in zip(turns[1:], ids, ids[1:], strict=False):
-            new = len(here) - in_common(before, here)
-            if tree.tokens + new <= most:
+        for turn, previous, current in zip(turns[1:], ids, ids[1:], strict=False):
+            new = len(current) - in_common(previous, current)
+            if tree.tokens + new <= limit:
                 tree = Tree((*tree.turns, turn), tree.tokens + new)
             else:
                 trees.append(tree)
-                tree = Tree((turn,), len(here))
+                tree = Tree((turn,), len(current))
         trees.append(tree)
     return trees
 
 
-def deal(lengths: Items[int], processes: int) -> list[list[int]]:
-    """Indices for each process: the longest first, to the process that has the fewest tokens so far."""
+def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
+    """Deal indices to processes: the longest first, to the process that has the fewest tokens so far."""
     hands: list[list[int]] = [[] for _ in range(processes)]
     load = [0] * processes
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -86,10 +97,10 @@ def deal(lengths: Items[int], processes: int) -> list[list[int]]:
     return hands
 
 
-def side_by_side(lengths: Items[int], budget: int) -> list[list[int]]:
-    """Indices grouped so that each group's sum stays within `budget` (a longer one goes alone), the longest first.
+def pack_side_by_side(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Group indices so that each group's sum stays within `budget` (a longer one goes alone), the longest first.
 
-    First fit, decreasing: at most 11/9 of the fewest groups, and one (Johnson 1973).
+    First fit, decreasing: at most 11/9 of the fewest possible groups, plus one (Johnson 1973).
     """
     groups: list[list[int]] = []
     room: list[int] = []

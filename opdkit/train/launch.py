@@ -1,4 +1,4 @@
-"""The processes of a training run: who they are, and how they share one stage."""
+"""The processes of a training run: what they refuse, and how they share one stage."""
 
 import contextlib
 import dataclasses
@@ -22,18 +22,24 @@ from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, plan_inputs
 from opdkit.store.tables import METRICS
 
-PATIENCE = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
+TIMEOUT = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
 
 
-def refuse(config: TrainConfig) -> None:
+def check_launch(config: TrainConfig) -> None:
+    """Raise ConfigError or OpdkitError for a training that cannot run here, before anything is loaded."""
     config.check_inputs()
     refuse_outdated(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
-    _refuse_another_training(config)
+    # Two trainings would mix up their checkpoints. All processes of one launch ask before the first of them begins. A
+    # process on another host looks the same as one that was killed there a moment ago.
+    others = [c for c in at_work(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
+    if others and others[0].pid != os.getpid() and not config.dry_run:
+        raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
+                          "start this again, which then resumes from its last checkpoint")  # fmt: skip
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise ConfigError("the configuration of `accelerate launch` says FSDP, of which CPUs would see nothing; let it "
+        raise ConfigError("the configuration of `accelerate launch` says FSDP, which would be ignored on CPUs; let it "
                           "say distributed_type: MULTI_GPU, and pass --sharding fsdp")  # fmt: skip
     if config.dtype == "float16":
         raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
@@ -42,28 +48,16 @@ def refuse(config: TrainConfig) -> None:
         raise ConfigError(f"--tracker {config.tracker} needs its package: pip install {config.tracker}")
 
 
-def _refuse_another_training(config: TrainConfig) -> None:
-    """Raise OpdkitError while another process of this host trains on the run: their checkpoints would get mixed up.
+def start_accelerator(config: TrainConfig) -> Accelerator:
+    """Connect the processes of this run. The model stays where `--device` puts it and in the dtype it was loaded in.
 
-    Those of one launch ask before the first of them begins. What runs on another host cannot be told from what was
-    killed there a moment ago.
-    """
-    others = [c for c in at_work(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
-    if others and others[0].pid != os.getpid() and not config.dry_run:
-        raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
-                          "start this again, which then goes on after its last checkpoint")  # fmt: skip
-
-
-def accelerator_of(config: TrainConfig) -> Accelerator:
-    """The processes of this run. The model itself stays where `--device` puts it and in the dtype it was loaded in.
-
-    On CPUs `cpu=True` is what makes processes see each other; without it each would train on its own, unnoticed.
+    On CPUs processes only see each other with `cpu=True`; without it each would train alone, unnoticed. Raises
+    ConfigError for a launch that the options do not fit.
     """
     on_cpu = resolve_device(config.device).type == "cpu"
-    stage_dir = config.run / "train"
-    patience = InitProcessGroupKwargs(timeout=PATIENCE)
+    timeout = InitProcessGroupKwargs(timeout=TIMEOUT)
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker,
-                              project_dir=stage_dir, kwargs_handlers=[patience])  # fmt: skip
+                              project_dir=stage_dir(config.run, "train"), kwargs_handlers=[timeout])  # fmt: skip
     kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
     if accelerator.distributed_type not in kinds:
         raise ConfigError(f"training under {accelerator.distributed_type.value} is not supported: each process holds "
@@ -77,16 +71,17 @@ def accelerator_of(config: TrainConfig) -> Accelerator:
     return accelerator
 
 
-def open_stage(config: TrainConfig, accelerator: Accelerator, identity: JSON) -> Stage:
-    """The stage, pinned by the main process before the others look at it."""
-    alone = dataclasses.replace(config, shard="0/1")
-    by_people = plan_inputs(decided_in(config.run, "targets"))
+def open_stage(config: TrainConfig, accelerator: Accelerator, student: JSON) -> Stage:
+    """Open the stage, with its plan written by the main process before the others read it.
+
+    `student` is the identity of the model (`check_student`).
+    """
+    inputs = {"model": student} | plan_inputs(decided_in(config.run, "targets"))
     for main in (True, False):
         if main == accelerator.is_main_process:
-            # What to overwrite, the main process has overwritten.
-            mine = dataclasses.replace(alone, overwrite=config.overwrite and main)
-            stage = Stage.open(mine, "train", [METRICS], parts=1, inputs={"model": identity} | by_people,
-                               upstream=["teacher"])  # fmt: skip
+            # Only the main process overwrites.
+            own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and main)
+            stage = Stage.open(own, "train", [METRICS], parts=1, inputs=inputs, upstream=["teacher"])
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
         settings: dict[str, Any] = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}
@@ -95,8 +90,8 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, identity: JSON) ->
 
 
 @contextlib.contextmanager
-def committing(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
-    """Stage.writing in the main process; the others write nothing, and wait until it has.
+def part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
+    """Yield Stage.writing's writer in the main process; the others write nothing and wait until it has committed.
 
     Raises stopping.Stopped in all of them where one was asked to stop.
     """
@@ -110,9 +105,9 @@ def committing(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
     accelerator.wait_for_everyone()
 
 
-def refuse_another_position(steps: int) -> None:
-    """Raise OpdkitError in all processes unless all of them go on after the same step."""
-    found = sorted(set(gather_object([steps])))
-    if len(found) > 1:
-        raise OpdkitError(f"the processes see other checkpoints, of steps {', '.join(map(str, found))}: the run must "
-                          "be in a folder that all nodes see alike; start again once they do")  # fmt: skip
+def check_same_step(steps: int) -> None:
+    """Raise OpdkitError in all processes unless all of them resume after the same number of steps."""
+    positions = sorted(set(gather_object([steps])))
+    if len(positions) > 1:
+        raise OpdkitError(f"the processes see different checkpoints, of steps {', '.join(map(str, positions))}: the "
+                          "run must be in a folder that all nodes share; start again once they do")  # fmt: skip

@@ -1,15 +1,13 @@
-"""What is reported of each optimizer step: a row of the metrics table, and a line for who watches."""
+"""The report of an optimizer step: a row of the metrics table, and a line for people."""
 
 from collections.abc import Mapping, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.console import with_sign
-from opdkit.train.objective import Objective
+from opdkit.train.objective import TERMS, Objective
 from opdkit.train.targets import Turn
 
-LOSSES = ("reward", "teacher", "support", "divergence", "kl")
 ADVANTAGES = ("reward", "teacher", "support")
-COUNTED = ("reward", "teacher", "support", "divergence")
 
 
 def metrics_row(
@@ -21,19 +19,16 @@ def metrics_row(
     batch: Sequence[Turn],
     seconds: float,
 ) -> JSON:
-    """The row of a step. A mean over nothing is null, not 0."""
+    """Return the row of a step. A mean over nothing is null, not 0."""
     read = int(metrics["tokens_read"])
-
-    def mean(name: str, what: str) -> float | None:
-        return metrics[f"{name}_{what}"] if metrics.get(f"{name}_tokens") else None
-
+    has_tokens = {name for name in (*TERMS, "kl") if metrics.get(f"{name}_tokens")}
     return {
         "step": number,
         "epoch": epoch,
         **{name: metrics[name] for name in ("loss", "approx_kl", "entropy", "grad_norm")},
-        **{f"{name}_loss": mean(name, "loss") for name in LOSSES},
-        **{f"{name}_advantage": mean(name, "advantage") for name in ADVANTAGES},
-        **{f"{name}_tokens": int(metrics.get(f"{name}_tokens", 0)) for name in COUNTED},
+        **{f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in (*TERMS, "kl")},
+        **{f"{name}_advantage": metrics[f"{name}_advantage"] if name in has_tokens else None for name in ADVANTAGES},
+        **{f"{name}_tokens": int(metrics.get(f"{name}_tokens", 0)) for name in TERMS},
         "clip_low": objective.clip_low,
         "clip_high": objective.clip_high,
         "clip_fraction": metrics.get("clip_fraction"),
@@ -47,13 +42,13 @@ def metrics_row(
     }
 
 
-def line(row: JSON, steps: int) -> str:
-    """A row in words."""
-    shown = [f"{name} advantage {with_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
-             if row[f"{name}_advantage"] is not None]  # fmt: skip
+def metrics_line(row: JSON, steps: int) -> str:
+    """Return a row as one line of text."""
+    values = [f"{name} advantage {with_sign(row[f'{name}_advantage'], 3)}" for name in ADVANTAGES
+              if row[f"{name}_advantage"] is not None]  # fmt: skip
     if row["divergence_loss"] is not None:
-        shown.append(f"divergence {row['divergence_loss']:.4f}")
+        values.append(f"divergence {row['divergence_loss']:.4f}")
     return ", ".join([
-        f"step {row['step']} of {steps}: loss {with_sign(row['loss'], 4)}", *shown, f"KL {row['approx_kl']:.4f}",
+        f"step {row['step']} of {steps}: loss {with_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
         f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip

@@ -1,10 +1,8 @@
-"""A student cut over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
+"""A student sharded over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
 
-Only while a layer computes are its weights whole. What is sharded are DTensors; for a checkpoint or the finished model
-they are made whole again, one at a time, so that what is written is the same however many processes there were.
+Weights are whole only while their layer computes. Sharded tensors are DTensors; for a checkpoint or the finished model
+they are gathered one at a time, so that the files are the same for any number of processes.
 """
-
-from collections.abc import Callable
 
 import torch
 import torch.distributed
@@ -15,16 +13,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opdkit.errors import ConfigError
 from opdkit.train.policy import Policy
-from opdkit.train.student import trained
 
 
 def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
-    """Cut `policy` in place over all processes: each decoder layer by itself, the rest with the root.
+    """Shard `policy` in place over all processes: each decoder layer by itself, the rest with the root.
 
     The root stays whole from its forward to its backward, so its output layer may be used row by row, and again where
-    log-probs are recomputed. The forward reads the weights in `dtype`; what is trained and summed stays float32. Every
+    log-probs are recomputed. The forward reads the weights in `dtype`; trained weights and sums stay float32. Every
     process must run the same number of forwards. Weights on the CPU move to `device`, a layer at a time. Raises
-    ConfigError for a model whose layers cannot be told.
+    ConfigError for a model that does not name its layers.
     """
     names = set(getattr(policy.model, "_no_split_modules", None) or ())
     layers = [module for module in policy.modules() if type(module).__name__ in names]
@@ -39,38 +36,31 @@ def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
         fully_shard(module, mesh=mesh, mp_policy=precision)
 
 
-def gathered(tensor: Tensor) -> Tensor:
-    """A tensor in one piece. Where it is sharded all processes must ask for it."""
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that get a gradient, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def gather(tensor: Tensor) -> Tensor:
+    """Return a tensor in one piece, detached. All processes must call it where the tensor is sharded."""
     tensor = tensor.detach()
     whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole
 
 
-def kept(tensor: Tensor, keep: bool) -> Tensor | None:
-    """As `gathered`, for files: what was sharded goes to the CPU, or is let go at once where it is not to `keep`."""
-    whole = gathered(tensor)
+def gather_on_cpu(tensor: Tensor, *, keep: bool) -> Tensor | None:
+    """Gather a tensor for a file: a sharded one goes to the CPU, or is freed at once (None) without `keep`."""
+    whole = gather(tensor)
     if not isinstance(tensor, DTensor):
         return whole
     return whole.cpu() if keep else None
 
 
-def placed(full: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor, sharded where `like` is: then all processes must ask, and the first one's counts."""
+def copy_like(full: Tensor, like: Tensor) -> Tensor:
+    """Return a copy of a whole tensor, sharded where `like` is.
+
+    Then all processes must call it, and the first one's tensor counts.
+    """
     if not isinstance(like, DTensor):
         return full.clone()
     return distribute_tensor(full.to(like.device), like.device_mesh, like.placements)
-
-
-def unsharded(student: nn.Module, load: Callable[[], nn.Module], keep: bool) -> nn.Module | None:
-    """A copy of a sharded student in one piece, in what `load` makes; None where it is not to `keep`. For all to call.
-
-    Through the CPU: a student is sharded where it is too large for one device.
-    """
-    weights = {name: kept(parameter, keep) for name, parameter in trained(student).items()}
-    if not keep:
-        return None
-    copy = load()
-    with torch.no_grad():
-        for name, parameter in trained(copy).items():
-            parameter.copy_(weights[name])
-    return copy

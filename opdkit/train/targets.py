@@ -1,12 +1,11 @@
 """The targets of a run as arrays, and their prompts as the teacher stage read them.
 
-Messages are stored once a session, so a prompt is rendered again here, with the template arguments and the cut that
-the teacher stage recorded. Token ids stay, as int32; messages are let go with the part they came from.
+Messages are stored once per session, so a prompt is rendered again here, with the template arguments and the cut that
+the teacher stage recorded. Token ids are kept as int32; messages are freed with their part.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -26,6 +25,12 @@ from opdkit.store import limited, manifest, model_identity, part_count, read_arr
 from opdkit.store.reviews import refuse_outdated_targets
 from opdkit.store.turn_ids import logged_session_id
 
+Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
+
+COLUMNS = ("turn_id", "written", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
+           "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
+SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
+
 
 @dataclass(frozen=True)
 class Support:
@@ -38,10 +43,10 @@ class Support:
 
 @dataclass(frozen=True)
 class Turn:
-    """One row of `targets`: R response tokens with what student and teacher said to them before training."""
+    """One row of `targets`: R response tokens with their log-probs before training."""
 
     turn_id: str
-    written: int | None  # the number of a reply that the teacher wrote; None: the logged one
+    written: int | None  # the number of a reply that the teacher sampled; None: the logged one
     prompt_tokens: int
     cut_messages: int
     response_ids: NDArray[np.int32]  # [R]
@@ -50,7 +55,7 @@ class Turn:
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
-    advantage: float | None  # what the reward is worth: the reward itself, until it has been shaped
+    advantage: float | None  # the shaped reward; the reward itself before `shape_rewards`
     support: Support | None = None  # None: no hint, or not loaded
 
     def __len__(self) -> int:
@@ -58,59 +63,49 @@ class Turn:
 
     @property
     def session_id(self) -> str:
+        """The session that the turn is in."""
         return self.turn_id.rpartition(":")[0]
 
     @property
     def message_index(self) -> int:
+        """The index of the reply among the messages of its session."""
         return int(self.turn_id.rpartition(":")[2])
 
 
-COLUMNS = ("turn_id", "written", "prompt_tokens", "cut_messages", "response_ids", "response_mask", "old_logprobs",
-           "teacher_logprobs", "behavior_logprobs", "reward")  # fmt: skip
-TOO_MANY = "over --max-turns-per-session"
-SUPPORT_COLUMNS = ("support_ids", "support_old", "support_teacher")
-
-
 def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> list[Turn]:
-    """All targets of the run (of its first `limit` sessions), in order; with their `supports` where asked.
+    """Return all targets of the run (of its first `limit` sessions), in order, with their supports if asked.
 
-    Raises OpdkitError when supports are asked for and a turn with a hint has none, or when people have decided
-    something about the turns that the targets do not show yet.
+    Raises OpdkitError when supports are asked for and a turn with a hint has none, or when review decisions are newer
+    than the targets.
     """
     refuse_outdated_targets(run)
-    turns = [t for part in range(part_count(run, "teacher")) for t in _turns_of(run, part, limit, supports)]
+    turns = []
+    for part in range(part_count(run, "teacher")):
+        table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports else ())])
+        count = limited(run, part, limit)
+        sessions = None
+        if count is not None:
+            sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
+        rows = table.select(COLUMNS).to_pylist()
+        matrices = [_matrices(table[name]) if supports else repeat(None, len(rows)) for name in SUPPORT_COLUMNS]
+        for row, ids, old, teacher in zip(rows, *matrices, strict=True):
+            turn_support = None if ids is None or old is None or teacher is None else Support(ids, old, teacher)
+            turn = _turn(row, turn_support)
+            if sessions is None or turn.session_id in sessions:
+                turns.append(turn)
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
     without = sum(turn.support is None for turn in hinted)
     if supports and without:
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
-            "tokens that this objective compares "
-            f"student and teacher on: run `opdkit teacher {quote(run)} ... --support K` again with --overwrite, "
-            "K = 4 or more"
+            "tokens that this objective compares student and teacher on: run "
+            f"`opdkit teacher {quote(run)} ... --top-k K` again with --overwrite, K = 4 or more"
         )
     return turns
 
 
-def _turns_of(run: Path, part: int, limit: int | None, supports: bool) -> Iterator[Turn]:
-    table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports else ())])
-    count = limited(run, part, limit)
-    within = None
-    if count is not None:
-        within = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
-    rows = table.select(COLUMNS).to_pylist()
-    for row, support in zip(rows, _supports(table) if supports else repeat(None, len(rows)), strict=True):
-        if within is None or row["turn_id"].rpartition(":")[0] in within:
-            yield _turn(row, support)
-
-
-def _supports(table: pa.Table) -> Iterator[Support | None]:
-    """The support of each row; none where one of the models has no log-probs of it (a turn without a hint)."""
-    for ids, old, teacher in zip(*[_matrices(table[name]) for name in SUPPORT_COLUMNS], strict=True):
-        yield None if ids is None or old is None or teacher is None else Support(ids, old, teacher)
-
-
 def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
-    """Each row of a list<list<number>> column as an array [R, K], without a Python object for each number."""
+    """Yield each row of a list<list<number>> column as an array [R, K], without a Python object per number."""
     for row in column:
         if row.values is None:
             yield None
@@ -120,6 +115,7 @@ def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
 
 
 def _turn(row: JSON, support: Support | None) -> Turn:
+    teacher, behavior = row["teacher_logprobs"], row["behavior_logprobs"]
     return Turn(
         turn_id=row["turn_id"],
         written=row["written"],
@@ -128,90 +124,31 @@ def _turn(row: JSON, support: Support | None) -> Turn:
         response_ids=np.asarray(row["response_ids"], np.int32),
         sampled=np.asarray(row["response_mask"], np.bool_),
         old_logprobs=np.asarray(row["old_logprobs"], np.float32),
-        teacher_logprobs=_floats(row["teacher_logprobs"]),
-        behavior_logprobs=_floats(row["behavior_logprobs"]),
+        teacher_logprobs=None if teacher is None else np.asarray(teacher, np.float32),
+        behavior_logprobs=None if behavior is None else np.asarray(behavior, np.float32),
         reward=row["reward"],
         advantage=None if row["reward"] is None else float(row["reward"]),
         support=support,
     )
 
 
-def _floats(values: list[float] | None) -> NDArray[np.float32] | None:
-    return None if values is None else np.asarray(values, np.float32)
+def is_held_out(session_id: str, share: float) -> bool:
+    """Return whether a session is kept out of training: the same answer in every stage, process and run.
 
-
-# -- which turns train ----------------------------------------------------------------------------------------------
-
-
-def held_out(session_id: str, share: float) -> bool:
-    """Whether a session is kept out of training: the same answer in every stage, process and run.
-
-    A hash, not a draw: a session stays where it is when others are added to the logs. Raising `share` adds sessions.
-    Fresh replies (`opdkit rollout`) stay where the session of the log is whose prompts they answer.
+    By a hash of its id: a session stays on its side when others are added to the logs, and raising `share` only adds
+    sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer.
     """
     digest = hashlib.sha256(f"holdout:{logged_session_id(session_id)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
-def select(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
-    """The turns that at least one of the objective's terms can use, and why the others were left out."""
-    kept, dropped = [], Counter[str]()
-    for turn in turns:
-        reason = _why_not(turn, terms, holdout)
-        if reason:
-            dropped[reason] += 1
-        else:
-            kept.append(turn)
-    return kept, dropped
-
-
-def capped(turns: Sequence[Turn], most: int | None, seed: int) -> tuple[list[Turn], Counter[str]]:
-    """At most `most` turns of each session, in their order, and the number of the others as dropped.
-
-    Which stay is drawn from (seed, turn id) and nothing else: not the first ones, whose place whoever wrote the session
-    could choose, and the same whatever other sessions there are. A turn stays or goes with all replies to it that the
-    teacher wrote; the fresh replies of `opdkit rollout` count for the session of the log that they answer.
-    """
-    if most is None:
-        return list(turns), Counter()
-    sessions: dict[str, set[str]] = {}
-    for turn in turns:
-        sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
-    kept = {turn_id for ids in sessions.values() for turn_id in sorted(ids, key=lambda i: (_draw(seed, i), i))[:most]}
-    inside = [turn for turn in turns if turn.turn_id in kept]
-    return inside, Counter({TOO_MANY: len(turns) - len(inside)} if len(inside) < len(turns) else {})
-
-
-def _draw(seed: int, turn_id: str) -> bytes:
-    return hashlib.sha256(f"max-turns-per-session:{seed}:{turn_id}".encode()).digest()
-
-
-def _why_not(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
-    if held_out(turn.session_id, holdout):
-        return "held out"
-    if not turn.sampled.any():
-        return "nothing sampled"
-    missing = []
-    if "reward" in terms and turn.reward is None:
-        missing.append("no reward")
-    if set(terms) - {"reward"} and turn.teacher_logprobs is None:
-        missing.append("no hint")
-    if len(missing) == len({term == "reward" for term in terms}):
-        return " and ".join(missing)
-    support = [] if turn.support is None else [turn.support.old, turn.support.teacher]
-    numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
-    if not all(np.isfinite(x[turn.sampled]).all() for x in numbers if x is not None):
-        return "log-prob not finite"
-    return None
 
 
 # -- prompts --------------------------------------------------------------------------------------------------------
 
 
 def scored_template_args(run: Path, given: Sequence[str]) -> JSON:
-    """The template arguments that the teacher stage rendered its prompts with.
+    """Return the template arguments that the teacher stage rendered its prompts with.
 
-    Raises ConfigError when `given` (a stage's own `--template-arg`) says otherwise.
+    Raises ConfigError when `given` (a stage's own `--template-arg`) differs from them.
     """
     recorded = manifest(run, "teacher")["plan"]["config"]["template_arg"]
     args = parse_pairs(recorded, "--template-arg")
@@ -223,8 +160,8 @@ def scored_template_args(run: Path, given: Sequence[str]) -> JSON:
     return args
 
 
-def refuse_another_student(run: Path, model: str) -> JSON:
-    """The identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
+def check_student(run: Path, model: str) -> JSON:
+    """Return the identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
 
     Its log-probs are the old policy of the ratio: those of another model would make every ratio wrong.
     """
@@ -232,39 +169,35 @@ def refuse_another_student(run: Path, model: str) -> JSON:
     identity = model_identity(model)
     plan = manifest(run, "teacher")["plan"]
     scored = plan["inputs"]["model"]
-    if identity.get("files", identity["name"]) != scored.get("files", scored["name"]):
-        here, then = (found.get("files", {}) for found in (identity, scored))
-        changed = [name for name in sorted(here.keys() | then.keys()) if here.get(name) != then.get(name)]
-        what = f"; what differs: {', '.join(changed[:5])}" if here and then else ""
-        if _same_folder(model, plan["config"]["model"]):
-            raise ConfigError(
-                f"{model} has been changed since the teacher stage scored it{what}: put it back, or run the "
-                f"teacher stage of {run} as before, with --overwrite"
-            )
+    if identity.get("files", identity["name"]) == scored.get("files", scored["name"]):
+        return identity
+    files, scored_files = identity.get("files", {}), scored.get("files", {})
+    differing = [n for n in sorted(files.keys() | scored_files.keys()) if files.get(n) != scored_files.get(n)]
+    differences = f"; what differs: {', '.join(differing[:5])}" if files and scored_files else ""
+    if Path(model).resolve() == Path(plan["config"]["model"]).resolve():
         raise ConfigError(
-            f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{what}): "
-            f"pass that one, or run `opdkit teacher {quote(run)} --model {model}` in another run directory"
+            f"{model} has been changed since the teacher stage scored it{differences}: put it back, or run the "
+            f"teacher stage of {run} as before, with --overwrite"
         )
-    return identity
+    raise ConfigError(
+        f"--model {model} is not the student that the teacher stage scored ({plan['config']['model']}{differences}): "
+        f"pass that one, or run `opdkit teacher {quote(run)} --model {model}` in another run directory"
+    )
 
 
-def _same_folder(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
+def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
+    """Return the token ids of the prompt of each turn, by turn_id.
 
-
-def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> dict[str, NDArray[np.int32]]:
-    """turn_id -> the token ids of its prompt.
-
-    Raises OpdkitError when a prompt does not come out as long as the teacher stage found it: then the tokens that
-    would be trained are not those that were scored.
+    Raises OpdkitError when a prompt is not as long as in the teacher stage: then the trained tokens would not be the
+    scored ones.
     """
-    wanted: dict[str, list[Turn]] = {}
+    turns_of: dict[str, list[Turn]] = {}
     for turn in turns:
-        wanted.setdefault(turn.session_id, []).append(turn)
+        turns_of.setdefault(turn.session_id, []).append(turn)
     prompts: dict[str, NDArray[np.int32]] = {}
     for part in range(part_count(run, "teacher")):
         for session in read_part(run, "sessions", part):
-            for turn in wanted.get(session["session_id"], ()):
+            for turn in turns_of.get(session["session_id"], ()):
                 prompts[turn.turn_id] = _prompt_ids(session, turn, chat)
     missing = next((turn.turn_id for turn in turns if turn.turn_id not in prompts), None)
     if missing is not None:

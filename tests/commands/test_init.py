@@ -15,11 +15,11 @@ from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
-REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_": Path("other"), "run": Path("run")}
+REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_run": Path("other"), "run": Path("run")}
 
 
 def options_of(stage: str) -> list[str]:
-    return [field.key for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
+    return [field.name for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
 
 
 def sections(text: str) -> dict[str, str]:
@@ -66,12 +66,12 @@ def test_flags_and_preset_are_written_where_they_belong():
     text = document(InitConfig(model="some/model", preset="qwen3-thinking", judge="local"))
     tables = tomllib.loads(text)
     assert tables["teacher"] == {"model": "some/model", "template_arg": ["enable_thinking=true"]}
-    assert tables["judge"] == {"judge": "local", "model": "some/model", "template_arg": ["enable_thinking=true"],
+    assert tables["judge"] == {"judge": "local", "judge_model": "some/model", "template_arg": ["enable_thinking=true"],
                                "max_new_tokens": 4096}  # fmt: skip
     assert tables["train"] == {"model": "some/model"}
     assert "thinking of earlier turns" in text
-    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", base_url="http://h:1/v1")))
-    assert served["judge"] == {"judge": "endpoint", "model": "j", "base_url": "http://h:1/v1"}
+    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", judge_url="http://h:1/v1")))
+    assert served["judge"] == {"judge": "endpoint", "judge_model": "j", "judge_url": "http://h:1/v1"}
 
 
 def test_a_file_that_is_there_is_kept_unless_asked(tmp_path):

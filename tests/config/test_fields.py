@@ -10,7 +10,7 @@ from opdkit.commands.run import configurations
 from opdkit.config.commands import COMMANDS, STAGES, configure
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.extract import ExtractConfig
-from opdkit.config.fields import StageConfig, build, fields_of, option, parse_pairs
+from opdkit.config.fields import StageConfig, fields_of, option, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.run import RunConfig
@@ -60,26 +60,7 @@ def test_every_option_has_help_and_a_type_the_command_line_knows():
         for field in fields_of(command.config):
             assert field.meta.help
             assert field.is_list or field.type in (int, float, bool, str, Path), field.name
-            assert field.flag == "--" + field.name.rstrip("_").replace("_", "-")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FromConfig(StageConfig):
-    from_: Path = option(..., "a word that Python keeps to itself")
-
-
-def test_a_trailing_underscore_is_python_s_alone(tmp_path):
-    """`from` is no name in Python: the field is `from_`; flag, TOML key, plan and errors say `from`."""
-    (field,) = [f for f in fields_of(FromConfig) if f.name == "from_"]
-    assert (field.key, field.flag) == ("from", "--from")
-    config = build(FromConfig, {"run": RUN}, toml(tmp_path, "[x]\nfrom = 'a'\n"), "x", ["x"])
-    assert config.from_ == Path("a")
-    assert config.plan()["from"] == config.effective()["from"] == "a"
-    assert build(FromConfig, {"run": RUN, "from_": Path("b")}, tmp_path / "config.toml", "x", ["x"]).from_ == Path("b")
-    with pytest.raises(ConfigError, match="--from is missing"):
-        FromConfig(run=RUN)
-    with pytest.raises(ConfigError, match=r"has no option 'from_'; did you mean 'from'\?"):
-        build(FromConfig, {"run": RUN}, toml(tmp_path, "[x]\nfrom_ = 'a'\n"), "x", ["x"])
+            assert field.flag == "--" + field.name.replace("_", "-")
 
 
 def test_plan_and_effective_configuration_are_json_values():

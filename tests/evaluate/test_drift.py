@@ -108,5 +108,5 @@ def test_neutral_files_are_read_or_refused(tmp_path) -> None:
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(ConfigError, match="holds no text"):
         neutral_passages(tmp_path, str(tmp_path / "empty"))
-    with pytest.raises(ConfigError, match=r"--neutral .*No such file"):
+    with pytest.raises(ConfigError, match=r"--neutral-text .*No such file"):
         neutral_passages(tmp_path, str(tmp_path / "none"))

@@ -116,7 +116,7 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
 def test_a_reply_does_not_depend_on_the_other_prompts(run, tmp_path) -> None:
     evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING, never={"match": ["q"]})))
     both = replies(run)
-    evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), overwrite=True, limit=1))
+    evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), overwrite=True, max_prompts=1))
     alone = replies(run)
     assert len(alone) == 6
     assert all(both[key]["reply"] == row["reply"] for key, row in alone.items())
@@ -137,7 +137,7 @@ def test_held_out_sessions_are_measured_apart(tmp_path, plain_model_dir, capsys)
 
 def test_neutral_text_from_a_file(run, tmp_path) -> None:
     (tmp_path / "text").write_text("def main():\nhello world thanks\n")
-    evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), neutral=str(tmp_path / "text")))
+    evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), neutral_text=str(tmp_path / "text")))
     assert scores(run)["kl_neutral", "all"]["count"] == 2
 
 

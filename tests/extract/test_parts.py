@@ -15,7 +15,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.extract.inputs import units
-from opdkit.extract.inputs.inputs import expand
+from opdkit.extract.inputs.files import expand
 from opdkit.store import manifest, read_all, read_part, stopping
 
 ROOT = Path(__file__).parents[2]

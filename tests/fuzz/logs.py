@@ -43,10 +43,9 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans, sweagent
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs import spool
-from opdkit.extract.inputs.inputs import Input, expand
-from opdkit.extract.inputs.survey import survey
-from opdkit.extract.inputs.surveyed import Surveyed
+from opdkit.extract.inputs import index
+from opdkit.extract.inputs.files import Input, expand
+from opdkit.extract.inputs.survey import SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
 from opdkit.store import PartWriter, read_all, read_counters
 
@@ -173,7 +172,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (json_lines, sharegpt, chains, markup, sweagent, spans, spool):
+        for module in (json_lines, sharegpt, chains, markup, sweagent, spans, index):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:
@@ -192,7 +191,7 @@ def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
 def _rows(name: str, line: bytes) -> int:
     """Read one line to the end, as a part of one unit; the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
-    whole = Surveyed(Input("log", "log", Path(), True), 0, (len(line),), name, own=_reader(name))
+    whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), name, mapped=_reader(name))
     extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
     return sum(writer.arrow(table).nbytes for table in extract.TABLES)
 

@@ -63,7 +63,7 @@ def test_the_table_is_that_of_a_calm_server(tmp_path: Path) -> None:
     for name, share in (("calm", 0.0), ("chaos", 0.4)):
         path = write_extract(tmp_path / name, SESSIONS)
         with serving(Chaos(3, share=share, hang=20.0, told=0.1)) as server:
-            run(JudgeConfig(run=path, judge="endpoint", model=MODEL, base_url=server.url, votes=3, timeout=2.0,
+            run(JudgeConfig(run=path, judge="endpoint", judge_model=MODEL, judge_url=server.url, votes=3, timeout=2.0,
                             shard="0/1"))  # fmt: skip
         tables.append(list(read_all(path, "verdicts")))
     assert tables[0] == tables[1]
@@ -101,7 +101,7 @@ def test_hangs_of_a_minute(monkeypatch) -> None:
 
 
 def judge(path: Path, url: str, *more: str) -> Result:
-    command = ["judge", str(path), "--judge", "endpoint", "--base-url", url, "--model", MODEL, "--votes", "2",
+    command = ["judge", str(path), "--judge", "endpoint", "--judge-url", url, "--judge-model", MODEL, "--votes", "2",
                "--retries", "1", "--shard", "0/1", *more]  # fmt: skip
     return CliRunner().invoke(app, command)
 

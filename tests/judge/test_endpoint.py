@@ -194,7 +194,7 @@ def test_404_names_the_models_on_offer() -> None:
 def test_a_redirect_names_the_other_address() -> None:
     with (
         serving(lambda body, number: Reply(307, "", {"Location": "https://elsewhere/v1"})) as server,
-        pytest.raises(OpdkitError, match=r"sends on to https://elsewhere/v1 .*--base-url"),
+        pytest.raises(OpdkitError, match=r"sends on to https://elsewhere/v1 .*--judge-url"),
     ):
         client(server.url).complete([ONE])
 
@@ -325,7 +325,14 @@ def test_control_tokens_are_broken(text: str, broken: str) -> None:
 
 
 def config(path, url: str, **fields) -> JudgeConfig:
-    defaults = {"judge": "endpoint", "model": "judge-model", "base_url": url, "votes": 3, "timeout": 5.0, "retries": 1}
+    defaults = {
+        "judge": "endpoint",
+        "judge_model": "judge-model",
+        "judge_url": url,
+        "votes": 3,
+        "timeout": 5.0,
+        "retries": 1,
+    }
     return JudgeConfig(run=path, **({"shard": "0/1"} | defaults | fields))
 
 
@@ -415,7 +422,7 @@ def test_a_key_in_the_address_is_refused(url: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:99999/v1", "http://[::1"])
 def test_what_is_no_address_is_refused(url: str, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="--base-url"):
+    with pytest.raises(ConfigError, match="--judge-url"):
         config(tmp_path, url)
 
 
@@ -425,15 +432,15 @@ def test_a_server_may_move_between_two_starts(tmp_path) -> None:
         with serving(by_question) as server:
             summary = run(config(path, server.url, shard=shard, concurrency=2))
     assert summary.parts_done == 2
-    assert "base_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]
+    assert "judge_url" not in json.loads((path / "judge" / "manifest.json").read_text())["plan"]["config"]
 
 
 @pytest.mark.parametrize(
     "url", ["http://999.1.1.1/v1", "http://xn--/v1", "http://a..b/v1", "http://localhost:1/v1\n", "http:///v1"]
 )
 def test_what_is_no_address_is_refused_at_once(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--base-url"):
-        JudgeConfig(run=tmp_path, judge="endpoint", model="m", base_url=url)
+    with pytest.raises(ConfigError, match="--judge-url"):
+        JudgeConfig(run=tmp_path, judge="endpoint", judge_model="m", judge_url=url)
 
 
 def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeypatch) -> None:

@@ -25,7 +25,7 @@ SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thank
 
 def config(run: Path, model: Path, **fields) -> JudgeConfig:
     small = {"votes": 2, "max_new_tokens": 8, "temperature": 1.0, "shard": "0/1", "device": "cpu"}
-    return JudgeConfig(run=run, judge="local", model=str(model), **(small | fields))
+    return JudgeConfig(run=run, judge="local", judge_model=str(model), **(small | fields))
 
 
 def verdicts(run: Path) -> list[dict]:

@@ -115,8 +115,8 @@ def test_every_turn_of_a_session_has_its_outcome_and_the_others_are_voted_on(ext
 def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
-        judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", model="judge-model", base_url=server.url,
-                              votes=3, good=GOOD, bad=BAD))  # fmt: skip
+        judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", judge_model="judge-model",
+                              judge_url=server.url, votes=3, good=GOOD, bad=BAD))  # fmt: skip
     assert len(server.requests) == 3 * (6 + 2)
     assert [len(row["reward_votes"]) for row in read_all(extracted, "verdicts")].count(0) == 4
 
@@ -130,7 +130,7 @@ def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
     extract.run(ExtractConfig(run=tmp_path / "run", logs=(str(log),), shard="0/1"))
     run = tmp_path / "run"
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
-        options = {"judge": "endpoint", "model": "judge-model", "base_url": server.url}
+        options = {"judge": "endpoint", "judge_model": "judge-model", "judge_url": server.url}
         judge.run(JudgeConfig(run=run, shard="0/1", good=("metadata.stars>=4",), bad=("metadata.stars<=2",), **options))
     assert server.requests == []
     found = [(row["turn_id"], row["reward"], row["hint_status"]) for row in read_all(run, "verdicts")]

@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def config(run: Path, url: str, model: Path = MODEL, **fields) -> JudgeConfig:
     small = {"votes": 3, "max_new_tokens": 48, "timeout": 60.0, "retries": 1, "concurrency": 2, "shard": "0/1"}
-    return JudgeConfig(run=run, judge="endpoint", base_url=url, model=str(model), **(small | fields))
+    return JudgeConfig(run=run, judge="endpoint", judge_url=url, judge_model=str(model), **(small | fields))
 
 
 def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monkeypatch) -> None:

@@ -230,7 +230,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     results = ["one two three four five six seven eight", "nine"]
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
-    asking = config(run, judge="endpoint", model="any", base_url="http://localhost:1/v1")
+    asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
     case = stage._cases(asking, 0, Counters())[0]
     hint = HintVote(1, f"Say {results[0]}.", "x")
     row = stage._verdict(asking, case, [hint], [RewardVote(0, "x")], Counters())
@@ -258,8 +258,8 @@ def test_the_rules_may_quote_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"judge": "endpoint", "base_url": "http://127.0.0.1:9/v1", "model": "m", "retries": 0}, "127.0.0.1:9"),
-    ({"judge": "local", "model": "no-such-folder/no-such-model/x"}, "no-such-model"),
+    ({"judge": "endpoint", "judge_url": "http://127.0.0.1:9/v1", "judge_model": "m", "retries": 0}, "127.0.0.1:9"),
+    ({"judge": "local", "judge_model": "no-such-folder/no-such-model/x"}, "no-such-model"),
 ])  # fmt: skip
 def test_a_judge_that_is_not_there_costs_no_votes(extracted: Path, options: dict, words: str) -> None:
     """--overwrite throws the old votes away only for a judge that answers."""

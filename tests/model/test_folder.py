@@ -75,7 +75,7 @@ def opdkit(*arguments: str) -> tuple[int, str]:
 def test_a_judge_that_is_no_model(tmp_path, tiny_model_dir, make, words) -> None:
     run, path = write_extract(tmp_path / "run", {"a": talk("Hi", "Hello", "thanks")}), tmp_path / "given"
     make(path, tiny_model_dir)
-    code, said = opdkit("judge", str(run), "--judge", "local", "--model", str(path))
+    code, said = opdkit("judge", str(run), "--judge", "local", "--judge-model", str(path))
     assert code == 1
     assert str(path) in said
     with pytest.raises(OpdkitError, match=words):

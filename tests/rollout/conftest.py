@@ -34,7 +34,7 @@ def config(source, tmp_path, student):
     """A rollout into tmp_path/new: short replies, two to a prompt."""
 
     def make(run: Path | None = None, **options) -> RolloutConfig:
-        defaults = {"from_": source, "model": str(student), "device": "cpu", "samples": 2, "max_new_tokens": 12}
+        defaults = {"from_run": source, "model": str(student), "device": "cpu", "samples": 2, "max_new_tokens": 12}
         return RolloutConfig(run=run or tmp_path / "new", **(defaults | options))
 
     return make

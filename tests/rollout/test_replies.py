@@ -232,7 +232,7 @@ def test_prompts_that_cannot_be_answered_are_dropped_and_counted(tmp_path, confi
                 session("odd", message("user", "\U00100000"), message("assistant", "x"))]  # fmt: skip
     ids = ["short:2", "long:1", "odd:1"]
     run = write_run(tmp_path / "from", one_part(sessions, [turn(i) for i in ids], [verdict(i, HINT) for i in ids]))
-    summary = rollout.run(config(from_=run, max_new_tokens=100))
+    summary = rollout.run(config(from_run=run, max_new_tokens=100))
     assert summary.counters.dropped == {"no room for a reply": 1, "private-use characters": 1}
     assert (summary.counters.rows_in, summary.counters.rows_out) == (3, 2)
     assert {s["session_id"].partition(":")[0] for s in rows(config().run, "sessions")} == {"short"}

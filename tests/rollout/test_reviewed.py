@@ -18,7 +18,7 @@ def test_a_decided_hint_is_answered_for_and_carried_over(config, source, student
     mine = [Review("s0a:2", True, 1, True, "Answer in one word, please."), Review("s0b:2", False, None, True, None),
             Review("s0b:4", False, None, True, "Answer in two words, please.")]  # fmt: skip
     reviews.append(run, mine)
-    options = config(from_=run)
+    options = config(from_run=run)
     rollout.run(options)
     found = {
         row["turn_id"].partition("/")[0]: row for row in rows(options.run, "verdicts") if row["turn_id"][:2] == "s0"
@@ -34,7 +34,7 @@ def test_a_decided_hint_is_answered_for_and_carried_over(config, source, student
 
 def test_another_decision_is_another_plan(config, source, tmp_path):
     run = shutil.copytree(source, tmp_path / "source")
-    options = config(from_=run)
+    options = config(from_run=run)
     rollout.run(options)
     reviews.append(run, [Review("s0a:2", True, 1)])
     rollout.run(options)  # a reward of the logged reply changes nothing here

@@ -33,7 +33,7 @@ TABLES = ("sessions", "turns", "rejected", "verdicts")
 def whole(source, student, tmp_path_factory) -> dict[str, list[dict]]:
     """What a rollout gives that nobody disturbs."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    flags = {"run": run, "from_": source, "model": str(student), "device": "cpu", "samples": 2}
+    flags = {"run": run, "from_run": source, "model": str(student), "device": "cpu", "samples": 2}
     rollout.run(configure("rollout", flags | {"max_new_tokens": 12}, None))
     return everything(run)
 
@@ -93,7 +93,7 @@ def test_a_limit_counts_sessions_of_the_source(config, whole) -> None:
 def test_a_rollout_of_a_rollout(config, whole, tmp_path, source) -> None:
     """Its hints go on; its prompts are the same, so that nothing of the first replies is left."""
     rollout.run(config())
-    again = config(tmp_path / "again", from_=config().run, samples=1)
+    again = config(tmp_path / "again", from_run=config().run, samples=1)
     rollout.run(again)
     fresh = rows(again.run, "sessions")
     assert [s["session_id"] for s in fresh] == [f"{t['turn_id']}/rollout-0" for t in whole["turns"]]
@@ -109,7 +109,7 @@ def test_prompts_are_rendered_as_the_source_s_were(config, source, tmp_path, tin
     run = Path(shutil.copytree(source, tmp_path / "from"))
     args = ("enable_thinking=false",)
     scored(run, tiny_model_dir, template_arg=args)
-    rollout.run(config(from_=run, model=str(tiny_model_dir)))
+    rollout.run(config(from_run=run, model=str(tiny_model_dir)))
     new = config().run
     assert manifest(new, "extract")["plan"]["config"]["template_arg"] == list(args)
     targets = scored(new, tiny_model_dir)
@@ -118,7 +118,7 @@ def test_prompts_are_rendered_as_the_source_s_were(config, source, tmp_path, tin
         assert target["old_logprobs"] == pytest.approx(target["behavior_logprobs"], abs=1e-4)
     with pytest.raises(ConfigError, match="differs from what the replies"):
         scored(new, tiny_model_dir, template_arg=("enable_thinking=true",), overwrite=True)
-    other = config(tmp_path / "other", from_=run, model=str(tiny_model_dir), template_arg=("enable_thinking=true",))
+    other = config(tmp_path / "other", from_run=run, model=str(tiny_model_dir), template_arg=("enable_thinking=true",))
     rollout.run(other)
     assert manifest(other.run, "extract")["plan"]["config"]["template_arg"] == ["enable_thinking=true"]
 
@@ -128,7 +128,7 @@ def test_metadata_still_route_to_a_teacher(tmp_path, config, student, plain_toke
     sessions = [talk(name) | {"metadata": json.dumps({"tier": tier})} for name, tier in (("a", "big"), ("b", "self"))]
     turns, verdicts = [turn("a:2"), turn("b:2")], [verdict("a:2", HINT), verdict("b:2", HINT)]
     run = write_run(tmp_path / "from", one_part(sessions, turns, verdicts))
-    rollout.run(config(from_=run, samples=1))
+    rollout.run(config(from_run=run, samples=1))
     assert [s["metadata"] for s in rows(config().run, "sessions")] == [s["metadata"] for s in sessions]
     names = (f"big={big}", f"self={student}")
     routed = scored(config().run, student, teacher=names, teacher_route="tier")
@@ -143,7 +143,7 @@ def test_another_model_s_log_is_no_matter(tmp_path, config, student, capsys) -> 
     run = write_run(tmp_path / "from", one_part([talk("a") | {"model": "gpt-x"}], [logged], [verdict("a:2", HINT)]))
     scored(run, student)
     assert "another model" in capsys.readouterr().err
-    rollout.run(config(from_=run))
+    rollout.run(config(from_run=run))
     scored(config().run, student)
     assert "another model" not in capsys.readouterr().err
     assert [1, 2, 3] not in [t["response_token_ids"] for t in rows(config().run, "turns")]
@@ -153,16 +153,16 @@ def test_another_model_s_log_is_no_matter(tmp_path, config, student, capsys) -> 
 
 
 def test_what_cannot_be_rolled_out_is_refused(config, source, tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"--from .* is RUN itself"):
+    with pytest.raises(ConfigError, match=r"--from-run .* is RUN itself"):
         config(source / ".." / "run")
-    with pytest.raises(ConfigError, match="--from is missing"):
-        config(from_=None)
+    with pytest.raises(ConfigError, match="--from-run is missing"):
+        config(from_run=None)
     with pytest.raises(ConfigError, match="--judge-url needs --judge-model"):
         config(judge_url="http://localhost:1/v1")
     with pytest.raises(ConfigError, match="--judge-url holds more than an address"):
         config(judge_model="m", judge_url="http://user:secret@localhost:1/v1")
     with pytest.raises(OpdkitError, match=f"opdkit judge {tmp_path / 'nothing'}"):
-        rollout.run(config(from_=tmp_path / "nothing"))
+        rollout.run(config(from_run=tmp_path / "nothing"))
     with pytest.raises(OpdkitError, match="not there"):
         rollout.run(config(model=str(tmp_path / "nothing")))
     assert not config().run.exists(), "what fails binds nobody"
@@ -173,17 +173,17 @@ def test_without_hints_there_is_nothing_to_do(tmp_path, config) -> None:
     verdicts = [verdict("a:2", None, 1), verdict("b:2", HINT)]
     run = write_run(tmp_path / "from", one_part(sessions, [turn("a:2"), turn("b:2")], verdicts))
     with pytest.raises(OpdkitError, match=r"no turn with a hint in its first 1 session,.*a larger --limit"):
-        rollout.run(config(from_=run, limit=1))
+        rollout.run(config(from_run=run, limit=1))
     assert not config().run.exists()
-    assert rollout.run(config(from_=run)).counters.rows_in == 1
+    assert rollout.run(config(from_run=run)).counters.rows_in == 1
 
 
 def test_a_run_with_another_plan_is_refused(config, source, tmp_path) -> None:
     """pitfall 26: also one whose source was judged anew."""
     run = Path(shutil.copytree(source, tmp_path / "from"))
-    rollout.run(config(from_=run))
+    rollout.run(config(from_run=run))
     with pytest.raises(ConfigError, match=r"config\.samples: 2 -> 4"):
-        rollout.run(config(from_=run, samples=4))
+        rollout.run(config(from_run=run, samples=4))
     logs = Path(shutil.copytree(source, tmp_path / "logs"))
     with pytest.raises(ConfigError, match="begun under another plan"):
         rollout.run(config(logs))
@@ -193,14 +193,14 @@ def test_a_run_with_another_plan_is_refused(config, source, tmp_path) -> None:
         table = pq.read_table(path)
         pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"opdkit.plan": b"judged anew"}), path)
     with pytest.raises(ConfigError, match=r"inputs\.from\.judge"):
-        rollout.run(config(from_=run))
+        rollout.run(config(from_run=run))
 
 
 def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
     file = tmp_path / "options.toml"
     file.write_text(f"[rollout]\nfrom = '{source}'\nmodel = 'm'\nmax-new-tokens = 9\n")
     made = configure("rollout", {"run": tmp_path / "new", "samples": 3}, file)
-    assert (made.from_, made.model, made.max_new_tokens, made.samples) == (source, "m", 9, 3)
+    assert (made.from_run, made.model, made.max_new_tokens, made.samples) == (source, "m", 9, 3)
     assert "from" not in made.plan()  # where the source lies decides nothing: its fingerprints do
 
 
@@ -214,9 +214,9 @@ def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -
 
     run = tmp_path / "from"
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=8))
-    judge.run(JudgeConfig(run=run, judge="local", model=str(MODEL), votes=1, max_new_tokens=48, device="cpu"))
+    judge.run(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=1, max_new_tokens=48, device="cpu"))
     hinted = [v["turn_id"] for v in rows(run, "verdicts") if v["hint"]]
-    rollout.run(config(from_=run, model=str(MODEL), max_new_tokens=64))
+    rollout.run(config(from_run=run, model=str(MODEL), max_new_tokens=64))
     new = config().run
     turns = rows(new, "turns")
     assert [t["turn_id"].rpartition("/")[0] for t in turns] == [name for name in hinted for _ in range(2)]

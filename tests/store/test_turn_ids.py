@@ -3,7 +3,7 @@
 import pytest
 
 from opdkit.store.turn_ids import answered_turn_id, logged_session_id, rollout_session_id, turn_id
-from opdkit.train.targets import held_out
+from opdkit.train.targets import is_held_out
 
 
 @pytest.mark.parametrize("logged", ["chat.jsonl:17", "a:b/c:3/4", "x:2024/12", "x:1/rollout-a", "/rollout-0", ""])
@@ -21,5 +21,5 @@ def test_fresh_replies_are_held_out_with_the_session_whose_prompts_they_answer()
     """Trained on the one and evaluated on the other, a model would be shown its examination."""
     names = [f"log:{n}" for n in range(40)]
     fresh = {name: [rollout_session_id(turn_id(name, 1), g) for g in range(4)] for name in names}
-    assert {held_out(name, 0.3) for name in names} == {True, False}
-    assert all({held_out(f, 0.3) for f in fresh[name]} == {held_out(name, 0.3)} for name in names)
+    assert {is_held_out(name, 0.3) for name in names} == {True, False}
+    assert all({is_held_out(f, 0.3) for f in fresh[name]} == {is_held_out(name, 0.3)} for name in names)

@@ -71,8 +71,8 @@ def test_input_device_of_a_model_that_is_not_spread_is_its_own():
 
 
 def test_what_does_not_go_with_it_is_refused(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match="--written"):
-        TeacherConfig(run=tmp_path, model="m", device_map="auto", written=1)
+    with pytest.raises(ConfigError, match="--teacher-samples"):
+        TeacherConfig(run=tmp_path, model="m", device_map="auto", teacher_samples=1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="one process a node"):
         TeacherConfig(run=tmp_path, model="m", device_map="auto")

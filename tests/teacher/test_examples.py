@@ -215,7 +215,7 @@ def run_with_candidates(folder: Path, chosen: str | None, hints: list[str] = CAN
 ])  # fmt: skip
 def test_another_hint_than_the_judges(tmp_path, config, how, expected):
     run = run_with_candidates(tmp_path / "run", CANDIDATES[2])
-    teacher.run(config(run, hint_select=how))
+    teacher.run(config(run, teacher_hint=how))
     assert (targets(run)[0]["hint"], targets(run)[0]["overlap"]) == (expected, None)
     plain_run = run_with_candidates(tmp_path / "plain", expected)
     teacher.run(config(plain_run))
@@ -226,7 +226,7 @@ def test_another_hint_than_the_judges(tmp_path, config, how, expected):
 def test_what_the_votes_did_not_carry_is_not_selected(tmp_path, config, how):
     """No quorum, or outvoted: there are candidates, and no hint."""
     run = run_with_candidates(tmp_path / "run", None)
-    teacher.run(config(run, hint_select=how))
+    teacher.run(config(run, teacher_hint=how))
     [row] = targets(run)
     assert (row["hint"], row["overlap"], row["teacher_logprobs"], row["reward"]) == (None, None, None, 1)
 
@@ -236,7 +236,7 @@ def test_overlap_scores_the_three_shortest(tmp_path, config, tiny_model_dir, sup
     """The largest sum of intersections of the two top K, against sets from plain forwards."""
     fourth = "This one is so much longer than the other three of them that it is never scored at all, by anyone."
     run = run_with_candidates(tmp_path / "run", fourth, [*CANDIDATES[::-1], fourth])
-    summary = teacher.run(config(run, hint_select="overlap", support=support))
+    summary = teacher.run(config(run, teacher_hint="overlap", top_k=support))
     [row] = targets(run)
     top = support or 4
     chat, model = (
@@ -267,7 +267,7 @@ def test_a_candidate_that_does_not_fit_leaves_the_others(tmp_path, config, tiny_
     chat, said = Chat(load_tokenizer(str(tiny_model_dir)), {}), talk("a")["messages"]
     room = len(chat.prompt_ids(with_hint(said[:2], CANDIDATES[2], "last-user"))) + len(chat.reply(said, 2).ids)
     run = run_with_candidates(tmp_path / "run", long, [*CANDIDATES[1:], long])
-    teacher.run(config(run, hint_select="overlap", max_tokens=room))
+    teacher.run(config(run, teacher_hint="overlap", max_tokens=room))
     assert targets(run)[0]["hint"] in CANDIDATES[1:]
     other = run_with_candidates(tmp_path / "other", long, [long, long + "!"])
-    assert dropped_all(config(other, hint_select="overlap", max_tokens=room)) == {"too long": 1}
+    assert dropped_all(config(other, teacher_hint="overlap", max_tokens=room)) == {"too long": 1}

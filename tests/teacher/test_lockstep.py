@@ -106,8 +106,8 @@ def test_one_process_alone_is_refused(runs, monkeypatch):
         teacher.run(TeacherConfig(run=runs[0], model=str(MODEL), tensor_parallel=True))
     with pytest.raises(ConfigError, match="choose one"):
         TeacherConfig(run=runs[0], model="m", tensor_parallel=True, device_map="auto")
-    with pytest.raises(ConfigError, match="--written"):
-        TeacherConfig(run=runs[0], model="m", tensor_parallel=True, written=1)
+    with pytest.raises(ConfigError, match="--teacher-samples"):
+        TeacherConfig(run=runs[0], model="m", tensor_parallel=True, teacher_samples=1)
 
 
 def test_memory_that_runs_out_in_one_process_alone_is_an_error(monkeypatch):

@@ -24,7 +24,7 @@ def same_rows(found: list[dict], expected: list[dict]) -> None:
 @pytest.mark.parametrize("turn_by_turn", [False, True])
 @pytest.mark.parametrize("tokens", [400, 200])
 def test_the_rows_are_those_of_a_large_machine(run, config, tmp_path, turn_by_turn, tokens) -> None:
-    options = {"turn_by_turn": turn_by_turn, "support": 4}
+    options = {"turn_by_turn": turn_by_turn, "top_k": 4}
     teacher.run(config(run, **options))
     again = write_run(tmp_path / "again", three_parts())
     with room_for(tokens) as room:

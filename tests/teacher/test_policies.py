@@ -29,10 +29,10 @@ def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_
     """Bit for bit; other weights do not, and a turn without a hint has still no teacher term (pitfall 9)."""
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     for options in ({}, {"teacher": (str(copy),)}):
-        teacher.run(config(run, unhinted=True, overwrite=True, **options))
+        teacher.run(config(run, score_unhinted=True, overwrite=True, **options))
         assert all(row["unhinted_logprobs"] == row["old_logprobs"] for row in targets(run))
     other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
-    teacher.run(config(run, unhinted=True, overwrite=True, teacher=(str(other),)))
+    teacher.run(config(run, score_unhinted=True, overwrite=True, teacher=(str(other),)))
     model = load_model(str(other), device="cpu", dtype="float32")
     for row in targets(run):
         prompt, _ = prompts_of(run, tiny_model_dir, row | {"hint": "x"}, "last-user")
@@ -44,7 +44,7 @@ def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_
 def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
     """log((3 p + q) / 4), by hand from plain forwards of both."""
     other = save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=7)
-    teacher.run(config(run, teacher=(f"big={other}", str(tiny_model_dir)), teacher_weight=("big=3",)))
+    teacher.run(config(run, teacher=(f"big={other}", str(tiny_model_dir)), teacher_share=("big=3",)))
     models = [load_model(str(m), device="cpu", dtype="float32") for m in (other, tiny_model_dir)]
     for row in (r for r in targets(run) if r["hint"]):
         _, prompt = prompts_of(run, tiny_model_dir, row, "last-user")

@@ -43,7 +43,7 @@ def again(tiny_model_dir):
     """The same command once more."""
 
     def score(run):
-        return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", support=3, shard="0/1"))
+        return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, shard="0/1"))
 
     return score
 
@@ -166,7 +166,7 @@ def counts(run) -> list[tuple]:
 
 def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):
     reviews.append(run, [Review("toy-1:3", False, None, True, "Go.")])
-    config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", support=3, hint_select="longest",
+    config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, teacher_hint="longest",
                            overwrite=True, shard="0/1")  # fmt: skip
     teacher.run(config)
     assert rows(run)["toy-1:3"]["hint"] == "Go."
@@ -227,10 +227,10 @@ def test_a_decision_survives_a_re_run_of_the_judge(run, again):
 
 
 def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
-    """With --written: the replies to the decided hint take the place of those to the old one, after all logged ones."""
+    """With --teacher-samples: replies to the decided hint replace those to the old one, after all logged ones."""
 
     def score():
-        config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", written=1, max_new_tokens=5,
+        config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", teacher_samples=1, max_new_tokens=5,
                                shard="0/1")  # fmt: skip
         teacher.run(config)
         return list(read_all(run, "targets"))

@@ -238,7 +238,7 @@ def test_a_limit_counts_sessions(run, config):
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_supports_are_stored_in_half_precision(run, config, tiny_model_dir, whose):
     """Each within half a unit in the last place of a plain forward; most likely first; none of the teacher unhinted."""
-    teacher.run(config(run, support=5, support_of=whose))
+    teacher.run(config(run, top_k=5, top_k_of=whose))
     model = load_model(str(tiny_model_dir), device="cpu", dtype="float32")
     for row in targets(run):
         if row["hint"] is None:
@@ -262,22 +262,22 @@ def test_supports_are_stored_in_half_precision(run, config, tiny_model_dir, whos
 
 
 def test_without_supports_there_are_none(run, config):
-    teacher.run(config(run, support=0))
+    teacher.run(config(run, top_k=0))
     for row in targets(run):
         assert {row[name] for name in ("support_ids", "support_old", "support_teacher", "overlap")} == {None}
         assert (row["unhinted_logprobs"], row["behavior_logprobs"]) == (None, None)
 
 
 def test_more_support_than_tokens_is_refused(run, config, tiny_tokenizer):
-    with pytest.raises(ConfigError, match=f"--support is 999; the models have {len(tiny_tokenizer)} tokens"):
-        teacher.run(config(run, support=999))
+    with pytest.raises(ConfigError, match=f"--top-k is 999; the models have {len(tiny_tokenizer)} tokens"):
+        teacher.run(config(run, top_k=999))
 
 
 def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_path, tiny_tokenizer):
     """The same rows, supports and all, whoever computes them in whatever order."""
     big = save_tiny_model(tmp_path / "big", tiny_tokenizer, seed=7)
-    everything = {"support": 3, "support_of": "teacher", "hint_select": "overlap", "unhinted": True,
-                  "teacher": (f"big={big}", f"self={config(run).model}"), "teacher_weight": ("big=3",)}  # fmt: skip
+    everything = {"top_k": 3, "top_k_of": "teacher", "teacher_hint": "overlap", "score_unhinted": True,
+                  "teacher": (f"big={big}", f"self={config(run).model}"), "teacher_share": ("big=3",)}  # fmt: skip
     teacher.run(config(run, **everything))
     other = write_run(tmp_path / "other", three_parts())
     for shard in ("1/2", "0/2"):

@@ -17,7 +17,7 @@ from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_turns
 
-OPTIONS = {"written": 2, "max_new_tokens": 12, "support": 3}
+OPTIONS = {"teacher_samples": 2, "max_new_tokens": 12, "top_k": 3}
 
 
 def replies(rows: list[dict]) -> list[tuple]:
@@ -63,7 +63,7 @@ def test_a_draw_is_the_first_token_of_its_own_stream(run, config, tiny_model_dir
 
 def test_the_logged_rows_are_what_they_were(run, config, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
-    teacher.run(config(run, support=3))
+    teacher.run(config(run, top_k=3))
     teacher.run(config(other, **OPTIONS))
     assert [r for r in targets(other) if r["written"] is None] == targets(run)
 
@@ -89,7 +89,9 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
 
 def test_no_room_for_a_reply_is_counted(run, config):
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
-    summary = teacher.run(config(run, overwrite=True, max_tokens=longest + 40, written=1, max_new_tokens=longest))
+    summary = teacher.run(
+        config(run, overwrite=True, max_tokens=longest + 40, teacher_samples=1, max_new_tokens=longest)
+    )
     assert summary.counters.labels("not written")["no room for a reply"] == 6
     assert summary.counters.rows_out == 9
 
@@ -100,8 +102,8 @@ def _scored(run, config) -> list[dict]:
 
 
 def test_an_average_of_teachers_writes_nothing(run, config, tiny_model_dir):
-    with pytest.raises(ConfigError, match="--written needs one teacher"):
-        config(run, teacher=(f"a={tiny_model_dir}", f"b={tiny_model_dir}"), written=1)
+    with pytest.raises(ConfigError, match="--teacher-samples needs one teacher"):
+        config(run, teacher=(f"a={tiny_model_dir}", f"b={tiny_model_dir}"), teacher_samples=1)
 
 
 def test_training_takes_both_and_reads_them_together(tmp_path, plain_model_dir):

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from opdkit.train.batches import Step, optimizer_steps, tokens_of
-from opdkit.train.targets import Support, Turn, held_out, select
+from opdkit.train.targets import Support, Turn, is_held_out
+from opdkit.train.training_set import select_turns
 
 
 def turn(
@@ -120,17 +121,17 @@ def test_a_turn_that_cannot_train_says_why() -> None:
         turn("a:9", teacher=(-1, -1), sampled=(False, False)),
         turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
     ]
-    kept, dropped = select(turns, ("teacher",), 0.0)
+    kept, dropped = select_turns(turns, ("teacher",), 0.0)
     assert [t.turn_id for t in kept] == ["a:1", "a:7"]
     assert dropped == {"no hint": 1, "log-prob not finite": 2, "nothing sampled": 1}
-    assert select(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
-    assert select([turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
-    assert select([turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
+    assert select_turns(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
+    assert select_turns([turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
+    assert select_turns([turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
 def test_sessions_are_held_out_by_their_name_alone(share: float) -> None:
     names = [f"session-{n}" for n in range(4000)]
-    out = {name for name in names if held_out(name, share)}
+    out = {name for name in names if is_held_out(name, share)}
     assert len(out) / len(names) == pytest.approx(share, abs=0.03)
-    assert out <= {name for name in names if held_out(name, min(1.0, share + 0.1))}
+    assert out <= {name for name in names if is_held_out(name, min(1.0, share + 0.1))}

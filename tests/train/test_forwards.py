@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from opdkit.model.scoring import PromptResponse
 from opdkit.model.tree import plan
-from opdkit.train.forwards import Tree, deal, reading, side_by_side, trees_of
+from opdkit.train.forwards import Tree, build_trees, deal, pack_side_by_side, plan_forwards
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 WORDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -26,25 +26,25 @@ def nodes(sequences, tree: Tree) -> int:
 def test_a_session_is_a_tree() -> None:
     a, b, c = [1, 2], [3, 4], [5]
     sequences = [PromptResponse(a + b + c, a), PromptResponse(a, b), PromptResponse(a, c)]
-    assert trees_of(sequences, ["s", "s", "t"], 100) == [Tree((1, 0), 7), Tree((2,), 3)]
-    assert trees_of(sequences, ["s"] * 3, 100) == [Tree((1, 2, 0), 10)], "counted from the turn before: 8 in truth"
+    assert build_trees(sequences, ["s", "s", "t"], 100) == [Tree((1, 0), 7), Tree((2,), 3)]
+    assert build_trees(sequences, ["s"] * 3, 100) == [Tree((1, 2, 0), 10)], "counted from the turn before: 8 in truth"
 
 
 def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() -> None:
     """pitfall 27: what a long turn contains costs nothing beside it."""
     replies = [[10 + n] * 5 for n in range(6)]
     sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
-    assert [t.tokens for t in trees_of(sequences, ["s"] * 6, 35)] == [35]
-    assert [t.turns for t in trees_of(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
+    assert [t.tokens for t in build_trees(sequences, ["s"] * 6, 35)] == [35]
+    assert [t.turns for t in build_trees(sequences, ["s"] * 6, 10)] == [tuple(range(6))]
     apart = [PromptResponse([n] * 5, [n]) for n in range(6)]
-    assert [t.turns for t in trees_of(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
+    assert [t.turns for t in build_trees(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
 
 
 @given(drawn=TURNS, budget=st.integers(1, 60), processes=st.integers(1, 4), packed=st.booleans())
 def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, budget, processes, packed) -> None:
     """pitfall 8: no turn twice, none lost; pitfall 27: and no forward beyond the budget but for one tree alone."""
     sequences, sessions = turns_of(drawn)
-    shares = [reading(sequences, sessions, budget, p, processes, packed=packed) for p in range(processes)]
+    shares = [plan_forwards(sequences, sessions, budget, p, processes, packed=packed) for p in range(processes)]
     forwards = [forward for share in shares for forward in share.forwards]
     read = Counter(i for forward in forwards for tree in forward for i in tree.turns)
     assert read == dict.fromkeys(range(len(sequences)), 1)
@@ -61,7 +61,7 @@ def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, bu
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_turns_have_in_common_counts_once_only_where_it_is_shared(packed) -> None:
     sequences = [PromptResponse([1] * 50, [2] * 10), PromptResponse([1] * 50 + [2] * 10 + [3] * 20, [4] * 20)]
-    share = reading(sequences, ["s", "s"], 1000, 0, 1, packed=packed)
+    share = plan_forwards(sequences, ["s", "s"], 1000, 0, 1, packed=packed)
     assert share.tokens == (100 if packed else 160)
 
 
@@ -72,7 +72,7 @@ def test_the_longest_are_dealt_first() -> None:
 
 @given(lengths=LENGTHS, budget=st.integers(1, 1000))
 def test_trees_stand_side_by_side_without_padding(lengths, budget) -> None:
-    groups = side_by_side(lengths, budget)
+    groups = pack_side_by_side(lengths, budget)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     sums = [sum(lengths[i] for i in group) for group in groups]
     assert all(s <= budget for s, group in zip(sums, groups, strict=True) if len(group) > 1)

@@ -12,7 +12,7 @@ from opdkit.extract import stage as extract
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
 from opdkit.store import read_all
-from opdkit.train.forwards import reading
+from opdkit.train.forwards import plan_forwards
 from opdkit.train.policy import Policy
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
     alone = [token_logprobs(response_logits(model, [t])[0], torch.tensor(t.response_ids)) for t in turns]
     expected = gradient(model, alone)
     policy = Policy(model)
-    share = reading(turns, sessions, 4096, 0, 1, packed=policy.packed)
+    share = plan_forwards(turns, sessions, 4096, 0, 1, packed=policy.packed)
     found: dict[int, torch.Tensor] = {}
     for trees in share.forwards:
         order = [i for tree in trees for i in tree.turns]

@@ -19,8 +19,8 @@ from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective import gathered_logprobs, support_advantages
-from opdkit.train.signal import shaped
 from opdkit.train.targets import Support, load_prompts, load_turns
+from opdkit.train.training_set import shape_rewards
 
 
 def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
@@ -64,7 +64,7 @@ def test_distill_lowers_the_divergence(run, plain_model_dir, alpha: float) -> No
 
 
 def test_hybrid_is_topk_and_binary(run, plain_model_dir) -> None:
-    train.run(train_config(run, plain_model_dir, objective="hybrid", blame_below=1.0, batch_turns=100))
+    train.run(train_config(run, plain_model_dir, objective="hybrid", negative_below=1.0, batch_turns=100))
     (row,) = read_all(run, "metrics")
     turns = load_turns(run)
     assert row["reward_tokens"] == sum(t.sampled.sum() for t in turns if t.reward is not None)
@@ -154,7 +154,7 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
                 "all": [0.7833, -1.3056, 0.7833, -0.2611, 0]}  # fmt: skip
     for choice, values in expected.items():
         options = train_config(run, plain_model_dir, group_normalise=choice)
-        assert [t.advantage for t in shaped(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
+        assert [t.advantage for t in shape_rewards(turns, options, prompts)] == pytest.approx(values, abs=5e-5)
     train.run(train_config(run, plain_model_dir, objective="binary", group_normalise="all", batch_turns=100))
     (row,) = read_all(run, "metrics")
     assert row["reward_advantage"] == pytest.approx(0, abs=1e-6)
@@ -163,6 +163,6 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
 @pytest.mark.parametrize("objective", ["topk", "hybrid", "distill"])
 def test_missing_supports_say_which_stage_makes_them(tmp_path, plain_model_dir, objective: str) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(2), support=0)
-    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --support K`"):
+    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --top-k K`"):
         train.run(train_config(run, plain_model_dir, objective=objective))
     assert not (run / "train").exists()

@@ -12,8 +12,15 @@ from scored_runs import Said, Toy, train_config, write_run
 from opdkit.store import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective import Objective
-from opdkit.train.signal import TrainingSet, degenerate_replies, largest, loops, shaped, thin_signal, training_set
-from opdkit.train.targets import TOO_MANY, Support, Turn, capped, held_out, load_turns
+from opdkit.train.signal import degenerate_replies, ends_in_loop, largest_shares, thin_signal
+from opdkit.train.targets import Support, Turn, is_held_out, load_turns
+from opdkit.train.training_set import (
+    OVER_LIMIT,
+    TrainingSet,
+    build_training_set,
+    limit_turns_per_session,
+    shape_rewards,
+)
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
 
@@ -26,7 +33,7 @@ def turn(name: str, *, old=(-1.0, -2.0), teacher=None, reward=None, sampled=None
 
 
 def made_of(*turns: Turn, weights=BOTH, **options) -> TrainingSet:
-    return training_set(turns, [Objective(weights, **options)], len(turns), {})
+    return build_training_set(turns, [Objective(weights, **options)], len(turns), {})
 
 
 # -- what each turn is worth ----------------------------------------------------------------------------------------
@@ -65,7 +72,7 @@ def test_a_turn_without_a_token_left_is_left_out() -> None:
 
 def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
     phases = [Objective({"reward": 1.0}), Objective({"teacher": 1.0})]
-    data = training_set(
+    data = build_training_set(
         [turn("a", reward=1), turn("b", teacher=(-1, -1), reward=1), turn("c", reward=0)], phases, 3, {}
     )
     assert {t.turn_id: phase for t, phase in zip(data.turns, data.phases, strict=True)} == {
@@ -79,8 +86,8 @@ def test_long_replies_lose_some_of_their_reward() -> None:
     """The table of the soft overlong punishment, on replies of 8 to 11 sampled tokens; no reward stays none."""
     config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2)
     turns = [turn(str(n), old=(-1.0,) * (n + 1), sampled=[True] * n + [False], reward=1) for n in (8, 9, 10, 11)]
-    assert [t.advantage for t in shaped([*turns, turn("none")], config, {})] == [1, 0.5, 0, 0, None]
-    assert [t.reward for t in shaped(turns, config, {})] == [1] * 4
+    assert [t.advantage for t in shape_rewards([*turns, turn("none")], config, {})] == [1, 0.5, 0, 0, None]
+    assert [t.reward for t in shape_rewards(turns, config, {})] == [1] * 4
 
 
 # -- is it enough ---------------------------------------------------------------------------------------------------
@@ -111,7 +118,7 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     (list(range(100)), False), ([], False),
 ])  # fmt: skip
 def test_a_loop_is_a_piece_said_over_and_over(ids: list[int], expected: bool) -> None:
-    assert loops(np.asarray(ids, np.int32)) is expected
+    assert ends_in_loop(np.asarray(ids, np.int32)) is expected
 
 
 def test_degenerate_replies_are_counted(tmp_path, plain_model_dir) -> None:
@@ -135,7 +142,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="combine", epochs=3, holdout=0.3))
     rows = list(read_all(run, "metrics"))
-    trained = [t for t in load_turns(run) if not held_out(t.session_id, 0.3)]
+    trained = [t for t in load_turns(run) if not is_held_out(t.session_id, 0.3)]
     assert int(told["turns to train on"]) == len(trained) == summary.counters.rows_out
     assert int(told["left out: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
     assert int(told["optimizer steps"]) == len(rows) == summary.counters.total("steps")
@@ -159,38 +166,40 @@ def of_session(session: str, *indices: int, written: int | None = None) -> list[
 
 def test_at_most_so_many_turns_of_a_session_train() -> None:
     turns = [*of_session("a:1", *range(40)), *of_session("a:2", 0, 1), *of_session("b:1", *range(5))]
-    kept, dropped = capped(turns, 4, 0)
+    kept, dropped = limit_turns_per_session(turns, 4, 0)
     assert Counter(t.session_id for t in kept) == {"a:1": 4, "a:2": 2, "b:1": 4}
-    assert dropped == {TOO_MANY: 37}
+    assert dropped == {OVER_LIMIT: 37}
     assert [t for t in turns if t in kept] == kept  # in their order
-    assert capped(turns, None, 0) == (turns, Counter())
-    assert capped(turns, 40, 0) == (turns, Counter())
+    assert limit_turns_per_session(turns, None, 0) == (turns, Counter())
+    assert limit_turns_per_session(turns, 40, 0) == (turns, Counter())
 
 
 def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
     """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
     poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
-    drawn = [{t.message_index for t in capped(poisoned, 6, seed)[0]} for seed in range(20)]
+    drawn = [{t.message_index for t in limit_turns_per_session(poisoned, 6, seed)[0]} for seed in range(20)]
     assert all(len(some) == 6 for some in drawn)
     assert len({frozenset(some) for some in drawn}) == 20
     assert set.union(*drawn) > set(range(6))
     assert max(sum(index in some for some in drawn) for index in range(60)) < 12
-    assert {t.message_index for t in capped([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"} == drawn[3]
+    assert {
+        t.message_index for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"
+    } == drawn[3]
 
 
 def test_replies_to_one_prompt_and_fresh_replies_count_for_the_session_of_the_log() -> None:
     logged, written = of_session("a:1", 1, 3, 5), of_session("a:1", 1, 3, 5, written=0)
-    kept, dropped = capped([*logged, *written], 2, 0)
+    kept, dropped = limit_turns_per_session([*logged, *written], 2, 0)
     assert len(kept) == 4
     assert len({t.turn_id for t in kept}) == 2
-    assert dropped == {TOO_MANY: 2}
+    assert dropped == {OVER_LIMIT: 2}
     fresh = [t for n in range(8) for t in of_session(f"a:1:3/rollout-{n}", 4)]
-    assert len(capped([*fresh, *of_session("a:2", 1)], 2, 0)[0]) == 3
+    assert len(limit_turns_per_session([*fresh, *of_session("a:2", 1)], 2, 0)[0]) == 3
 
 
 def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
     data = made_of(*of_session("chat:1", 1, 3, 5), *of_session("chat:2", 1), *of_session("b:1", 1))
-    assert largest(data) == {"session": "chat:1: 3 turns, 60.0%", "source": "chat: 4 turns, 80.0%"}
+    assert largest_shares(data) == {"session": "chat:1: 3 turns, 60.0%", "source": "chat: 4 turns, 80.0%"}
 
 
 def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) -> None:

@@ -26,7 +26,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score
 from opdkit.store import read_all
-from opdkit.train import checkpoints
+from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns
 
@@ -250,7 +250,7 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(torch, "save", dying)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
-    state = checkpoints.newest(tmp_path)
+    state = checkpoints.read_newest(tmp_path)
     assert state is not None
     assert state["rows"] == [{"step": 1}]
     assert all(torch.equal(state["weights"][name], p) for name, p in model.named_parameters())
@@ -404,7 +404,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
     """pitfall 3: what is trained on is what was scored, token by token, or nothing."""
-    monkeypatch.setattr(train, "load_turns", lambda *a, **b: [
+    monkeypatch.setattr(training_set, "load_turns", lambda *a, **b: [
         dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
     with pytest.raises(OpdkitError, match="the prompt of turn toy-"):
         train.run(train_config(run, plain_model_dir))

@@ -8,7 +8,7 @@ from opdkit.chat.conversation import Unreadable
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import detect
-from opdkit.extract.inputs.inputs import Input, expand, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import Input, expand, is_damage, lines, open_plain
 
 _LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
 

@@ -85,5 +85,5 @@ def room(run: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(there).free
     state = NOTE if free < _LITTLE_ROOM else OK
-    remedy = "targets with --support 20 take about 0.3 kB a reply token, a checkpoint 12 bytes a parameter"
+    remedy = "targets with --top-k 20 take about 0.3 kB a reply token, a checkpoint 12 bytes a parameter"
     yield Finding("run", state, f"{run}: {in_gb(free)} free", remedy if state == NOTE else "")

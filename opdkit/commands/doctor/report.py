@@ -23,7 +23,7 @@ def run(config: DoctorConfig) -> bool:
         _show(findings)
     problems = sum(finding.state == PROBLEM for finding in findings)
     say(counted(problems, "problem") if problems else "nothing is wrong with what was looked at")
-    for flag in ("model", "base_url", "logs", "run"):
+    for flag in ("model", "judge_url", "logs", "run"):
         if not getattr(config, flag):
             option = "LOGS" if flag == "logs" else "--" + flag.replace("_", "-")
             say(f"not looked at: {option}")
@@ -38,8 +38,8 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
         yield from machine.room(config.run)
     if config.model:
         yield from model.examine(config.model, config.device, config.dtype, config.lora_rank)
-    if config.base_url and config.judge_model:
-        yield from server.examine(config.base_url, config.judge_model, config.api_key_env, config.timeout)
+    if config.judge_url and config.judge_model:
+        yield from server.examine(config.judge_url, config.judge_model, config.api_key_env, config.timeout)
     yield from logs.examine(config.logs)
 
 

@@ -31,8 +31,8 @@ def run(config: ExportConfig) -> Summary | Imported:
     Raises ConfigError for a file that exists or a suffix that the target does not have, OpdkitError when the judge
     stage has not finished or no turn is left to export.
     """
-    if config.from_ is not None:
-        return read_csv(config.run, config.from_)
+    if config.import_reviews is not None:
+        return read_csv(config.run, config.import_reviews)
     if config.to == REVIEW:
         return _review_sheet(config)
     return _export(config, str(config.to))
@@ -40,7 +40,7 @@ def run(config: ExportConfig) -> Summary | Imported:
 
 def _export(config: ExportConfig, to: str) -> Summary:
     start, parts = time.monotonic(), part_count(config.run, "judge")
-    target = TARGETS[to]((1, 0) if config.neutral else (1,))
+    target = TARGETS[to]((1, 0) if config.include_neutral else (1,))
     path = out_path(config, target.suffixes)
     refuse_existing(path, overwrite=config.overwrite)
     reviews = in_force(config.run)

@@ -21,7 +21,7 @@ class WrittenReport:
 
 def run(config: ReportConfig) -> WrittenReport:
     """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
-    html = page(config.run, turns=config.turns, rows=config.rows, max_mb=config.max_mb)
+    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb)
     path = config.out or config.run / "report.html"
     with disk_errors_explained(path):
         replace_text(path, html)

@@ -157,7 +157,7 @@ def configuration(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     entries = []
     for stage in finished:
         pinned, command = manifest(run, stage), command_of(run, stage)
-        defaults = {field.key: field.default for field in fields_of(COMMANDS[command].config)}
+        defaults = {field.name: field.default for field in fields_of(COMMANDS[command].config)}
         options = []
         for key, value in pinned["configuration"].items():
             default = defaults.get(key)

@@ -48,7 +48,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
     except regex.error as error:
         raise ConfigError(f"--grep {config.grep!r} is not a regular expression: {error}") from error
     chosen = Chosen()
-    largest = Largest[TurnLine](config.worst or config.best or config.random or config.limit)
+    largest = Largest[TurnLine](config.worst or config.best or config.random or config.max_turns)
     for joined in joined_turns(config.run):
         line = turn_line(chosen.seen, joined, joined.decided)
         chosen.seen += 1

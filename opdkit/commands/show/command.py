@@ -19,9 +19,9 @@ def run(config: ShowConfig) -> None:
     Raises OpdkitError if the directory holds no run or has no such turn, and ConfigError for options that contradict
     each other or name a status that does not exist.
     """
-    whole = config.turn_id is not None or config.whole or (is_ranked(config) and not config.rows)
+    whole = config.turn_id is not None or config.whole or (is_ranked(config) and not config.one_line)
     if config.logprobs and not whole:
-        remedy = "leave out --rows" if config.rows else "add --whole, or name a turn"
+        remedy = "leave out --one-line" if config.one_line else "add --whole, or name a turn"
         raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
     if not (stage_dir(config.run, "extract") / "manifest.json").exists():
         raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
@@ -45,7 +45,7 @@ def run(config: ShowConfig) -> None:
         say(_why_nothing(config, chosen))
     elif len(chosen.lines) < chosen.passed and not is_ranked(config):
         hint = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
-        say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --limit shows more{hint}")
+        say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --max-turns shows more{hint}")
 
 
 def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:

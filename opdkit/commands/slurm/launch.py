@@ -18,7 +18,7 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.extract.inputs.inputs import expand
+from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import check_options
 from opdkit.store import differences, manifest, part_count, part_path, refuse_outdated
 from opdkit.store.plans import stage_dir

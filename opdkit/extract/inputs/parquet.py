@@ -1,7 +1,7 @@
 """Parquet inputs: every row is a record, and so a line; its number is the row's, from 1.
 
-Rows are read by small batches of few row groups, so that memory does not grow with the file. What JSON cannot hold
-(times, decimals, bytes) becomes text or a placeholder.
+Rows are read in small batches, so that memory does not grow with the file. What JSON cannot hold (times, decimals,
+bytes) becomes text or a placeholder.
 """
 
 import math
@@ -15,50 +15,51 @@ import pyarrow.parquet as pq
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
+from opdkit.extract.inputs.files import SHOWN
 
 _MAGIC = b"PAR1"
 _BATCH = 4 << 20  # bytes of rows, decoded, that are held at once, about
 _MOST_ROWS = 1_024  # of a batch
-_SHOWN = 8_192  # bytes of an over-long row that are kept to show it
 DAMAGED_ROWS = "damaged rows"
 
 
 def is_parquet(path: Path) -> bool:
-    """By what the file begins with, not by its name."""
+    """Return True for a Parquet file, by its first bytes and not by its name."""
     with path.open("rb") as handle:
         return handle.read(len(_MAGIC)) == _MAGIC
 
 
 def row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:
-    """(rows, [(first row, bytes) of pieces of about `part_bytes`]), by the file's own index alone."""
+    """Return (rows, [(first row, bytes) of pieces of about `part_bytes`]), by the file's own index alone."""
     metadata = pq.read_metadata(path)
     chunks: list[tuple[int, int]] = []
     first = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        each = max(1, group.total_byte_size // max(1, group.num_rows))
-        step = max(1, part_bytes // each)
+        row_bytes = max(1, group.total_byte_size // max(1, group.num_rows))
+        step = max(1, part_bytes // row_bytes)
         for start in range(0, group.num_rows, step):
-            chunks.append((first + start, each * min(step, group.num_rows - start)))
+            chunks.append((first + start, row_bytes * min(step, group.num_rows - start)))
         first += group.num_rows
     return metadata.num_rows, chunks
 
 
 class Rows:
-    """The rows of one file from `at` on, counted from 0."""
+    """Reader of the rows of one file from row `at` on, counted from 0."""
 
     def __init__(self, path: Path, source: str, limit: int, at: int = 0) -> None:
-        """`limit`: bytes of a row as JSON. Raises pyarrow.ArrowInvalid for a file without an intact index."""
+        """Open the file; `limit` is in bytes of a row as JSON. Raises ArrowInvalid without an intact index."""
         self.at, self._source, self._limit = at, source, limit
         # Column chunks are read as they are used: a row group may be as large as the file.
         self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16)
         self._lines = self._read(at)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def read(self, stop: float = math.inf) -> Iterator[tuple[int, Line]]:
-        """(row, line) up to row `stop`; the next call goes on from there."""
+        """Yield (row, line) up to row `stop`; the next call continues from there."""
         while self.at < stop:
             line = next(self._lines, None)
             if line is None:
@@ -67,6 +68,7 @@ class Rows:
             yield self.at - 1, line
 
     def _read(self, start: int) -> Iterator[Line]:
+        """Yield the lines from row `start` on; those of damaged pages with their problem."""
         metadata = self._file.metadata
         first = 0
         for number in range(metadata.num_row_groups):
@@ -75,8 +77,7 @@ class Rows:
             if skip >= group.num_rows:
                 continue
             row = first - group.num_rows
-            each = max(1, group.total_byte_size // group.num_rows)
-            size = min(_MOST_ROWS, max(1, _BATCH // each))
+            size = min(_MOST_ROWS, max(1, _BATCH // max(1, group.total_byte_size // group.num_rows)))
             try:
                 for batch in self._file.iter_batches(size, row_groups=[number]):
                     behind = max(0, min(skip - (row - (first - group.num_rows)), batch.num_rows))
@@ -92,6 +93,7 @@ class Rows:
                     yield Line(self._source, missing + 1, b"", lost)
 
     def _line(self, number: int, values: Any) -> Line:
+        """Return a row as a line of JSON, or its problem."""
         if isinstance(values, Unreadable):
             return Line(self._source, number, b"", values)
         try:
@@ -99,12 +101,12 @@ class Rows:
         except orjson.JSONEncodeError as error:
             return Line(self._source, number, b"", Unreadable("not JSON", str(error)[:500]))
         if len(data) > self._limit:
-            return Line(self._source, number, data[:_SHOWN], Unreadable("line too long", f"{len(data):,} bytes"))
+            return Line(self._source, number, data[:SHOWN], Unreadable("line too long", f"{len(data):,} bytes"))
         return Line(self._source, number, data)
 
 
 def _rows_of(batch: pa.RecordBatch) -> Iterator[Any]:
-    """The rows of a batch as objects; one whose text is not UTF-8, as the problem that it is."""
+    """Yield the rows of a batch as objects; for one whose text is not UTF-8, its problem."""
     try:
         yield from batch.to_pylist()
         return
@@ -118,7 +120,7 @@ def _rows_of(batch: pa.RecordBatch) -> Iterator[Any]:
 
 
 def _as_text(value: Any) -> str:
-    """What JSON does not have."""
+    """Return a value that JSON cannot hold as text."""
     if hasattr(value, "isoformat"):
         return str(value.isoformat())
     return f"[{type(value).__name__}]" if isinstance(value, bytes) else str(value)

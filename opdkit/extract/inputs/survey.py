@@ -1,58 +1,165 @@
-"""The first pass over the inputs: digests, formats, and where every part begins, so that each can be read alone.
+"""First pass over the inputs: digests, formats, and where every part begins, so that each part can be read alone.
 
-A part is about `part_bytes` of unpacked log, in whole units; a unit is what `--limit` counts: a non-blank line of the
-formats that hold one conversation a line, a session of pi, a logged session id of the others. Formats with one
-conversation a line need no parsing to find a part, only the line ends beside its borders. Sessions and ids, whose lines
-may lie anywhere, are found again by an index in a temporary SQLite file. So memory does not grow with the inputs.
+A part is about `part_bytes` of unpacked log, in whole units. A unit is what `--limit` counts: a non-blank line of the
+formats that hold one conversation per line, a session of pi, a logged session id of the others. Formats with one
+conversation per line need no parsing to find a part, only the line ends beside its borders.
 """
 
 import contextlib
 import hashlib
+import json
 import math
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import xxhash
 
-from opdkit.chat.conversation import Unreadable
-from opdkit.errors import ConfigError
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect, remedy
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.inputs import Input, compression, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import Input, compression, is_damage, lines, open_plain
+from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
 from opdkit.extract.inputs.parquet import Rows, is_parquet, row_chunks
-from opdkit.extract.inputs.scan import BLOCK, scan_ids, scan_lines, scan_sessions
-from opdkit.extract.inputs.shared_survey import SharedSurvey
-from opdkit.extract.inputs.spool import spooled
-from opdkit.extract.inputs.surveyed import END, Mark, Surveyed, check_unchanged, stat_of
+from opdkit.store.disk import replace_text
+from opdkit.version import __version__
 
 AUTO = "auto"
 DAMAGED = "damaged archive"
-_SCHEMA = """
-PRAGMA journal_mode = OFF;
-PRAGMA synchronous = OFF;
-CREATE TABLE id (scope INTEGER, key TEXT, unit INTEGER, seen INTEGER, PRIMARY KEY (scope, key)) WITHOUT ROWID;
-CREATE TABLE unit (number INTEGER PRIMARY KEY, name TEXT);
-CREATE TABLE line (unit INTEGER, input INTEGER, offset INTEGER, number INTEGER, bytes INTEGER,
-    PRIMARY KEY (unit, input, offset)) WITHOUT ROWID;
-"""
+END = 1 << 62  # `Mark.at` behind all units of an input
+
+
+class Mark(NamedTuple):
+    """A place between two units. Marks are in the order of the log."""
+
+    input: int
+    at: int  # bytes into the unpacked input, rows of Parquet; where units are sessions or ids, the number of the unit
+    line: int = 1  # formats with one conversation per line: the line there, from 1
+
+
+@dataclass
+class SurveyedInput:
+    """One input after the first pass."""
+
+    input: Input
+    number: int
+    stat: tuple[int, ...]  # size, time of change, inode
+    format: str | None = None  # None: empty, or set aside, and then without units
+    digest: str = ""
+    problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
+    mapped: Reader | None = None  # the reader that `--map` made
+    parquet: bool = False
+    plain: Path | None = None  # an unpacked copy, or one of its lines (`copied`)
+    copied: bool = False  # `plain` was written by index.copy_lines
+    size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
+    chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
+    units: range = range(0)  # sessions and ids: the units that come up first in this input
+
+    @property
+    def set_aside(self) -> bool:
+        """True for an input that no reader knows."""
+        return self.format is None and self.problem is not None
+
+    @property
+    def path(self) -> Path:
+        """The file to read its lines from."""
+        return self.plain or self.input.path
+
+    @property
+    def reader(self) -> Reader:
+        """The reader of its format."""
+        return self.mapped or READERS[self.format or ""]
+
+    @property
+    def by_row(self) -> bool:
+        """True where it is read as Parquet, and places in it are rows."""
+        return self.parquet and self.plain is None
+
+    @property
+    def by_line(self) -> bool:
+        """True where each line is a unit."""
+        return self.format is not None and self.reader.grouping == "line"
+
+    def pinned(self) -> JSON:
+        """Return what the plan says about it."""
+        return {"position": self.number, "source": self.input.source, "bytes": self.stat[0], "xxh3_128": self.digest,
+                "format": self.format}  # fmt: skip
+
+    def check_unchanged(self) -> None:
+        """Raise OpdkitError when the file is no longer the one that the first pass began to read."""
+        now = file_state(self.input.path)
+        if now != self.stat:
+            raise OpdkitError(
+                f"{self.input.source} changed while it was read ({self.stat[0]:,} bytes before, {now[0]:,} now). "
+                "Copy the log to where nothing writes to it, and extract the copy."
+            )
 
 
 @dataclass
 class Survey:
     """All inputs after the first pass. Part k is the units from `borders[k]` up to `borders[k + 1]`."""
 
-    inputs: list[Surveyed]
+    inputs: list[SurveyedInput]
     index: Path
     line_limit: int  # bytes
     borders: list[Mark]
 
     @property
     def parts(self) -> int:
+        """The number of parts."""
         return max(0, len(self.borders) - 1)
+
+
+@dataclass
+class SharedSurvey:
+    """Results of the first pass, kept in the run, so that not every shard reads all inputs.
+
+        RUN/extract/.survey/9f86d081884c7d659a2feaa0c55ad015.json
+
+    One file per input, named by a digest of all that it depends on: the file's path, size, time and inode, and the
+    options. Shards begin at different inputs, and look here before each: without a lock they share the inputs between
+    them, and two that read the same one at once write the same thing.
+    """
+
+    folder: Path
+    shard: int
+    shards: int
+
+    def order(self, count: int) -> list[int]:
+        """Return the inputs 0 ... count - 1, this shard's share of them first."""
+        start = self.shard * count // self.shards
+        return [*range(start, count), *range(start)]
+
+    def path(self, *key: object) -> Path:
+        """Return the file for an input."""
+        name = xxhash.xxh3_128_hexdigest(json.dumps([__version__, *map(str, key)]).encode())
+        return self.folder / f"{name}.json"
+
+    def recall(self, log: SurveyedInput, path: Path) -> bool:
+        """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
+        try:
+            known = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        log.format, log.digest, log.size = known["format"], known["digest"], known["size"]
+        log.problem = Unreadable(*known["problem"]) if known["problem"] else None
+        log.chunks = [(Mark(log.number, at, line), size) for at, line, size in known["chunks"]]
+        return True
+
+    def keep(self, log: SurveyedInput, path: Path) -> None:
+        """Write the results for the other shards. A disk that cannot take them is no reason to stop."""
+        problem = log.problem and [log.problem.reason, log.problem.detail]
+        known = {"format": log.format, "digest": log.digest, "problem": problem, "size": log.size,
+                 "chunks": [[mark.at, mark.line, size] for mark, size in log.chunks]}  # fmt: skip
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps(known))
 
 
 def survey(
@@ -66,64 +173,65 @@ def survey(
 ) -> Survey:
     """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
 
-    `format` is a reader's name, "auto", or a reader that is none of READERS.
-    With `shared`, inputs with one conversation a line that another shard has read are not read again.
+    `format` is a reader's name, "auto", or the reader that `--map` made. With `shared`, inputs with one conversation
+    per line that another shard has read are not read again.
     """
-    done = [Surveyed(entry, number, stat_of(entry.path), parquet=is_parquet(entry.path))
-            for number, entry in enumerate(inputs)]  # fmt: skip
+    mapped = format if isinstance(format, Reader) else None
+    name = f"{mapped.name} by {mapped.grouping}" if mapped else format
+    logs = [
+        SurveyedInput(entry, number, file_state(entry.path), mapped=mapped, parquet=is_parquet(entry.path))
+        for number, entry in enumerate(inputs)
+    ]
     path = scratch / "index.sqlite"
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index:
-        index.executescript(_SCHEMA)
-        with ThreadPoolExecutor(1) as digester:
-            for number in shared.order(len(done)) if shared else range(len(done)):
-                _once(done[number], (format, part_bytes, line_limit), scratch, digester, shared)
-            first = 0
-            for found in done:
-                found.units = range(first, first)
-                if found.format is not None and not found.by_line:
-                    with _digesting(found, digester):
-                        index.execute("BEGIN")
-                        _index_units(found, index, line_limit, scratch)
-                        index.execute("COMMIT")
-                first = found.units.stop
-        stop = _limit_mark(done, limit, line_limit)
-        borders = _borders(_chunks(done, index), part_bytes, stop)
-    return Survey(done, path, line_limit, [*borders, stop])
+    with (
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
+        ThreadPoolExecutor(1) as digester,
+    ):
+        index.executescript(SCHEMA)
+        for log in map(logs.__getitem__, shared.order(len(logs)) if shared else range(len(logs))):
+            if shared:
+                key = log.input.path.resolve(), log.input.given, *log.stat, name, part_bytes, line_limit
+                known = shared.path(*key)
+                if shared.recall(log, known):
+                    continue
+            _find_format(log, format, line_limit)
+            if log.format is None or log.by_line:
+                with _digested(log, digester):
+                    if log.by_line:
+                        _cut_into_chunks(log, part_bytes, line_limit, scratch)
+                if shared and log.plain is None:
+                    shared.keep(log, known)
+        first = 0  # units are numbered across the inputs
+        for log in logs:
+            log.units = range(first, first)
+            if log.format is not None and not log.by_line:
+                with _digested(log, digester):
+                    index.execute("BEGIN")
+                    _index_units(log, index, line_limit, scratch)
+                    index.execute("COMMIT")
+            first = log.units.stop
+        stop = _mark_behind(logs, limit, line_limit)
+        borders = _part_borders(logs, index, part_bytes, stop)
+    return Survey(logs, path, line_limit, [*borders, stop])
 
 
-def _once(
-    found: Surveyed, options: tuple[str | Reader, int, int], scratch: Path, digester: ThreadPoolExecutor,
-    shared: SharedSurvey | None,
-) -> None:  # fmt: skip
-    """The format and, where a line is a unit, the digest and the chunks, unless another shard has found them out."""
-    format, part_bytes, line_limit = options  # noqa: A001
-    found.own = format if isinstance(format, Reader) else None
-    name = f"{format.name} by {format.grouping}" if isinstance(format, Reader) else format
-    what = found.input.path.resolve(), found.input.given, *found.stat, name, part_bytes, line_limit
-    known = shared.get(*what) if shared else None
-    if known is not None:
-        found.recall(known)
-        return
-    _find_format(found, format, line_limit)
-    if found.format is None or found.by_line:
-        with _digesting(found, digester):
-            if found.by_line:
-                _cut_lines(found, part_bytes, line_limit, scratch)
-        if shared and found.plain is None:
-            shared.keep(found.known(), *what)
+def file_state(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file does: size, time of change, inode."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 @contextlib.contextmanager
-def _digesting(found: Surveyed, digester: ThreadPoolExecutor) -> Iterator[None]:
+def _digested(log: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
     """Digest an input while the block reads it: hashing lets other threads run beside it."""
-    digest = digester.submit(_digest, found.input.path)
+    digest = digester.submit(digest_of, log.input.path)
     yield
-    found.digest = digest.result()
-    check_unchanged(found)
+    log.digest = digest.result()
+    log.check_unchanged()
 
 
-def _digest(path: Path) -> str:
-    """As `xxhsum -H2` prints it: it tells one log from another; SHA-256 would take longer than reading the JSON."""
+def digest_of(path: Path) -> str:
+    """Return the XXH3-128 of a file, as `xxhsum -H2` prints it. SHA-256 would take longer than reading the JSON."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, xxhash.xxh3_128).hexdigest()
 
@@ -131,22 +239,11 @@ def _digest(path: Path) -> str:
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _chunks(inputs: Iterable[Surveyed], index: sqlite3.Connection) -> Iterator[tuple[Mark, int]]:
-    """What parts are made of, in order: where each piece begins, and its bytes."""
-    for found in inputs:
-        yield from found.chunks
-        query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
-        for unit, size in index.execute(query, (found.units.start, found.units.stop)):
-            yield Mark(found.number, unit), size
-        if found.format is not None and found.problem is not None:
-            yield Mark(found.number, END), 0
-
-
-def _borders(chunks: Iterable[tuple[Mark, int]], part_bytes: int, stop: Mark) -> list[Mark]:
-    """Where each part begins: as many chunks as fit, and at least one."""
+def _part_borders(logs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark) -> list[Mark]:
+    """Return where each part begins: as many chunks or units as fit into `part_bytes`, and at least one."""
     borders: list[Mark] = []
     held = 0
-    for mark, size in chunks:
+    for mark, size in _pieces(logs, index):
         if mark >= stop:
             break
         if not borders or held + size > part_bytes:
@@ -156,108 +253,131 @@ def _borders(chunks: Iterable[tuple[Mark, int]], part_bytes: int, stop: Mark) ->
     return borders
 
 
-def _limit_mark(inputs: Sequence[Surveyed], limit: int | None, line_limit: int) -> Mark:
-    """Behind the first `limit` units of all inputs together."""
+def _pieces(logs: Iterable[SurveyedInput], index: sqlite3.Connection) -> Iterator[tuple[Mark, int]]:
+    """Yield what parts are made of, in order: where each piece begins, and its bytes."""
+    for log in logs:
+        yield from log.chunks
+        query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
+        for unit, size in index.execute(query, (log.units.start, log.units.stop)):
+            yield Mark(log.number, unit), size
+        if log.format is not None and log.problem is not None:
+            yield Mark(log.number, END), 0
+
+
+def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
+    """Return the place behind the first `limit` units of all inputs together."""
     if limit is None:
-        return Mark(len(inputs), 0)
+        return Mark(len(logs), 0)
     left = limit
-    for found in inputs:
-        if found.chunks:
-            with numbered(found, line_limit, found.size) as units:
-                for offset, line in units:
+    for log in logs:
+        if log.chunks:
+            with open_lines(log, line_limit, log.size) as numbered:
+                for offset, line in numbered:
                     if left == 0:
-                        return Mark(found.number, offset, line.number)
+                        return Mark(log.number, offset, line.number)
                     left -= 1
-        if left < len(found.units):
-            return Mark(found.number, found.units[left])
-        left -= len(found.units)
-        if found.format is not None and found.problem is not None:
+        if left < len(log.units):
+            return Mark(log.number, log.units[left])
+        left -= len(log.units)
+        if log.format is not None and log.problem is not None:
             if left == 0:
-                return Mark(found.number, END)
+                return Mark(log.number, END)
             left -= 1
-    return Mark(len(inputs), 0)
+    return Mark(len(logs), 0)
 
 
 # -- one input -----------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def numbered(found: Surveyed, line_limit: int, stop: float = math.inf) -> Iterator[Iterator[tuple[int, Line]]]:
-    """(place, line) of every line or row of an input, from its beginning."""
-    with contextlib.ExitStack() as stack:
-        if found.by_row:
-            yield stack.enter_context(contextlib.closing(Rows(found.path, found.input.source, line_limit))).read(stop)
-        else:
-            handle = stack.enter_context(open_plain(found.path))
-            yield lines(handle, found.input.source, line_limit, stop=stop)
+def open_lines(log: SurveyedInput, line_limit: int, stop: float = math.inf) -> Iterator[Iterator[tuple[int, Line]]]:
+    """Open an input for (place, line) of every line or row, from its beginning to the place `stop`."""
+    source = log.input.source
+    if log.by_row:
+        with contextlib.closing(Rows(log.path, source, line_limit)) as rows:
+            yield rows.read(stop)
+    else:
+        with open_plain(log.path) as handle:
+            yield lines(handle, source, line_limit, stop=stop)
 
 
-def _find_format(found: Surveyed, format: str | Reader, line_limit: int) -> None:  # noqa: A002
-    if found.stat[0] == 0:
+def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
+    """Set the format of an input; the problem where none is found. An empty input has neither."""
+    if log.stat[0] == 0:
         return
-    source = found.input.source
+    if format != AUTO:
+        log.format = format.name if isinstance(format, Reader) else format
+        return
     try:
-        if isinstance(format, Reader):
-            found.format = format.name
-        else:
-            found.format = format if format != AUTO else _detected(found, line_limit)
-    except Unreadable as why:
-        if found.input.given and why.reason != VOTES:
-            raise ConfigError(f"{source}: {why.reason} ({why.detail}){remedy(why)}") from None
-        found.problem = why
+        with open_lines(log, line_limit) as numbered:
+            log.format = detect(log.input.source, (line for _, line in numbered))
+    except Exception as error:
+        if is_damage(error):
+            error = Unreadable(DAMAGED, str(error))
+        if not isinstance(error, Unreadable):
+            raise
+        if log.input.given and error.reason != VOTES:
+            raise ConfigError(f"{log.input.source}: {error.reason} ({error.detail}){remedy(error)}") from None
+        log.problem = error
 
 
-def _cut_lines(found: Surveyed, part_bytes: int, line_limit: int, scratch: Path) -> None:
-    if found.parquet:
-        with _noting_damage(found):
-            found.size, chunks = row_chunks(found.path, part_bytes)
-            found.chunks = [(Mark(found.number, row, row + 1), size) for row, size in chunks]
+def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
+    """Find where an input whose lines are units can be cut. None of its chunks holds blank lines only."""
+    if log.parquet:
+        with _noting_damage(log):
+            log.size, chunks = row_chunks(log.path, part_bytes)
+            log.chunks = [(Mark(log.number, row, row + 1), size) for row, size in chunks]
         return
-    with _noting_damage(found), open_plain(found.path) as handle:
-        scan_lines(found, handle, part_bytes)
-    if found.problem is not None:  # read on from somewhere else, it might break off somewhere else
-        _unpack(found, scratch)
-    with open_plain(found.path) as handle:
-        if not any(True for _ in lines(handle, found.input.source, line_limit, stop=found.size)):
-            found.chunks.clear()
+    with open_plain(log.path) as handle:
+        cuts, log.size, whole = cut_lines(handle, part_bytes)
+    stops = [*(at for at, _ in cuts[1:]), log.size]
+    log.chunks = [
+        (Mark(log.number, at, line), stop - at) for (at, line), stop in zip(cuts, stops, strict=True) if stop > at
+    ]
+    if not whole:  # read again from another place, it might break off at another place
+        _unpack(log, scratch)
+    with open_plain(log.path) as handle:
+        if not any(True for _ in lines(handle, log.input.source, line_limit, stop=log.size)):
+            log.chunks.clear()
 
 
-def _index_units(found: Surveyed, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
-    """Index where the lines of every unit lie: in the input, or in what was written down of it."""
-    spool = found.parquet or found.reader.unfold is not None
-    if compression(found.input.path) and not spool:
-        _unpack(found, scratch)
-    scan = scan_sessions if found.reader.grouping == "session" else scan_ids
-    with _noting_damage(found), numbered(found, line_limit) as read:
-        if spool:
-            found.plain, found.spooled = scratch / f"plain-{found.number}.jsonl", True
-            read = spooled(read, found.plain, found.reader.unfold)
-        scan(found, read, index)
+def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
+    """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
+    copied = log.parquet or log.reader.unfold is not None
+    if compression(log.input.path) and not copied:
+        _unpack(log, scratch)
+    numbered, path = _lines_until_damage(log, line_limit), log.path
+    if copied:
+        path = scratch / f"plain-{log.number}.jsonl"
+        numbered = copy_lines(numbered, path, log.reader.unfold)
+    if log.reader.grouping == "session":
+        log.units = index_sessions(index, log.number, path, log.units.start, numbered)
+    else:
+        log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
+    if copied:
+        log.plain, log.copied = path, True
 
 
-def _unpack(found: Surveyed, scratch: Path) -> None:
-    found.plain = scratch / f"plain-{found.number}.jsonl"
-    with _noting_damage(found), open_plain(found.input.path) as packed, found.plain.open("wb") as plain:
+def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
+    """Yield (place, line) of every line up to where the input breaks off, if it does."""
+    with _noting_damage(log), open_lines(log, line_limit) as numbered:
+        yield from numbered
+
+
+def _unpack(log: SurveyedInput, scratch: Path) -> None:
+    """Copy an input, unpacked, up to where it breaks off, if it does."""
+    log.plain = scratch / f"plain-{log.number}.jsonl"
+    with _noting_damage(log), open_plain(log.input.path) as packed, log.plain.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
 
 
-def _detected(found: Surveyed, limit: int) -> str:
-    try:
-        with numbered(found, limit) as read:
-            return detect(found.input.source, (line for _, line in read))
-    except Exception as error:
-        if is_damage(error):
-            raise Unreadable(DAMAGED, str(error)) from None
-        raise
-
-
 @contextlib.contextmanager
-def _noting_damage(found: Surveyed) -> Iterator[None]:
-    """What was read before a compressed stream breaks off counts; that it does is a unit of its own."""
+def _noting_damage(log: SurveyedInput) -> Iterator[None]:
+    """Keep what was read before a compressed stream breaks off. The damage counts as one more unit."""
     try:
         yield
     except Exception as error:
         if not is_damage(error):
             raise
-        found.problem = Unreadable(DAMAGED, f"{error}; what came before it was read")
+        log.problem = Unreadable(DAMAGED, f"{error}; what came before it was read")

@@ -1,173 +1,141 @@
-"""The second pass: the units of one part, read from where the first pass has found them, and from nowhere else."""
+"""Second pass over the inputs: the units of one part, read from where the first pass found them, and nothing else."""
 
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.inputs.inputs import compression, lines, open_plain
+from opdkit.extract.inputs.files import compression, lines, open_plain
+from opdkit.extract.inputs.index import read_copy
 from opdkit.extract.inputs.parquet import Rows
-from opdkit.extract.inputs.spool import unspooled
-from opdkit.extract.inputs.survey import Survey
-from opdkit.extract.inputs.surveyed import END, Mark, Surveyed, check_unchanged
+from opdkit.extract.inputs.survey import END, Mark, Survey, SurveyedInput
 
-_SKIPPED = 1 << 20  # bytes at once
+_SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
 
 
 class Unit(NamedTuple):
     """One unit of the log."""
 
-    found: Surveyed
+    log: SurveyedInput
     name: str | None  # the last part of its session ids; None: the line number
     lines: Sequence[Line]
     problem: Unreadable | None = None  # why there are no lines
 
 
 @dataclass
-class _Open:
+class _OpenFile:
     """An input that is open."""
 
-    found: Surveyed
+    log: SurveyedInput
     handle: BufferedReader
     packed: bool
-    at: int = 0  # bytes into what it holds unpacked; -1: somewhere
+    at: int = 0  # bytes into what it holds unpacked; -1: unknown
 
 
 class Units:
-    """Reads the units of parts. Raises OpdkitError when an input has changed since the first pass."""
+    """Reader of the units of parts. Raises OpdkitError when an input has changed since the first pass."""
 
     def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._index = sqlite3.connect(survey.index)
-        self._open: _Open | None = None  # parts mostly follow each other, so the last input stays open
-        self._rows: tuple[Surveyed, Rows] | None = None  # and the last one of Parquet
+        self.survey = survey
+        self.index = sqlite3.connect(survey.index)
+        self._open: _OpenFile | None = None  # parts mostly follow each other, so the last input stays open
+        self._rows: tuple[SurveyedInput, Rows] | None = None  # and the last one of Parquet
 
     def close(self) -> None:
-        self._index.close()
+        """Close the index and the inputs."""
+        self.index.close()
         if self._open is not None:
             self._open.handle.close()
         if self._rows is not None:
             self._rows[1].close()
 
     def read(self, part: int) -> Iterator[Unit]:
-        """The units of part `part`, in order."""
-        if part >= self._survey.parts:  # nothing but inputs that were set aside
+        """Yield the units of part `part`, in order."""
+        if part >= self.survey.parts:  # nothing but inputs that were set aside
             return
-        begin, end = self._survey.borders[part : part + 2]
-        for found in self._survey.inputs[begin.input : end.input + 1]:
-            start = begin if found.number == begin.input else Mark(found.number, 0)
-            stop = end.at if found.number == end.input else END + 1
-            if found.format is None or start.at >= stop:
+        begin, end = self.survey.borders[part : part + 2]
+        for log in self.survey.inputs[begin.input : end.input + 1]:
+            start = begin if log.number == begin.input else Mark(log.number, 0)
+            stop = end.at if log.number == end.input else END + 1
+            if log.format is None or start.at >= stop:
                 continue
-            if found.by_line and found.by_row:
-                yield from self._by_row(found, start.at, min(stop, found.size))
-            elif found.by_line:
-                yield from self._by_line(found, start, min(stop, found.size))
+            if not log.by_line:
+                yield from self._indexed(log, max(start.at, log.units.start), min(stop, log.units.stop))
             else:
-                yield from self._indexed(found, max(start.at, found.units.start), min(stop, found.units.stop))
-            if found.problem is not None and start.at <= END < stop:
-                yield Unit(found, None, (), found.problem)
-            check_unchanged(found)
+                read = self._rows_from if log.by_row else self._lines_from
+                for line in read(log, start, min(stop, log.size)):
+                    yield Unit(log, None, (line,))
+            if log.problem is not None and start.at <= END < stop:
+                yield Unit(log, None, (), log.problem)
+            log.check_unchanged()
 
-    # -- a unit a line -------------------------------------------------------------------------------------------------
-
-    def _by_line(self, found: Surveyed, start: Mark, stop: int) -> Iterator[Unit]:
-        opened = self._opened(found, start.at)
-        for _, line in self._lines(opened, start.at, start.line, stop):
-            yield Unit(found, None, (line,))
-        opened.at = stop
-
-    def _by_row(self, found: Surveyed, start: int, stop: int) -> Iterator[Unit]:
-        if self._rows is None or self._rows[0] is not found or self._rows[1].at != start:
+    def _rows_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+        """Yield the rows of a Parquet file from `start` up to row `stop`."""
+        if self._rows is None or self._rows[0] is not log or self._rows[1].at != start.at:
             if self._rows is not None:
                 self._rows[1].close()
-            self._rows = found, Rows(found.path, found.input.source, self._survey.line_limit, start)
+            self._rows = log, Rows(log.path, log.input.source, self.survey.line_limit, start.at)
         for _, line in self._rows[1].read(stop):
-            yield Unit(found, None, (line,))
+            yield line
 
-    def _opened(self, found: Surveyed, offset: int) -> _Open:
-        """The input, open at a byte offset into what it holds unpacked."""
-        opened = self._open
-        if opened is None or opened.found is not found or (opened.packed and not 0 <= opened.at <= offset):
-            if opened is not None:
-                opened.handle.close()
-            opened = self._open = _Open(
-                found, open_plain(found.path), found.plain is None and compression(found.path) is not None
-            )
-        if not opened.packed:
-            opened.handle.seek(offset)
-        while opened.packed and opened.at < offset:  # a packed stream only goes forward
-            skipped = len(opened.handle.read(min(_SKIPPED, offset - opened.at)))
-            if not skipped:  # somebody has cut it short since; whoever reads on will be told
+    def _lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+        """Yield the lines from `start` up to the offset `stop`, both in what the input holds unpacked."""
+        file = self._open
+        if file is None or file.log is not log or (file.packed and not 0 <= file.at <= start.at):
+            if file is not None:
+                file.handle.close()
+            packed = log.plain is None and compression(log.path) is not None
+            file = self._open = _OpenFile(log, open_plain(log.path), packed)
+        if not file.packed:
+            file.handle.seek(start.at)
+        while file.packed and file.at < start.at:  # a packed stream only goes forward
+            skipped = len(file.handle.read(min(_SKIPPED, start.at - file.at)))
+            if not skipped:  # the file was cut short since: `check_unchanged` raises
                 break
-            opened.at += skipped
-        return opened
+            file.at += skipped
+        file.at = -1  # until all lines are read
+        source, limit = log.input.source, self.survey.line_limit
+        for _, line in lines(file.handle, source, limit, number=start.line, offset=start.at, stop=stop):
+            yield read_copy(line) if log.copied else line
+        file.at = stop
 
-    def _lines(self, opened: _Open, offset: int, number: int, stop: int) -> Iterator[tuple[int, Line]]:
-        opened.at = -1  # until all lines are read
-        source, limit = opened.found.input.source, self._survey.line_limit
-        read = lines(opened.handle, source, limit, number=number, offset=offset, stop=stop)
-        return ((at, unspooled(line)) for at, line in read) if opened.found.spooled else read
+    def line_at(self, number: int, offset: int, line: int) -> Line:
+        """Return one line of input `number` by its place."""
+        return next(self._lines_from(self.survey.inputs[number], Mark(number, offset, line), offset + 1))
 
-    # -- a unit an index entry -----------------------------------------------------------------------------------------
-
-    def _indexed(self, found: Surveyed, first: int, stop: int) -> Iterator[Unit]:
-        grouping = found.reader.grouping
+    def _indexed(self, log: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
+        """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""
         for number in range(first, stop):
-            (name,) = self._index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
-            if grouping == "session":
-                yield Unit(found, name, self._session(found, number))
+            (name,) = self.index.execute("SELECT name FROM unit WHERE number = ?", (number,)).fetchone()
+            if log.reader.grouping == "session":
+                query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
+                offset, line, size = self.index.execute(query, (number,)).fetchone()
+                yield Unit(log, name, list(self._lines_from(log, Mark(log.number, offset, line), offset + size)))
             else:
                 stored = _StoredLines(self, number)
-                yield Unit(found, name, stored)
-                for other in stored.inputs():
-                    check_unchanged(other)
-
-    def _session(self, found: Surveyed, unit: int) -> list[Line]:
-        """The lines from a session's header to the next one's."""
-        query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
-        offset, number, size = self._index.execute(query, (unit,)).fetchone()
-        numbered = self._lines(self._opened(found, offset), offset, number, offset + size)
-        return [line for _, line in numbered]
-
-    def line(self, number: int, offset: int, line: int) -> Line:
-        """One line of input `number` by where it lies."""
-        opened = self._opened(self.surveyed(number), offset)
-        return next(self._lines(opened, offset, line, offset + 1))[1]
-
-    def places(self, unit: int) -> Iterator[tuple[int, int, int]]:
-        """(input, offset, line) of every line of a unit, in the order of the inputs."""
-        query = "SELECT input, offset, number FROM line WHERE unit = ? ORDER BY input, offset"
-        yield from self._index.execute(query, (unit,))
-
-    def surveyed(self, number: int) -> Surveyed:
-        return self._survey.inputs[number]
+                yield Unit(log, name, stored)
+                for other in sorted(set(stored.places[::3])):
+                    self.survey.inputs[other].check_unchanged()
 
 
 class _StoredLines(Sequence[Line]):
-    """The lines of a unit, wherever they lie. Each is read when it is asked for: a shared id may own a whole log."""
+    """Lines of one unit, wherever they lie. Each is read when it is asked for: a shared id may own a whole log."""
 
     def __init__(self, units: Units, unit: int) -> None:
+        query = "SELECT input, offset, number FROM line WHERE unit = ? ORDER BY input, offset"
+        self.places = array("q", (value for place in units.index.execute(query, (unit,)) for value in place))
         self._units = units
-        self._places = array("q", (value for place in units.places(unit) for value in place))
 
     def __len__(self) -> int:
-        return len(self._places) // 3
+        return len(self.places) // 3
 
-    @overload
-    def __getitem__(self, index: int) -> Line: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Line]: ...
-    def __getitem__(self, index: int | slice) -> Line | Sequence[Line]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._units.line(*self._places[3 * index : 3 * index + 3])
-
-    def inputs(self) -> list[Surveyed]:
-        return [self._units.surveyed(number) for number in sorted(set(self._places[::3]))]
+        return self._units.line_at(*self.places[3 * index : 3 * index + 3])

@@ -21,6 +21,7 @@ from opdkit.train.objective.losses import (
 from opdkit.train.objective.terms import (
     PRESETS,
     SUPPORTED,
+    TERMS,
     Objective,
     Term,
     Tokens,
@@ -33,6 +34,7 @@ from opdkit.train.objective.terms import (
 __all__ = [
     "PRESETS",
     "SUPPORTED",
+    "TERMS",
     "Objective",
     "Term",
     "Tokens",

@@ -1,6 +1,7 @@
-"""What a token or a turn is worth, before any model runs: pure functions. Advantages are constants of the loss.
+"""Advantages of turns and tokens, and weights of tokens: pure functions. They are constants of the loss.
 
-N positions, K tokens of a support. All log-probs are natural logs of the full-vocabulary softmax at temperature 1.
+Shapes: N positions, K tokens of a support. All log-probs are natural logs of the full-vocabulary softmax at
+temperature 1.
 """
 
 import math
@@ -17,7 +18,7 @@ MIN_STD = 1e-8  # rewards closer together than this are equal
 
 
 def overlong(length: int, longest: int, cache: int) -> float:
-    """What a reply of `length` tokens loses: 0 up to `longest - cache`, then linearly down to -1 at `longest`.
+    """Return the deduction of a reply of `length` tokens: 0 up to `longest - cache`, then linearly to -1 at `longest`.
 
     The soft overlong punishment of DAPO (Yu et al. 2025); `longest` 0 is off.
     """
@@ -27,10 +28,9 @@ def overlong(length: int, longest: int, cache: int) -> float:
 
 
 def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool) -> list[float]:
-    """(r - mean) / std over the rewards of each group (GRPO; Shao et al. 2024), std unbiased.
+    """Return (r - mean) / std over the rewards of each group (GRPO; Shao et al. 2024), std unbiased.
 
-    A group whose rewards are all equal gives 0. A group of one has no std: it gives its reward as it is with
-    `keep_lone`, else 0.
+    A group of equal rewards gives 0. A group of one has no std: with `keep_lone` it keeps its reward, else it gives 0.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -50,20 +50,23 @@ def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, ke
 
 
 def reward_advantages(reward_N: Tensor, mask_N: Tensor) -> Tensor:
-    """The turn's reward at each of its tokens [N], 0 outside the mask (OpenClaw-RL's binary objective)."""
+    """Return the turn's reward at each of its tokens [N], 0 outside the mask (OpenClaw-RL's binary objective)."""
     return torch.where(mask_N, reward_N, 0.0)
 
 
 def teacher_advantages(teacher_logprobs_N: Tensor, old_logprobs_N: Tensor, mask_N: Tensor, clip: float) -> Tensor:
-    """clip(l_T - l_old, -clip, +clip) in nats [N], 0 outside the mask; `clip` 0 is off (OpenClaw-RL's OPD, verl)."""
+    """Return clip(l_T - l_old, -clip, +clip) in nats [N], 0 outside the mask (OpenClaw-RL's OPD, verl).
+
+    `clip` 0 is off.
+    """
     advantages_N = torch.where(mask_N, teacher_logprobs_N - old_logprobs_N, 0.0)
     return advantages_N.clamp(-clip, clip) if clip else advantages_N
 
 
 def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip: float) -> Tensor:
-    """w_v clip(l_T(v) - l_old(v), -clip, +clip) for each token v of the support [N, K], 0 outside the mask.
+    """Return w_v clip(l_T(v) - l_old(v), -clip, +clip) for each token v of the support [N, K], 0 outside the mask.
 
-    w = softmax over the support of l_old: summed over v it is the expected advantage of a token drawn from the support
+    w = softmax of l_old over the support: the sum over v is the expected advantage of a token drawn from the support
     (OpenClaw-RL v2). The ratios that go with it are those of the full vocabulary.
     """
     difference_NK = teacher_NK - old_NK
@@ -76,13 +79,13 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
 
 
 def behavior_weights(old_logprobs_N: Tensor, behavior_logprobs_N: Tensor, cap: float) -> Tensor:
-    """min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), and everywhere with `cap` 0.
+    """Return min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), and everywhere for `cap` 0.
 
-    The tokens were drawn from the policy that wrote the log, not from the old policy (truncated importance sampling;
-    Ionides 2008).
+    Truncated importance sampling (Ionides 2008): the tokens were drawn from the policy that wrote the log, not from
+    the old policy.
     """
     if not cap:
         return torch.ones_like(old_logprobs_N)
-    # The cap goes inside: exp of a large difference would be infinite before it is cut.
+    # The cap goes inside: exp of a large difference would overflow before the cap.
     log_weights_N = (old_logprobs_N - behavior_logprobs_N).clamp(max=math.log(cap))
     return torch.where(behavior_logprobs_N.isnan(), 1.0, log_weights_N.exp())

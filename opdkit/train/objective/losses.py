@@ -1,7 +1,7 @@
-"""Losses by position: pure functions, differentiable in the student's current log-probs and in nothing else.
+"""Losses per position: pure functions, differentiable in the student's current log-probs only.
 
-N positions, K tokens of a support, V vocabulary. All log-probs are natural logs of the full-vocabulary softmax at
-temperature 1.
+Shapes: N positions, K tokens of a support, V vocabulary. All log-probs are natural logs of the full-vocabulary
+softmax at temperature 1.
 """
 
 import math
@@ -9,12 +9,12 @@ import math
 import torch
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond it the ratio says nothing, and exp would overflow at 89
+MAX_LOG_RATIO = 20.0  # exp(20) is 5e8: beyond it the ratio carries no information; exp overflows at 89
 LOG_FULL_MASS = -1e-7  # the support's mass stays below exp of this, so that the rest always has a logarithm
 
 
 def gathered_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """Log-softmax of each row at its K tokens [N, K], in float32 at least: in bfloat16 it is off by 2e-2."""
+    """Return the log-softmax of each row at its K tokens [N, K], in float32 or better (bfloat16 is off by 2e-2)."""
     dtype = torch.promote_types(logits_NV.dtype, torch.float32)
     return torch.log_softmax(logits_NV, dim=-1, dtype=dtype).gather(-1, ids_NK)
 
@@ -25,9 +25,9 @@ def gathered_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
 def policy_gradient(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0
 ) -> tuple[Tensor, Tensor]:
-    """Clipped policy gradient: (loss, ratio), loss = -min(rho A, clip(rho, 1 - low, 1 + high) A) = -ratio A.
+    """Return (loss, ratio) of the clipped policy gradient: -min(rho A, clip(rho, 1 - low, 1 + high) A) = -ratio A.
 
-    rho = exp(l - l_old), its log clamped to +-20; `ratio` is rho or what was taken instead of it. All of one shape: [N]
+    rho = exp(l - l_old), its log clamped to +-20; `ratio` is rho or the bound that replaced it. All of one shape: [N]
     for sampled tokens, [N, K] for a support. PPO (Schulman et al. 2017) with the wider upper bound of DAPO's
     clip-higher (Yu et al. 2025). Where A < 0 the minimum has no lower bound; `dual_clip` (over 1; 0 is off) bounds
     the ratio there (Ye et al. 2020).
@@ -41,7 +41,7 @@ def policy_gradient(
 
 
 def was_clipped(ratio: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Where `policy_gradient` took something else than rho: bool, of the shape of its inputs."""
+    """Return where `policy_gradient` replaced rho by a bound: bool, of the shape of its inputs."""
     return ratio != (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
@@ -49,53 +49,55 @@ def was_clipped(ratio: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor
 
 
 def log_rest(logprobs_NK: Tensor) -> Tensor:
-    """log(1 - sum over K of exp(l)) [N]: the mass that the support leaves over. At least 1e-7, never NaN.
+    """Return log(1 - sum over K of exp(l)) [N], the log of the mass outside the support. At least log(1e-7), never NaN.
 
     Stable at both ends (Maechler 2012): log(-expm1(x)) where the sum's logarithm x is near 0, else log1p(-exp(x)).
     """
     mass_N = logprobs_NK.logsumexp(-1).clamp(max=LOG_FULL_MASS)
     near_N = mass_N > -math.log(2)
-    # Each branch sees only what it is good for: the gradient of the other one would be infinite times 0.
+    # Each branch is clamped to its own range: the gradient of the unused one would be infinite times 0.
     high_N, low_N = mass_N.clamp(min=-math.log(2)), mass_N.clamp(max=-math.log(2))
     return torch.where(near_N, (-high_N.expm1()).log(), (-low_N.exp()).log1p())
 
 
 def with_rest(logprobs_NK: Tensor) -> Tensor:
-    """The support's log-probs and one bin for all other tokens [N, K + 1]. Renormalised without that bin, a support
-    of one token would be certain under every model, and the divergence 0."""
+    """Append one bin for all other tokens to the support's log-probs: [N, K + 1].
+
+    Without it, a support of one token, renormalised, would be certain under every model, and the divergence 0.
+    """
     return torch.cat([logprobs_NK, log_rest(logprobs_NK)[:, None]], -1)
 
 
 def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float) -> Tensor:
-    """Divergence of student and teacher over a support and its rest (nats, [N], never negative).
+    """Return the divergence of student and teacher over a support and its rest (nats, [N], never negative).
 
     alpha 0 is the forward KL(teacher || student), 1 the reverse KL(student || teacher), between them the generalised
     Jensen-Shannon divergence alpha KL(T || M) + (1 - alpha) KL(S || M), M = (1 - alpha) S + alpha T (GKD, Agarwal et
     al. 2024; the end points as in SDPO). The gradient goes through the student's log-probs, its rest included. It is
-    exactly 0 where both are the same numbers.
+    exactly 0 where both are equal.
     """
     student_NB, teacher_NB = with_rest(student_NK), with_rest(teacher_NK).detach()
     if alpha == 0:
         return _kl(teacher_NB, student_NB)
     if alpha == 1:
         return _kl(student_NB, teacher_NB)
-    # M minimises this sum, so it changes nothing of the gradient that M is held fixed.
+    # M minimises this sum, so the gradient is the same with M held fixed.
     mixture_NB = _log_mixture(student_NB.detach(), teacher_NB, alpha)
     return alpha * _kl(teacher_NB, mixture_NB) + (1 - alpha) * _kl(student_NB, mixture_NB)
 
 
 def _kl(p_NB: Tensor, q_NB: Tensor) -> Tensor:
-    """KL(p || q) = sum of p (log p - log q) - p + q [N], for log-probs of bins that each sum to 1.
+    """Return KL(p || q) = sum of p (log p - log q) - p + q [N], for log-probs of bins that each sum to 1.
 
     The last two cancel in the sum, but with them each bin is non-negative and flat where p = q: rounding cannot make
-    the sum negative, and equal inputs have gradient 0 and not almost 0.
+    the sum negative, and equal inputs have a gradient of exactly 0.
     """
     p, q = p_NB.exp(), q_NB.exp()
     return (p * (p_NB - q_NB) - p + q).sum(-1)
 
 
 def _log_mixture(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
-    """log((1 - alpha) exp(student) + alpha exp(teacher)), exactly the input where both are equal."""
+    """Return log((1 - alpha) exp(student) + alpha exp(teacher)), exactly the input where both are equal."""
     lower = teacher <= student
     high, low = torch.where(lower, student, teacher), torch.where(lower, teacher, student)
     share_of_low = torch.where(lower, high.new_tensor(alpha), high.new_tensor(1 - alpha))
@@ -106,11 +108,11 @@ def _log_mixture(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
 
 
 def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tensor:
-    """An estimate of KL(student || reference) from one sampled token at each position (nats, [N]; Schulman 2020).
+    """Estimate KL(student || reference) from one sampled token at each position (nats, [N]; Schulman 2020).
 
-    With r = l - l_ref: k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as the trainers of the field minimise them. k1 is
-    rho r with rho = exp(r), not r alone: the expected gradient of r is zero, so that minimising it would only push
-    every logged token down. With rho it is unbiased for tokens drawn from the reference, in value and in gradient.
+    With r = l - l_ref: k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as other trainers minimise them. k1 is rho r with
+    rho = exp(r), not r alone: the expected gradient of r is zero, so minimising it would only push every logged token
+    down. With rho it is unbiased for tokens drawn from the reference, in value and in gradient.
     """
     log_ratio_N = logprobs_N - reference_N
     if estimator == "k1":
@@ -120,17 +122,20 @@ def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> 
     return (-log_ratio_N).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio_N
 
 
-# -- what is watched ------------------------------------------------------------------------------------------------
+# -- metrics --------------------------------------------------------------------------------------------------------
 
 
 def kl_from_old(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-    """k3 estimate of KL(old || student) at tokens drawn from old (nats, [N], never negative; Schulman 2020)."""
+    """Return the k3 estimate of KL(old || student) at tokens drawn from old (Schulman 2020).
+
+    In nats, [N], never negative.
+    """
     log_ratio_N = (logprobs_N - old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio_N.expm1() - log_ratio_N
 
 
 def entropy(logits_NV: Tensor, rows: int = 256) -> Tensor:
-    """Entropy of each softmax (nats, [N]), `rows` at a time: a second copy of the logits would be too much."""
+    """Return the entropy of each row's softmax (nats, [N]), `rows` at a time to avoid a second copy of the logits."""
     parts = []
     for chunk_nV in logits_NV.split(rows):
         logprobs_nV = chunk_nV.log_softmax(-1)

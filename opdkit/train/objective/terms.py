@@ -1,24 +1,24 @@
-"""How an objective is put together from terms, and the loss of an optimizer step.
+"""Objectives: sums of weighted terms, and the loss of an optimizer step.
 
-N response positions of a micro-batch, one turn after the other; K tokens of a support; l the student's log-probs now.
+Shapes: N response positions of a micro-batch, one turn after the other; K tokens of a support. l is the student's
+log-prob now.
 
-A term has a weight, the positions that it applies to (its mask), and their number in the whole optimizer step over
-all micro-batches and processes (its divisor). So each is a mean over ITS positions: a turn with a reward and no hint
-trains on its reward alone, and is not in the teacher's count. An objective is a set of weights and nothing more.
+A term has a weight, the positions that it applies to (its mask), and their number in the whole optimizer step, over
+all micro-batches and processes (its divisor). So each term is a mean over ITS positions: a turn with a reward and no
+hint trains on its reward alone and does not count in the teacher's divisor. An objective is a set of weights.
 
     reward       clipped policy gradient of the sampled token, A = the turn's reward
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
-    divergence   of student and teacher over the K tokens and the rest
-    kl           to the old policy, at the positions where any of the others applies
+    divergence   divergence of student and teacher over the K tokens and the rest
+    kl           KL to the old policy, at the positions where any of the others applies
 
-Reward and teacher speak about the same ratio, so one clip decision is taken for their sum: with advantages a_s, weights
-w_s and divisors n_s, position i carries c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient
-of c. It is homogeneous in c, so where every position has every source it is the token mean for the advantage
+Reward and teacher share one ratio, so one clip decision is taken for their sum: with advantages a_s, weights w_s and
+divisors n_s, position i carries c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient of c.
+It is homogeneous in c: where every position has both sources, it is the token mean for the advantage
 A = w_reward reward + w_teacher teacher.
 
-Whatever is not there is NaN until it has been masked, so that a mistake in a mask stops the run instead of training on
-an invented number.
+Missing values are NaN until they are masked, so that a mistake in a mask stops the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +35,12 @@ from opdkit.train.objective.advantages import (
 )
 from opdkit.train.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient, was_clipped
 
-# objective -> the weights of its terms; one set, or several that optimizer steps take in turn. A reward speaks at every
-# token, a teacher only where it disagrees: beside a teacher, a reward of weight 1 would be all that is heard.
+TERMS = ("reward", "teacher", "support", "divergence")
+SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
+SUPPORTED = TERMS[2:]  # terms of the tokens of the teacher's support
+
+# objective -> the weights of its terms: one set, or several that optimizer steps take in turn. A reward applies to
+# every token, a teacher only where it disagrees: with weight 1, a reward would outweigh the teacher beside it.
 PRESETS: dict[str, tuple[dict[str, float], ...]] = {
     "opd": ({"teacher": 1.0},),
     "binary": ({"reward": 1.0},),
@@ -47,13 +51,11 @@ PRESETS: dict[str, tuple[dict[str, float], ...]] = {
     "blend": ({"reward": 0.1, "divergence": 1.0},),
     "alternate": ({"reward": 1.0}, {"teacher": 1.0}),
 }
-SUPPORTED = ("support", "divergence")  # the terms that need the teacher's support
-SAMPLED = ("reward", "teacher")  # the terms that share the sampled token's ratio
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The weights of the terms, and the numbers in their formulas."""
+    """The weights of the terms, and the numbers in their formulas: options of `opdkit train` of the same names."""
 
     weights: Mapping[str, float]
     advantage_clip: float = 1.0
@@ -67,27 +69,28 @@ class Objective:
     skip_first: int = 0
     confidence_weight: bool = False
     behavior_cap: float = 2.0
-    blame_below: float = 0.95
+    negative_below: float = 0.95
     aggregation: str = "token-mean"
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known about N response positions before the forward pass. NaN: not there."""
+    """N response positions as they are known before the forward pass. NaN: missing."""
 
-    turn_N: Tensor  # int64: which of the turns this is, from 0
+    turn_N: Tensor  # int64: index of the turn, from 0
     position_N: Tensor  # int64: index of the token in its response
     sampled_N: Tensor  # bool: the policy sampled this token (the response mask)
     old_logprobs_N: Tensor  # student before training, nats
     teacher_logprobs_N: Tensor  # nats; NaN where the turn has no hint
     behavior_logprobs_N: Tensor  # of the policy that wrote the log, nats; NaN where the log has none
-    reward_N: Tensor  # what the turn's reward is worth; NaN where it has none
+    reward_N: Tensor  # the turn's shaped reward; NaN where it has none
     supported_N: Tensor  # bool: the position has a support
     support_ids_NK: Tensor  # int64; 0 where there is none. K is 0 where no turn has a support
     support_old_NK: Tensor  # nats
     support_teacher_NK: Tensor  # nats
 
     def to(self, device: torch.device) -> "Tokens":
+        """Return a copy on `device`."""
         return Tokens(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
@@ -98,14 +101,14 @@ class Term:
     name: str
     mask_N: Tensor  # bool
     scale_N: Tensor  # weight of the term x weight of the token, before the division by the term's divisor
-    advantages: Tensor | None  # [N], for support [N, K]; a divergence and a KL have none
+    advantages: Tensor | None  # [N], for support [N, K]; None for a divergence and a KL
 
 
 # -- the terms ------------------------------------------------------------------------------------------------------
 
 
 def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
-    """The terms of an objective that have a weight."""
+    """Return the terms of an objective whose weight is not 0."""
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.kl_coef:
         mask_N = trained_positions(terms)
@@ -116,11 +119,11 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
     old_N, clip = tokens.old_logprobs_N, objective.advantage_clip
-    mask_N = _rewarded(objective, tokens) if name == "reward" else _taught(name, objective, tokens)
+    mask_N = _reward_mask(objective, tokens) if name == "reward" else _teacher_mask(name, objective, tokens)
     weight_N = weight * torch.ones_like(old_N)
     if name != "reward" and objective.confidence_weight:
         weight_N = weight_N * tokens.teacher_logprobs_N.exp()
-    if name in SAMPLED:  # the others sum over tokens, whoever sampled the one that is there
+    if name in SAMPLED:  # the others sum over the support, whichever token was sampled
         weight_N = weight_N * behavior_weights(old_N, tokens.behavior_logprobs_N, objective.behavior_cap)
     advantages: Tensor | None = None
     if name == "reward":
@@ -132,16 +135,16 @@ def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Ter
     return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages)
 
 
-def _rewarded(objective: Objective, tokens: Tokens) -> Tensor:
-    """Where the reward is felt: bool [N]. What the student was sure of is not what a negative reward is about."""
+def _reward_mask(objective: Objective, tokens: Tokens) -> Tensor:
+    """Return bool [N]: sampled tokens with a reward; of a negative one, without those that the student was sure of."""
     mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
-    if objective.blame_below < 1:
-        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.blame_below))
+    if objective.negative_below < 1:
+        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.negative_below))
     return mask_N
 
 
-def _taught(name: str, objective: Objective, tokens: Tokens) -> Tensor:
-    """Where the teacher has something to say, after the filters: bool [N]."""
+def _teacher_mask(name: str, objective: Objective, tokens: Tokens) -> Tensor:
+    """Return bool [N]: sampled tokens with teacher log-probs that pass --skip-first and --min-advantage."""
     mask_N = tokens.sampled_N & ~tokens.teacher_logprobs_N.isnan() & (tokens.position_N >= objective.skip_first)
     if objective.min_advantage:
         mask_N = mask_N & ((tokens.teacher_logprobs_N - tokens.old_logprobs_N).abs() >= objective.min_advantage)
@@ -149,7 +152,7 @@ def _taught(name: str, objective: Objective, tokens: Tokens) -> Tensor:
 
 
 def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight_N: Tensor) -> Tensor:
-    """`weight_N` inside the mask, for a mean of per-turn means divided by the number of the turn's positions."""
+    """Return `weight_N` inside the mask [N]; for turn-mean divided by the number of the turn's masked positions."""
     if objective.aggregation == "turn-mean" and len(mask_N):
         in_turn_T = torch.zeros(int(tokens.turn_N.max()) + 1, dtype=weight_N.dtype, device=weight_N.device)
         in_turn_T = in_turn_T.index_add(0, tokens.turn_N, mask_N.to(weight_N))
@@ -158,15 +161,15 @@ def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight_N: Tenso
 
 
 def trained_positions(terms: Sequence[Term]) -> Tensor:
-    """Where at least one term applies: bool [N]."""
+    """Return bool [N]: the positions where at least one term applies."""
     return torch.stack([term.mask_N for term in terms]).any(0)
 
 
 def step_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict[str, int]:
-    """Counts over a whole optimizer step: the divisor of each term under its name, and its tokens as `NAME_tokens`.
+    """Count over a whole optimizer step: the divisor of each term under its name, its tokens under `NAME_tokens`.
 
-    The divisor is the number of tokens, or with turn-mean of turns. `trained_tokens` counts the positions of any term,
-    `ratios` all probability ratios.
+    The divisor is the number of tokens, with turn-mean that of turns. `trained_tokens` counts the positions of any
+    term, `ratios` all probability ratios.
     """
     totals = {f"{term.name}_tokens": int(term.mask_N.sum()) for term in terms}
     for term in terms:
@@ -190,76 +193,60 @@ def step_loss(
     totals: Mapping[str, int],
     objective: Objective,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the optimizer step's loss, and its share of each metric.
+    """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
 
     `logprobs_N` and `support_NK` are the student's log-probs now, of the sampled tokens and of the supports. `totals`
     are `step_totals` of the whole step: summed over its micro-batches and processes, the shares are the loss and the
     metrics of the step, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of
     those that have one, `clip_fraction` where there are ratios, `approx_kl`.
     """
-    losses = [_sampled_loss(logprobs_N, tokens, [t for t in terms if t.name in SAMPLED], totals, objective)]
+    sampled_terms = [term for term in terms if term.name in SAMPLED]
+    loss, clipped, metrics = _sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
+    losses = [loss]
     for term in terms:
-        if term.name not in SAMPLED:
-            losses.append(_term_loss(logprobs_N, support_NK, tokens, term, totals, objective))
-    metrics: dict[str, Tensor] = {}
+        if term.name in SAMPLED:
+            continue
+        mask_N = term.mask_N
+        if term.name == "support":
+            assert term.advantages is not None
+            now, old = support_NK[mask_N], tokens.support_old_NK[mask_N]
+            loss_NK, ratio = policy_gradient(
+                now, old, term.advantages[mask_N], objective.clip_low, objective.clip_high, objective.dual_clip
+            )
+            loss_N, clipped = loss_NK.sum(-1), clipped + was_clipped(ratio, now, old).sum()
+        elif term.name == "divergence":
+            loss_N = divergence(support_NK[mask_N], tokens.support_teacher_NK[mask_N], objective.divergence_alpha)
+        else:
+            loss_N = kl_to_reference(logprobs_N[mask_N], tokens.old_logprobs_N[mask_N], objective.kl_estimator)
+        losses.append((term.scale_N[mask_N] / max(totals[term.name], 1) * loss_N).sum())
+        metrics[f"{term.name}_loss"] = losses[-1].detach()
     with torch.no_grad():
-        for _, _, shares in losses:
-            metrics |= shares
         for term in terms:
             if term.advantages is not None:
                 metrics[f"{term.name}_advantage"] = term.advantages.sum() / max(totals[f"{term.name}_tokens"], 1)
         if totals["ratios"]:
-            metrics["clip_fraction"] = torch.stack([clipped for _, clipped, _ in losses]).sum() / totals["ratios"]
+            metrics["clip_fraction"] = clipped.to(logprobs_N) / totals["ratios"]
         trained_N = trained_positions(terms)
-        kl_K = kl_from_old(logprobs_N[trained_N], tokens.old_logprobs_N[trained_N])
-        metrics["approx_kl"] = kl_K.sum() / max(totals["trained_tokens"], 1)
-    return torch.stack([loss for loss, _, _ in losses]).sum(), metrics
-
-
-# The loss of some terms, how many of their ratios were clipped, and the share of each term in the loss.
-_Loss = tuple[Tensor, Tensor, dict[str, Tensor]]
+        kl_n = kl_from_old(logprobs_N[trained_N], tokens.old_logprobs_N[trained_N])
+        metrics["approx_kl"] = kl_n.sum() / max(totals["trained_tokens"], 1)
+    return torch.stack(losses).sum(), metrics
 
 
 def _sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
-) -> _Loss:
-    """The terms of the sampled token, with one clip decision for their sum."""
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the loss of the sampled token's terms, with one clip decision for their sum.
+
+    Beside it: the number of clipped ratios, and the share of each term in the loss as `NAME_loss`.
+    """
     where_N = trained_positions(terms) if terms else torch.zeros_like(tokens.sampled_N)
-    # What is left out is not even computed: its gradient is 0, and its NaN stays where it is.
+    # Other positions are not computed: their gradient is 0, and their NaN must not reach the sum.
     now, old = logprobs_N[where_N], tokens.old_logprobs_N[where_N]
-    shares = {t.name: (t.scale_N * _advantages(t))[where_N] / max(totals[t.name], 1) for t in terms}
+    shares = {}
+    for term in terms:
+        assert term.advantages is not None
+        shares[term.name] = (term.scale_N * term.advantages)[where_N] / max(totals[term.name], 1)
     coefficients = torch.stack(list(shares.values())).sum(0) if terms else torch.zeros_like(now)
-    loss, ratio = policy_gradient(now, old, coefficients, *_clips(objective))
-    parts = {f"{name}_loss": (-ratio.detach() * share).sum() for name, share in shares.items()}
-    return loss.sum(), was_clipped(ratio, now, old).to(now).sum().detach(), parts
-
-
-def _term_loss(
-    logprobs_N: Tensor,
-    support_NK: Tensor,
-    tokens: Tokens,
-    term: Term,
-    totals: Mapping[str, int],
-    objective: Objective,
-) -> _Loss:
-    mask_N, clipped = term.mask_N, logprobs_N.new_zeros(())
-    scale_N = term.scale_N[mask_N] / max(totals[term.name], 1)
-    if term.name == "support":
-        now, old, advantages = support_NK[mask_N], tokens.support_old_NK[mask_N], _advantages(term)[mask_N]
-        loss, ratio = policy_gradient(now, old, advantages, *_clips(objective))
-        loss_N, clipped = loss.sum(-1), was_clipped(ratio, now, old).to(now).sum().detach()
-    elif term.name == "divergence":
-        loss_N = divergence(support_NK[mask_N], tokens.support_teacher_NK[mask_N], objective.divergence_alpha)
-    else:
-        loss_N = kl_to_reference(logprobs_N[mask_N], tokens.old_logprobs_N[mask_N], objective.kl_estimator)
-    loss = (scale_N * loss_N).sum()
-    return loss, clipped, {f"{term.name}_loss": loss.detach()}
-
-
-def _advantages(term: Term) -> Tensor:
-    assert term.advantages is not None
-    return term.advantages
-
-
-def _clips(objective: Objective) -> tuple[float, float, float]:
-    return objective.clip_low, objective.clip_high, objective.dual_clip
+    loss, ratio = policy_gradient(now, old, coefficients, objective.clip_low, objective.clip_high, objective.dual_clip)
+    metrics = {f"{name}_loss": (-ratio.detach() * share).sum() for name, share in shares.items()}
+    return loss.sum(), was_clipped(ratio, now, old).sum(), metrics

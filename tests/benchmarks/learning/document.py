@@ -167,8 +167,9 @@ def _written(found: Results) -> str:
 ## Replies that the teacher writes
 
 What is wrong after training on a short log is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies
-never show what follows a beginning that the teacher would have chosen. With `opdkit teacher --written {REPLIES}` the
-teacher, which has read the hint, also writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
+never show what follows a beginning that the teacher would have chosen. With
+`opdkit teacher --teacher-samples {REPLIES}` the teacher, which has read the hint, also
+writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
 
 {_table(heads, rows)}
 """
@@ -210,7 +211,7 @@ One option changed each time, one seed, compared with the same seed under the de
 
 {_table(heads, rows)}
 
-- `--blame-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
+- `--negative-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
   probability from every token of the reply, also from those that any good reply has at that place. The ratio clip lets
   each of them fall from 1.0 to 0.8, and a reply of fifteen such tokens then seldom survives: `leaves at 33:30 C`. So by
   default a negative reward falls on those tokens alone that the student was not sure of. Without that, `binary` loses

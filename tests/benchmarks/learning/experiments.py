@@ -29,8 +29,8 @@ MORE = 3  # times as many seeds of the default's short trainings: what users get
 WRITTEN = (DEFAULT, "distill")  # also with replies that the teacher writes to each hinted prompt
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
-    "binary, blame on every token": ("binary", {"blame_below": 1.0}),
-    "hybrid, reward weight 1, blame on every token": ("hybrid", {"reward_weight": 1.0, "blame_below": 1.0}),
+    "binary, blame on every token": ("binary", {"negative_below": 1.0}),
+    "hybrid, reward weight 1, blame on every token": ("hybrid", {"reward_weight": 1.0, "negative_below": 1.0}),
     "hybrid, KL k3 0.1": ("hybrid", {"kl_coef": 0.1}),
 }
 ROUNDS: dict[str, JSON] = {"opd": {"learning_rate": 3e-4}, DEFAULT: {"learning_rate": 6e-4}}

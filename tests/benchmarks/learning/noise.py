@@ -106,7 +106,7 @@ def noisy(
     """Train on what `votes` votes of such a judge say: how often rewards and hints are right, and the model after."""
     run = branch(base_of(work, sessions), work / f"noise-{wrong}-{votes}-{seed}", ("extract",))
     with patch.dict(JUDGES, {"local": f"{__name__}:open_judge"}):
-        judge(JudgeConfig(run=run, judge="local", model=str(MODEL), votes=votes, seed=seed, limit=sessions,
+        judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
                           template_arg=(f"wrong={wrong}",)))  # fmt: skip
     numbers = judged_right(run)
     teach(TeacherConfig(run=run, model=str(MODEL)))

@@ -17,7 +17,7 @@ def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, sam
     branch(work / "base", first)
     trained(first, MODEL, options, seed, epochs)
     student = final_model(first)
-    rollout(RolloutConfig(run=second, from_=first, model=str(student), samples=samples, seed=seed,
+    rollout(RolloutConfig(run=second, from_run=first, model=str(student), samples=samples, seed=seed,
                           max_new_tokens=MAX_NEW_TOKENS))  # fmt: skip
     teach(TeacherConfig(run=second, model=str(student)))
     trained(second, student, options, seed, 1)

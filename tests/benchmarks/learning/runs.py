@@ -22,8 +22,8 @@ from opdkit.judge.stage import run as judge
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.store import read_all
 from opdkit.teacher.stage import run as teach
+from opdkit.train.checkpoints import epoch_dir
 from opdkit.train.stage import run as train
-from opdkit.train.student import epoch_home
 
 DATA = sample_data()
 MODEL = DATA / "model"
@@ -38,7 +38,7 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
     """The run that trainings begin from: sample_data, judged by the sample model itself, scored by it."""
     run = base_of(work, sessions)
     extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
-    judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
+    judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
     teach(TeacherConfig(run=run, model=str(MODEL)))
     return run
 
@@ -48,7 +48,7 @@ def with_written(work: Path) -> Path:
     run = work / "base-written"
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
-    teach(TeacherConfig(run=run, model=str(MODEL), written=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
+    teach(TeacherConfig(run=run, model=str(MODEL), teacher_samples=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
     return run
 
 
@@ -86,7 +86,7 @@ def final_model(run: Path) -> Path:
 
 def epoch_model(run: Path, epoch: int) -> Path:
     """Where there is one: with the option `keep_epochs`."""
-    return epoch_home(run / "train", epoch) / "model"
+    return epoch_dir(run / "train", epoch) / "model"
 
 
 # -- what a model does ----------------------------------------------------------------------------------------------

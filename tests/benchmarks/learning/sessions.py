@@ -55,6 +55,6 @@ def scored_log(run: Path, preference: str, seed: int, most: int) -> Path:
     log = run / "log.jsonl"
     log.write_text("\n".join(chosen[:most]) + "\n", encoding="utf-8")
     extract(ExtractConfig(run=run, logs=(str(log),)))
-    judge(JudgeConfig(run=run, judge="local", model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS))
+    judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS))
     teach(TeacherConfig(run=run, model=str(MODEL)))
     return run

@@ -35,7 +35,7 @@ def test_a_healthy_setup_ends_with_exit_code_0_and_says_what_was_not_looked_at()
     assert shown.exit_code == 0
     assert "openclaw.jsonl: openclaw_rl" in shown.stdout
     assert "1.4 million parameters" in shown.stdout
-    assert "not looked at: --base-url" in shown.stderr
+    assert "not looked at: --judge-url" in shown.stderr
 
 
 def test_problems_end_with_exit_code_1_and_json_holds_every_finding(tmp_path):

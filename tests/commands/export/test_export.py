@@ -161,10 +161,10 @@ def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
 
 def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged, tmp_path: Path) -> None:
     count = Counter(t.reward for t in judged.values())
-    config = ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet", neutral=True)
+    config = ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet", include_neutral=True)
     assert export(config).counters.rows_out == count[1] + count[0]
-    with pytest.raises(ConfigError, match="--neutral is for trl-sft and openai"):
-        ExportConfig(run=run, to="verl", neutral=True)
+    with pytest.raises(ConfigError, match="--include-neutral is for trl-sft and openai"):
+        ExportConfig(run=run, to="verl", include_neutral=True)
 
 
 def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
         table = csv.DictWriter(stream, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
-    read = export(ExportConfig(run=written, from_=sheet))
+    read = export(ExportConfig(run=written, import_reviews=sheet))
     assert (read.changed, read.untouched) == (1, 574)
     first = load(export(ExportConfig(run=written, to="trl-kto", out=tmp_path / "kto.parquet", limit=1)).where)[0]
     assert (first["turn_id"], first["label"]) == ("openai:1:1", True)

@@ -76,7 +76,7 @@ def test_a_draw_depends_on_the_seed_and_the_turns_alone(scored):
 def test_the_list_is_in_the_order_of_the_run_and_limited(scored):
     every = [row["turn_id"] for row in read_all(scored, "turns")]
     assert ids(scored) == every
-    chosen = choose_turns(ShowConfig(run=scored, limit=2))
+    chosen = choose_turns(ShowConfig(run=scored, max_turns=2))
     assert ([turn.turn_id for turn in chosen.lines], chosen.passed) == (every[:2], len(every))
 
 
@@ -212,7 +212,7 @@ def test_a_turn_whole_in_a_pipe(scored, capsys):
 def test_json_is_one_document(scored, capsys):
     show.run(ShowConfig(run=scored, turn_id="toy-0:1", json=True))
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(turn_view(scored, "toy-0:1")))
-    show.run(ShowConfig(run=scored, worst=2, rows=True, json=True))
+    show.run(ShowConfig(run=scored, worst=2, one_line=True, json=True))
     rows = json.loads(capsys.readouterr().out)
     assert [row["turn_id"] for row in rows] == ids(scored, worst=2)
     assert "targets" not in rows[0]
@@ -234,14 +234,14 @@ def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
 
 
 def test_a_few_turns_as_rows(scored, capsys):
-    show.run(ShowConfig(run=scored, worst=3, rows=True))
+    show.run(ShowConfig(run=scored, worst=3, one_line=True))
     out, err = capsys.readouterr()
     assert [line.split("\t")[0] for line in out.splitlines()] == ["turn", *ids(scored, worst=3)]
     assert err == ""
 
 
 def test_logprobs_of_rows_are_refused(scored):
-    for options in ({}, {"grep": "x"}, {"worst": 1, "rows": True}, {"json": True}):
+    for options in ({}, {"grep": "x"}, {"worst": 1, "one_line": True}, {"json": True}):
         with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
             show.run(ShowConfig(run=scored, logprobs=True, **options))
 
@@ -337,7 +337,7 @@ def test_the_table_fits_the_terminal_and_cuts_no_name(scored, width):
 
 
 def test_the_list_in_a_pipe_is_tab_separated(scored, capsys):
-    show.run(ShowConfig(run=scored, limit=3))
+    show.run(ShowConfig(run=scored, max_turns=3))
     out, err = capsys.readouterr()
     assert [len(line.split("\t")) for line in out.splitlines()] == [len(COLUMNS)] * 4
     assert "3 of 10 turns" in err
@@ -362,7 +362,7 @@ def hostile(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "limit": 1}, {"json": True},
+@pytest.mark.parametrize("options", [{}, {"whole": True, "worst": None, "max_turns": 1}, {"json": True},
                                      {"json": True, "whole": True}, {"grep": "over"}])  # fmt: skip
 @pytest.mark.parametrize("terminal_like", [False, True])
 def test_hostile_text_never_reaches_the_terminal(hostile, capsys, monkeypatch, options, terminal_like):

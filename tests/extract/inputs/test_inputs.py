@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
-from opdkit.extract.inputs.inputs import compression, expand, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import compression, expand, is_damage, lines, open_plain
 
 LOG = b'{"a": 1}\n{"a": 2}\n'
 

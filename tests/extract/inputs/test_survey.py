@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_logs import chat, jsonl
 
-from opdkit.extract.formats import scan
-from opdkit.extract.formats import survey as first_pass
-from opdkit.extract.inputs.inputs import expand
-from opdkit.extract.inputs.shared_survey import SharedSurvey
-from opdkit.extract.inputs.survey import Survey, survey
+from opdkit.extract.inputs import index
+from opdkit.extract.inputs import survey as first_pass
+from opdkit.extract.inputs.files import expand
+from opdkit.extract.inputs.survey import SharedSurvey, Survey, survey
 from opdkit.extract.inputs.units import Unit, Units
 
 
@@ -25,7 +24,7 @@ def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", li
 
 def told(unit: Unit) -> tuple:
     """What a unit is, but for where it was found."""
-    return unit.found.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
+    return unit.log.number, unit.name, [(line.number, line.data) for line in unit.lines], unit.problem is None
 
 
 def parts(found: Survey, order=None) -> list[list[tuple]]:
@@ -76,7 +75,7 @@ def test_small_inputs_share_a_part(tmp_path):
 
 def test_a_border_in_a_large_block_needs_no_parsing(tmp_path, monkeypatch):
     """Lines longer than a block, and borders in the middle of one."""
-    monkeypatch.setattr(scan, "BLOCK", 7)
+    monkeypatch.setattr(index, "BLOCK", 7)
     rows = [b'{"n": %d}' % n for n in range(50)]
     log = jsonl(tmp_path / "log.jsonl", b"\n".join(rows))
     found = surveyed(tmp_path, log, part_bytes=24)
@@ -102,14 +101,34 @@ def test_sessions_that_lie_all_over_the_log_are_spread_over_the_parts(tmp_path, 
     assert all(len(read) == 10 for part in parts(found) for _, _, read, _ in part)
 
 
+def test_ids_of_an_archive_that_breaks_off_are_read_up_to_there(tmp_path):
+    """Records are copied while they are indexed: neither theirs nor those of the next input may be lost."""
+    messages = [{"role": "user", "content": "x"}]
+    rows = [
+        {"id": f"o{n}", "traceId": f"t{n}", "sessionId": f"s{n}", "type": "GENERATION", "input": messages,
+         "output": {"role": "assistant", "content": str(n * 7919 % 10007)}}
+        for n in range(4_000)
+    ]  # fmt: skip
+    jsonl(tmp_path / "b.jsonl", *rows[:3])
+    data = gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    (tmp_path / "a.jsonl.gz").write_bytes(data[: len(data) // 2])
+    found = surveyed(tmp_path, tmp_path / "a.jsonl.gz", tmp_path / "b.jsonl", part_bytes=1 << 40, log_format="langfuse")
+    (units,) = parts(found)
+    names = [name for _, name, _, whole in units if whole]
+    assert names == [f"s{n}" for n in range(len(names))]
+    assert 100 < len(names) < 4_000
+    assert [len(read) for _, _, read, _ in units[:4]] == [2, 2, 2, 1]
+    assert units[-1] == (0, None, [], False)
+
+
 # -- shards ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def read(monkeypatch) -> list[str]:
     """The inputs that were digested, by name."""
-    names, digest = [], first_pass._digest
-    monkeypatch.setattr(first_pass, "_digest", lambda path: names.append(path.name) or digest(path))
+    names, digest = [], first_pass.digest_of
+    monkeypatch.setattr(first_pass, "digest_of", lambda path: names.append(path.name) or digest(path))
     return names
 
 

@@ -102,11 +102,11 @@ def test_a_negative_reward_falls_on_what_the_student_was_not_sure_of() -> None:
     """Probabilities .99, .95, .5 under -1, then .99 under +1 and 0: only the first two are spared."""
     old = t(0.99, 0.95, 0.5, 0.99, 0.99).log()
     some = tokens(old, reward=t(-1, -1, -1, 1, 0), teacher=old)
-    reward, teacher = terms_of(Objective(BOTH, blame_below=0.94), some)
+    reward, teacher = terms_of(Objective(BOTH, negative_below=0.94), some)
     assert reward.mask_N.tolist() == [False, False, True, True, True]
     assert teacher.mask_N.tolist() == [True] * 5
     assert step_totals([reward], some, "token-mean")["reward"] == 3
-    (everywhere,) = terms_of(Objective({"reward": 1.0}, blame_below=1.0), some)
+    (everywhere,) = terms_of(Objective({"reward": 1.0}, negative_below=1.0), some)
     assert everywhere.mask_N.tolist() == [True] * 5
 
 

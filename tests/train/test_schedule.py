@@ -7,7 +7,7 @@ from scored_runs import train_config
 
 from opdkit.errors import ConfigError
 from opdkit.train.objective import Objective
-from opdkit.train.plan import at_step, objectives
+from opdkit.train.schedule import objective_at, objectives
 
 
 def weights(**options) -> list[dict[str, float]]:
@@ -40,7 +40,7 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
     assert objectives(config) == [Objective({"teacher": 1.0})]
     changed = {"advantage_clip": 2.0, "clip_low": 0.1, "clip_high": 0.5, "dual_clip": 3.0, "divergence_alpha": 0.25,
                "kl_coef": 0.1, "kl_estimator": "k1", "min_advantage": 0.2, "skip_first": 3, "confidence_weight": True,
-               "behavior_cap": 5.0, "blame_below": 0.5, "aggregation": "turn-mean"}  # fmt: skip
+               "behavior_cap": 5.0, "negative_below": 0.5, "aggregation": "turn-mean"}  # fmt: skip
     assert objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
         Objective({"teacher": 1.0}, **changed)
     ]
@@ -49,8 +49,8 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
     config = train_config(Path("run"), Path("model"), clip_low=0.2, clip_low_end=0.1, clip_high=0.28)
     (objective,) = objectives(config)
-    assert [at_step(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
+    assert [objective_at(objective, config, n, 5).clip_low for n in (1, 2, 3, 4, 5)] == pytest.approx(
         [0.2, 0.175, 0.15, 0.125, 0.1]
     )
-    assert {at_step(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
-    assert at_step(objective, config, 1, 1).clip_low == 0.2
+    assert {objective_at(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
+    assert objective_at(objective, config, 1, 1).clip_low == 0.2

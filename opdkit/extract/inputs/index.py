@@ -1,0 +1,192 @@
+"""Places of the units in an input: pieces of whole lines, sessions between headers, lines that share a logged id.
+
+Sessions and ids, whose lines may lie anywhere, are kept in a temporary SQLite file. So memory does not grow with the
+inputs. Lines that have no place of their own (rows of Parquet, records that share one line) are copied to a file first.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from io import BufferedReader
+from pathlib import Path
+
+import orjson
+
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.extract.formats.json_lines import TOO_DEEP, parse
+from opdkit.extract.formats.reader import Line, Reader
+from opdkit.extract.inputs.files import SHOWN, is_damage
+
+SCHEMA = """
+PRAGMA journal_mode = OFF;
+PRAGMA synchronous = OFF;
+CREATE TABLE id (scope INTEGER, key TEXT, unit INTEGER, seen INTEGER, PRIMARY KEY (scope, key)) WITHOUT ROWID;
+CREATE TABLE unit (number INTEGER PRIMARY KEY, name TEXT);
+CREATE TABLE line (unit INTEGER, input INTEGER, offset INTEGER, number INTEGER, bytes INTEGER,
+    PRIMARY KEY (unit, input, offset)) WITHOUT ROWID;
+"""
+# Count an id in its scope; return the unit of its first record, and the count. Ids that the log gives have the format's
+# name for a scope, since records of one session may lie in several inputs.
+_COUNT_ID = """INSERT INTO id VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET seen = seen + 1 RETURNING unit, seen"""
+_ADD_UNIT = "INSERT INTO unit VALUES (?, ?)"
+_ADD_LINE = "INSERT INTO line VALUES (?, ?, ?, ?, ?)"
+BLOCK = 1 << 16  # bytes; as many are lost where an archive breaks off
+_LONGEST_NAME = 200  # characters of a logged session id that go into ours
+_PROBLEM = b"\x00"  # begins the copy of a line that could not be read: no line of JSON begins with it
+
+
+def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, int]], int, bool]:
+    """Return ([(offset, line number) of each cut], bytes that hold whole lines, False where the file breaks off).
+
+    The first cut is the beginning of the file. Each other one is the first line at least `part_bytes` after the cut
+    before it.
+    """
+    cuts = [(0, 1)]
+    size = read = line_ends = 0  # `read` and `line_ends` count what lies before the block
+    try:
+        while block := handle.read1(BLOCK):  # `read` would lose what it holds when the archive breaks off
+            while (end := block.find(b"\n", max(0, cuts[-1][0] + part_bytes - read - 1))) >= 0:
+                cuts.append((read + end + 1, line_ends + block.count(b"\n", 0, end + 1) + 1))
+            line_ends += block.count(b"\n")
+            if (last := block.rfind(b"\n")) >= 0:
+                size = read + last + 1
+            read += len(block)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return cuts, size, False
+    return cuts, read, True  # the last line of a whole file needs no line end
+
+
+def index_sessions(
+    index: sqlite3.Connection, input_number: int, path: Path, first: int, numbered: Iterator[tuple[int, Line]]
+) -> range:
+    """Index the sessions of an input, each from its header to the next one's. Return their unit numbers.
+
+    `first` is the number of the first unit. `path` is the file that the offsets belong to.
+    """
+    unit, sessions = first, _session_starts(numbered)
+    session = next(sessions, None)
+    while session is not None:
+        offset, number, name = session
+        session = next(sessions, None)
+        # The size comes last: a file that is written while it is read has its final size only now.
+        size = (path.stat().st_size if session is None else session[0]) - offset
+        _, seen = index.execute(_COUNT_ID, (input_number, name, unit)).fetchone()
+        index.execute(_ADD_UNIT, (unit, name if seen == 1 else f"{name}#{seen}"))
+        index.execute(_ADD_LINE, (unit, input_number, offset, number, size))
+        unit += 1
+    return range(first, unit)
+
+
+def _session_starts(numbered: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, int, str]]:
+    """Yield (offset, line number, name) of every session header, and of lines before the first header."""
+    begun = False
+    for offset, line in numbered:
+        name = None
+        if b'"session"' in line.data:
+            try:
+                record = parse(line)
+            except Unreadable:
+                record = {}
+            if record.get("type") == "session":
+                logged = record.get("id")
+                name = f"line{line.number}" if logged in (None, "") else escape_id(str(logged))
+        if name is not None or not begun:
+            yield offset, line.number, name or f"line{line.number}"
+        begun = True
+
+
+def index_ids(
+    index: sqlite3.Connection, input_number: int, reader: Reader, first: int, numbered: Iterator[tuple[int, Line]]
+) -> range:
+    """Index the lines of an input by logged id. Return the numbers of the units that come up first in this input.
+
+    A line without an id is a unit of its own, unless the format has it continue the session around it.
+    """
+    fresh = first
+    before: int | None = None  # the unit of the line before, where the next line may continue it
+    unnamed = False  # that unit has no id yet: a session may begin with lines that have none
+    for offset, line in numbered:
+        try:
+            logged = reader.id_of(parse(line))
+        except Unreadable:
+            logged = None
+        name = None if logged is None else escape_id(logged)
+        if name is None and before is not None:
+            unit = before
+        elif name is not None and before is not None and unnamed:
+            unit, fresh = _name_last(index, before, name, reader.name)
+            unnamed = False
+        else:
+            unit, seen = fresh, 1
+            if name is not None:
+                unit, seen = index.execute(_COUNT_ID, (reader.name, name, fresh)).fetchone()
+            if seen == 1:
+                index.execute(_ADD_UNIT, (unit, name))
+                fresh += 1
+            unnamed = name is None
+        before = unit if reader.carries else None
+        index.execute(_ADD_LINE, (unit, input_number, offset, line.number, len(line.data)))
+    return range(first, fresh)
+
+
+def _name_last(index: sqlite3.Connection, unit: int, name: str, scope: str) -> tuple[int, int]:
+    """Name the last unit, or add its lines to the unit of that name. Return (the unit, the next fresh number)."""
+    first, seen = index.execute(_COUNT_ID, (scope, name, unit)).fetchone()
+    if seen == 1:
+        index.execute("UPDATE unit SET name = ? WHERE number = ?", (name, unit))
+        return unit, unit + 1
+    index.execute("UPDATE line SET unit = ? WHERE unit = ?", (first, unit))
+    index.execute("DELETE FROM unit WHERE number = ?", (unit,))
+    return first, unit
+
+
+def escape_id(logged: str) -> str:
+    """Return a logged id as part of a session id: short, without `#`, which counts repetitions. No two become equal."""
+    if len(logged) > _LONGEST_NAME:
+        logged = f"{logged[:_LONGEST_NAME]}~{hashlib.sha256(logged.encode()).hexdigest()[:16]}"
+    return logged.replace("%", "%25").replace("#", "%23")
+
+
+# -- copies of lines -----------------------------------------------------------------------------------------------
+
+
+def copy_lines(
+    numbered: Iterator[tuple[int, Line]], path: Path, unfold: Callable[[JSON], list[JSON]] | None
+) -> Iterator[tuple[int, Line]]:
+    """Write each line to `path` and yield (its offset there, line). With `unfold`, each record that a line holds."""
+    offset = 0
+    with path.open("wb") as out:
+        for _, line in numbered:
+            for record in [line] if unfold is None or line.problem is not None else _unfold(line, unfold):
+                data = record.data
+                if record.problem is not None:
+                    note = [record.problem.reason, record.problem.detail, data.decode("utf-8", "replace")]
+                    data = _PROBLEM + orjson.dumps(note)
+                data = data if data.endswith(b"\n") else data + b"\n"
+                out.write(data)
+                yield offset, record
+                offset += len(data)
+
+
+def _unfold(line: Line, unfold: Callable[[JSON], list[JSON]]) -> list[Line]:
+    """Return one line per record that `line` holds; where that cannot be read, the line with its problem."""
+    try:
+        whole = parse(line)
+        records = unfold(whole)
+        if len(records) == 1 and records[0] is whole:
+            return [line]
+        return [Line(line.source, line.number, orjson.dumps(record) + b"\n") for record in records]
+    except Unreadable as why:
+        return [Line(line.source, line.number, line.data[:SHOWN], why)]
+    except orjson.JSONEncodeError:
+        return [Line(line.source, line.number, line.data[:SHOWN], Unreadable(TOO_DEEP))]
+
+
+def read_copy(line: Line) -> Line:
+    """Return a line of `copy_lines` as it was before it was copied."""
+    if not line.data.startswith(_PROBLEM):
+        return line
+    reason, detail, shown = orjson.loads(line.data[len(_PROBLEM) :])
+    return Line(line.source, line.number, shown.encode(), Unreadable(reason, detail))

@@ -1,0 +1,53 @@
+"""From options to what each step does: the objective of each phase, the clip bounds and learning rate of each step.
+
+Pure functions of the configuration.
+"""
+
+import dataclasses
+import math
+
+from opdkit.config.train import TrainConfig
+from opdkit.errors import ConfigError
+from opdkit.train.objective import PRESETS, TERMS, Objective
+
+FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
+
+
+def objectives(config: TrainConfig) -> list[Objective]:
+    """Return the objective of each phase: the preset's weights, overridden by the given ones, and all other options.
+
+    A given weight applies to the phases whose preset has the term; a term that no phase has is added to all of them.
+    Raises ConfigError when a phase is left without a term.
+    """
+    given = {name: getattr(config, f"{name}_weight") for name in TERMS}
+    numbers = {f.name: getattr(config, f.name) for f in dataclasses.fields(Objective) if f.name != "weights"}
+    preset = PRESETS[config.objective]
+    in_any_phase = {name for weights in preset for name in weights}
+    phases = []
+    for weights in preset:
+        changed = {n: w for n, w in given.items() if w is not None and (n in weights or n not in in_any_phase)}
+        phases.append(Objective({name: w for name, w in (weights | changed).items() if w}, **numbers))
+    if not all(phase.weights for phase in phases):
+        raise ConfigError(f"--objective {config.objective} has no term left: give one of its weights more than 0")
+    return phases
+
+
+def objective_at(objective: Objective, config: TrainConfig, step: int, steps: int) -> Objective:
+    """Return the objective of a step (from 1) of `steps`: each clip bound moves linearly from its start to its end."""
+    low, high = (
+        start if end is None else start + (end - start) * (step - 1) / max(1, steps - 1)
+        for start, end in ((config.clip_low, config.clip_low_end), (config.clip_high, config.clip_high_end))
+    )
+    return dataclasses.replace(objective, clip_low=low, clip_high=high)
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """Return the learning rate of a step (from 1) of `steps`: a linear rise, then constant or half a cosine to 0."""
+    default = LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE
+    peak = default if config.learning_rate is None else config.learning_rate
+    if step <= config.warmup_steps:
+        return peak * step / config.warmup_steps
+    if config.schedule == "constant":
+        return peak
+    progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    return peak * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,183 @@
+"""The training set: the turns that train, their shaped rewards, their phase and their strength."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opdkit.chat.template import Chat
+from opdkit.config.train import TrainConfig
+from opdkit.store.turn_ids import logged_session_id
+from opdkit.train.batches import tokens_of
+from opdkit.train.objective import (
+    SUPPORTED,
+    Objective,
+    group_normalised,
+    overlong,
+    terms_of,
+    trained_positions,
+)
+from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
+
+OVER_LIMIT = "over --max-turns-per-session"
+_CHUNK = 256  # turns whose tensors are in memory together
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """The turns of a training."""
+
+    turns: list[Turn]
+    phases: list[int]  # of each turn: index of the objective that it trains under
+    strengths: list[float]  # of each turn: its mean absolute advantage, 0 where it has none
+    advantages: dict[str, NDArray[np.float32]]  # reward and teacher: of every token that has one
+    tokens: int  # trained positions
+    scored: int  # turns before any was dropped
+    dropped: Counter[str]
+
+
+def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
+    """Return the training set; and the prompts, where normalising rewards needed them, else {}."""
+    terms = {name for phase in phases for name in phase.weights}
+    scored = load_turns(config.run, config.limit, supports=not terms.isdisjoint(SUPPORTED))
+    turns, dropped = select_turns(scored, terms, config.holdout)
+    turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
+    prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
+    turns = shape_rewards(turns, config, prompts)
+    return build_training_set(turns, phases, len(scored), dropped + over_limit), prompts
+
+
+# -- the turns that train -------------------------------------------------------------------------------------------
+
+
+def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
+    """Return the turns that at least one of the objective's terms can use, and the others counted by reason."""
+    selected, dropped = [], Counter[str]()
+    for turn in turns:
+        reason = _drop_reason(turn, terms, holdout)
+        if reason:
+            dropped[reason] += 1
+        else:
+            selected.append(turn)
+    return selected, dropped
+
+
+def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
+    if is_held_out(turn.session_id, holdout):
+        return "held out"
+    if not turn.sampled.any():
+        return "nothing sampled"
+    missing = []
+    if "reward" in terms and turn.reward is None:
+        missing.append("no reward")
+    if set(terms) - {"reward"} and turn.teacher_logprobs is None:
+        missing.append("no hint")
+    if len(missing) == len({term == "reward" for term in terms}):
+        return " and ".join(missing)
+    support = [] if turn.support is None else [turn.support.old, turn.support.teacher]
+    numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
+    if not all(np.isfinite(x[turn.sampled]).all() for x in numbers if x is not None):
+        return "log-prob not finite"
+    return None
+
+
+def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int) -> tuple[list[Turn], Counter[str]]:
+    """Return at most `limit` turns of each session, in their order, and the number of the others as dropped.
+
+    The draw depends on (seed, turn id) only: not on the position, which the user of a session could choose, and not on
+    other sessions. All replies that the teacher sampled for a turn are kept or dropped with it; replies of `opdkit
+    rollout` count for the session of the log that they answer.
+    """
+    if limit is None:
+        return list(turns), Counter()
+    sessions: dict[str, set[str]] = {}
+    for turn in turns:
+        sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
+    kept: set[str] = set()
+    for turn_ids in sessions.values():
+        draws = {i: hashlib.sha256(f"max-turns-per-session:{seed}:{i}".encode()).digest() for i in turn_ids}
+        kept |= set(sorted(turn_ids, key=lambda i: (draws[i], i))[:limit])
+    inside = [turn for turn in turns if turn.turn_id in kept]
+    return inside, Counter({OVER_LIMIT: len(turns) - len(inside)} if len(inside) < len(turns) else {})
+
+
+# -- their rewards, phases and strengths ----------------------------------------------------------------------------
+
+
+def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[str, NDArray[np.int32]]) -> list[Turn]:
+    """Return the turns with their advantage: the reward less the overlong deduction, normalised among equal prompts.
+
+    `prompts` (turn_id -> token ids) are only read with --group-normalise.
+    """
+    rewards = {
+        turn.turn_id: turn.reward + overlong(int(turn.sampled.sum()), config.overlong_max, config.overlong_cache)
+        for turn in turns
+        if turn.reward is not None
+    }
+    if config.group_normalise != "off":
+        groups = [prompts[turn_id].tobytes() for turn_id in rewards]
+        values = group_normalised(list(rewards.values()), groups, keep_lone=config.group_normalise == "repeated")
+        rewards = dict(zip(rewards, values, strict=True))
+    return [replace(turn, advantage=rewards.get(turn.turn_id)) for turn in turns]
+
+
+def build_training_set(
+    turns: Sequence[Turn], phases: Sequence[Objective], scored: int, dropped: Mapping[str, int]
+) -> TrainingSet:
+    """Assign turns to phases and measure their advantages; drop those without a token left after the filters.
+
+    A turn belongs to the last phase that can use it. A teacher that is compared over a support is measured here on the
+    logged token: its advantage there says as well where the two differ.
+    """
+    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped))
+    advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
+    trained_tokens = 0
+    phase_of = [max(p for p, objective in enumerate(phases) if _can_use(turn, objective)) for turn in turns]
+    for phase, objective in enumerate(phases):
+        teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
+        weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
+        on_logged_token = replace(
+            objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0, aggregation="token-mean"
+        )
+        members = [turn for turn, its_phase in zip(turns, phase_of, strict=True) if its_phase == phase]
+        for start in range(0, len(members), _CHUNK):
+            chunk = members[start : start + _CHUNK]
+            counts, strengths = _measure(chunk, on_logged_token, advantages)
+            for turn, count, strength in zip(chunk, counts, strengths, strict=True):
+                if count:
+                    data.turns.append(turn)
+                    data.phases.append(phase)
+                    data.strengths.append(strength)
+                    trained_tokens += count
+                else:
+                    data.dropped["every token skipped"] += 1
+    gathered = {name: np.concatenate(parts) for name, parts in advantages.items() if parts}
+    return replace(data, advantages=gathered, tokens=trained_tokens)
+
+
+def _can_use(turn: Turn, objective: Objective) -> bool:
+    has_teacher_term = bool(set(objective.weights) - {"reward"})
+    return (turn.teacher_logprobs is not None and has_teacher_term) or (
+        "reward" in objective.weights and turn.reward is not None
+    )
+
+
+def _measure(
+    turns: Sequence[Turn], objective: Objective, advantages: dict[str, list[NDArray[np.float32]]]
+) -> tuple[list[int], list[float]]:
+    """Return trained tokens and mean absolute advantage of each turn; append each term's advantages to `advantages`."""
+    tokens = tokens_of(turns)
+    terms = terms_of(objective, tokens)
+    trained_N = trained_positions(terms)
+    total_N = np.zeros(len(trained_N), np.float64)
+    for term in terms:
+        assert term.advantages is not None
+        advantages[term.name].append(term.advantages[term.mask_N].numpy())
+        total_N += (term.scale_N * term.advantages).numpy()
+    turn_N, where_N = tokens.turn_N.numpy(), trained_N.numpy()
+    counts = np.bincount(turn_N[where_N], minlength=len(turns))
+    sums = np.bincount(turn_N, weights=np.abs(total_N) * where_N, minlength=len(turns))
+    return counts.tolist(), (sums / np.maximum(counts, 1)).tolist()
