@@ -16,22 +16,19 @@ A run need not be finished: what a stage has not written is null or [].
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.candidates import candidates
 from opdkit.judge.stage import Case
-from opdkit.store import manifest, part_path, parts_of_turns, read_arrow
+from opdkit.store import manifest, parts_of_turns
+from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.nearest import nearest_turns
-from opdkit.store.plans import stage_dir
-from opdkit.store.reviews import Review, Reviews, applied, in_force
-from opdkit.store.tables import TABLES
+from opdkit.store.reading import has_stage
+from opdkit.store.reviews import Reviews, in_force
 from opdkit.store.token_text import ids_as_texts, open_texts
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
@@ -69,46 +66,29 @@ class _Viewer:
 
     def __init__(self, run: Path, reviews: Reviews) -> None:
         self.run, self.reviews = run, reviews
-        self._judge: JSON = manifest(run, "judge")["plan"]["config"] if self._has_stage("judge") else {}
+        self._judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
         self._texts: Callable[[Sequence[int]], list[str]] | None = None
-
-    def _has_stage(self, stage: str) -> bool:
-        return (stage_dir(self.run, stage) / "manifest.json").exists()
 
     def views_of_part(self, part: int, turn_ids: Sequence[str]) -> Iterator[JSON]:
         """Yield the views of turns of one part, in the order of `turn_ids`."""
-        turns = {row["turn_id"]: row for row in self._rows("turns", part, "turn_id", turn_ids)}
-        names = {turn["session_id"] for turn in turns.values()}
-        sessions = {row["session_id"]: row for row in self._rows("sessions", part, "session_id", names)}
-        verdicts = {row["turn_id"]: row for row in self._rows("verdicts", part, "turn_id", turn_ids)}
-        targets: defaultdict[str, list[JSON]] = defaultdict(list)
-        for row in self._rows("targets", part, "turn_id", turn_ids, ["turn_id", *_TARGET, *_TOKENS]):
-            targets[row["turn_id"]].append(row)
-        for name in turn_ids:
-            turn, review = turns[name], self.reviews.get(name)
-            session = sessions[turn["session_id"]]
-            case = Case(turn, session["messages"])
+        columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
+        joined = joined_turns(self.run, part, columns, reviews=self.reviews, turn_ids=turn_ids, partial=True)
+        turns = {turn.turn_id: turn for turn in joined}
+        for turn in (turns[name] for name in turn_ids):
+            case = Case(turn.turn, turn.session["messages"])
             yield {
-                **{name: turn[name] for name in _TURN},
-                **{name: session[name] for name in _SESSION},
-                "messages": [_message(m) for m in session["messages"][: case.index + 1 + case.next_count]],
-                "verdict": None if name not in verdicts else self._verdict(case, verdicts[name], review),
-                "review": None if review is None else review.to_json(),
-                "targets": [self._target(row) for row in targets[name]],
+                **{name: turn.turn[name] for name in _TURN},
+                **{name: turn.session[name] for name in _SESSION},
+                "messages": [_message(m) for m in case.messages[: case.index + 1 + case.next_count]],
+                "verdict": self._verdict(case, turn),
+                "review": None if turn.review is None else turn.review.to_json(),
+                "targets": [self._target(row) for row in turn.targets],
             }
 
-    def _rows(
-        self, table: str, part: int, key: str, values: Collection[str], columns: Sequence[str] | None = None
-    ) -> list[JSON]:
-        """Return the rows of a part whose `key` is one of `values`; [] if the stage has not written the part."""
-        if not self._has_stage(TABLES[table].stage) or not part_path(self.run, table, part).exists():
-            return []
-        arrow = read_arrow(self.run, table, part, columns)
-        rows: list[JSON] = arrow.filter(pc.is_in(arrow[key], pa.array(sorted(values), pa.string()))).to_pylist()
-        return rows
-
-    def _verdict(self, case: Case, verdict: JSON, review: Review | None) -> JSON:
-        decided = applied(verdict, review)
+    def _verdict(self, case: Case, turn: JoinedTurn) -> JSON | None:
+        verdict, decided = turn.verdict, turn.decided
+        if verdict is None or decided is None:
+            return None
         return {
             **{name: decided[name] for name in _VERDICT},
             "reward_votes": verdict["reward_votes"],
@@ -125,9 +105,9 @@ class _Viewer:
                 warn(str(error))
                 self._texts = ids_as_texts
         tokens = []
-        ids, old_logprobs = row["response_ids"], row["old_logprobs"]
-        teacher_logprobs = row["teacher_logprobs"] or [None] * len(ids)
-        columns = zip(self._texts(ids), ids, row["response_mask"], old_logprobs, teacher_logprobs, strict=True)
+        ids, mask, old_logprobs = (row[name].tolist() for name in ("response_ids", "response_mask", "old_logprobs"))
+        teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
+        columns = zip(self._texts(ids), ids, mask, old_logprobs, teacher_logprobs, strict=True)
         for text, token_id, trained, old, teacher in columns:
             advantage = None if teacher is None else teacher - old
             tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
@@ -21,15 +22,14 @@ from opdkit.store import (
     Counters,
     Stage,
     Summary,
-    limited,
     model_identity,
     mostly_dropped,
     outdated,
     part_count,
     part_path,
-    read_part,
     refuse_nothing,
 )
+from opdkit.store.joined import LOGGED, joined_turns
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import VERDICTS
@@ -144,20 +144,18 @@ def _open_judge(config: JudgeConfig) -> Ask | None:
 
 def _cases(config: JudgeConfig, part: int, counters: Counters) -> list[Case]:
     """The turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
-    sessions = read_part(config.run, "sessions", part)[: limited(config.run, part, config.limit)]
-    outcomes = Outcomes(config.good, config.bad)
-    told = {session["session_id"]: (session["messages"], outcomes.told(session)) for session in sessions}
-    cases = []
-    for turn in read_part(config.run, "turns", part):
-        if turn["session_id"] not in told:
-            continue
-        counters.rows_in += 1
-        messages, outcome = told[turn["session_id"]]
-        case = Case(turn, messages, outcome(turn["message_index"]))
-        if turn["trainable"] or (case.outcome and turn["skip_reason"] == NO_NEXT):  # an outcome is a reaction, too
-            cases.append(case)
-        else:
-            counters.drop(turn["skip_reason"] or "not trainable")
+    outcomes, cases = Outcomes(config.good, config.bad), []
+    turns = joined_turns(config.run, part, LOGGED, limit=config.limit, reviews={})
+    for _, session_turns in groupby(turns, key=lambda turn: turn.session_id):
+        outcome_of = None
+        for joined in session_turns:
+            counters.rows_in += 1
+            outcome_of = outcome_of or outcomes.told(joined.session)
+            turn, case = joined.turn, Case(joined.turn, joined.session["messages"], outcome_of(joined.index))
+            if turn["trainable"] or (case.outcome and turn["skip_reason"] == NO_NEXT):  # an outcome is a reaction, too
+                cases.append(case)
+            else:
+                counters.drop(turn["skip_reason"] or "not trainable")
     return cases
 
 

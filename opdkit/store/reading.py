@@ -24,6 +24,16 @@ def part_path(run: Path, table: str, part: int) -> Path:
     return stage_dir(run, TABLES[table].stage) / table / f"part-{part:05d}.parquet"
 
 
+def has_stage(run: Path, stage: str) -> bool:
+    """Return True if the stage has been started."""
+    return (stage_dir(run, stage) / "manifest.json").exists()
+
+
+def is_written(run: Path, table: str, part: int) -> bool:
+    """Return True if a stage that has been started has written this part."""
+    return has_stage(run, TABLES[table].stage) and part_path(run, table, part).exists()
+
+
 def read_part(run: Path, table: str, part: int) -> list[JSON]:
     """The rows of one part. Raises what `read_arrow` raises."""
     rows: list[JSON] = read_arrow(run, table, part).to_pylist()
@@ -31,18 +41,22 @@ def read_part(run: Path, table: str, part: int) -> list[JSON]:
 
 
 def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None = None) -> pa.Table:
-    """One part as Arrow, or some columns of it: a list of ten million numbers is no list of Python objects.
+    """Read one part as Arrow, or some columns of it. "votes.score" is one field of a column of lists of structs.
 
-    Raises OpdkitError when it is missing, damaged, or of another schema version or plan.
+    Raises OpdkitError when the part is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
     place = quote(run)
     again = f"run `opdkit {command_of(run, spec.stage)} {place} ...` again"
     try:
-        arrow = pq.read_table(path, partitioning=None, columns=columns, page_checksum_verification=True)
+        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
+            paths = None if columns is None else [column.replace(".", ".list.element.") for column in columns]
+            arrow = file.read(paths)
+        if columns is not None:  # read in the order of the file
+            arrow = arrow.select(list(dict.fromkeys(column.partition(".")[0] for column in columns)))
     except FileNotFoundError:
         raise OpdkitError(f"{path} is not there: {_remedy(run, spec.stage)}") from None
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise OpdkitError(
             f"{path} cannot be read ({error}): `opdkit check {place} --recompute` removes what is damaged; then {again}"
         ) from error

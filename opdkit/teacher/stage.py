@@ -24,14 +24,13 @@ from opdkit.store import (
     Counters,
     Stage,
     Summary,
-    limited,
     manifest,
     mostly_dropped,
     part_count,
-    read_part,
     refuse_nothing,
 )
-from opdkit.store.reviews import Reviews, in_force, part_inputs, read_verdicts
+from opdkit.store.joined import joined_turns
+from opdkit.store.reviews import Reviews, in_force, part_inputs
 from opdkit.store.tables import TARGETS
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, UNROUTED, is_another, off_policy
 from opdkit.teacher.examples import Example, prepare
@@ -109,13 +108,10 @@ def judged_sessions(run: Path, part: int, limit: int | None, reviews: Reviews) -
 
     The verdicts are as the decisions of people leave them.
     """
-    sessions = read_part(run, "sessions", part)[: limited(run, part, limit)]
-    session_of = {s["session_id"]: s for s in sessions}
-    turn_of = {t["turn_id"]: t for t in read_part(run, "turns", part)}
-    judged = [(turn_of[v["turn_id"]], v) for v in read_verdicts(run, part, reviews)]
-    for session_id, group in groupby(judged, key=lambda pair: pair[0]["session_id"]):
-        if session_id in session_of:
-            yield session_of[session_id], list(group)
+    judged = (turn for turn in joined_turns(run, part, limit=limit, reviews=reviews) if turn.verdict is not None)
+    for _, group in groupby(judged, key=lambda turn: turn.session_id):
+        turns = list(group)
+        yield turns[0].session, [(turn.turn, turn.decided or {}) for turn in turns]
 
 
 def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], counters: Counters) -> list[Row]:

@@ -59,11 +59,11 @@ def test_the_advantage_is_teacher_less_old_and_missing_is_null(run):
 
 
 def test_a_part_is_opened_once_and_only_the_parts_that_are_needed(run, monkeypatch):
-    import opdkit.commands.turn_view
+    from opdkit.store import joined
 
-    read = opdkit.commands.turn_view.read_arrow
+    read = joined.read_arrow
     opened = []
-    monkeypatch.setattr(opdkit.commands.turn_view, "read_arrow", lambda run, table, part, *rest: (
+    monkeypatch.setattr(joined, "read_arrow", lambda run, table, part, *rest: (
         opened.append((table, part)), read(run, table, part, *rest))[1])  # fmt: skip
     list(turn_views(run, ["toy-4:3", "toy-0:1", "toy-4:1", "toy-1:3"]))
     assert opened == [(t, part) for part in (0, 2) for t in ("turns", "sessions", "verdicts", "targets")]

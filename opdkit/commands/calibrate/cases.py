@@ -5,15 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-
 from opdkit.commands.calibrate.labels import Label
 from opdkit.config.fields import JSON
 from opdkit.judge.votes import OUTCOME
 from opdkit.store import part_count, read_arrow
 from opdkit.store.nearest import nearest_turns
 
-_COLUMNS = ["turn_id", "reward_votes", "reward", "reward_status", "reward_agreement", "hint"]
+_COLUMNS = ["turn_id", "reward_votes.score", "reward", "reward_status", "reward_agreement", "hint"]
 _GUESSED = 3  # unknown ids for which a similar one is looked for
 
 
@@ -73,14 +71,12 @@ def match(run: Path, labels: Sequence[Label], file: Path | None = None) -> Cases
 
 def _verdicts(run: Path) -> Iterator[Judged]:
     for part in range(part_count(run, "judge")):
-        table = read_arrow(run, "verdicts", part, _COLUMNS)
-        votes = table["reward_votes"].combine_chunks()  # their texts are most of the table: left in Arrow
-        scores = pa.ListArray.from_arrays(votes.offsets, votes.values.field("score"))
-        rows = table.drop_columns("reward_votes").to_pylist()
-        for row, given in zip(rows, scores.to_pylist(), strict=True):
+        rows: list[JSON] = read_arrow(run, "verdicts", part, _COLUMNS).to_pylist()
+        for row in rows:
             if row["reward_status"] == OUTCOME:  # which no judge has said
                 continue
-            yield Judged(row["turn_id"], tuple(given), row["reward"], row["reward_status"], row["reward_agreement"],
+            scores = tuple(vote["score"] for vote in row["reward_votes"])
+            yield Judged(row["turn_id"], scores, row["reward"], row["reward_status"], row["reward_agreement"],
                          row["hint"] is not None)  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from opdkit.config.fields import JSON
-from opdkit.store import Counters, limited, read_part
-from opdkit.store.reviews import Reviews, read_verdicts
+from opdkit.store import Counters
+from opdkit.store.joined import joined_turns
+from opdkit.store.reviews import Reviews
 
 Row = JSON
 
@@ -89,17 +90,16 @@ def judged_turns(
     `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as "not judged".
     Raises what `read_part` raises.
     """
-    sessions = {s["session_id"]: s for s in read_part(run, "sessions", part)[: limited(run, part, limit)]}
-    verdicts = {v["turn_id"]: v for v in read_verdicts(run, part, reviews)}
-    turns = (turn for turn in read_part(run, "turns", part) if turn["session_id"] in sessions)
-    for session_id, group in groupby(turns, key=lambda turn: turn["session_id"]):
+    turns = joined_turns(run, part, limit=limit, reviews=reviews)
+    for _, group in groupby(turns, key=lambda turn: turn.session_id):
         found = []
         for turn in group:
             counters.rows_in += 1
-            if turn["turn_id"] in verdicts:
-                found.append(JudgedTurn(sessions[session_id], turn, verdicts[turn["turn_id"]]))
+            if turn.decided is not None:
+                found.append(JudgedTurn(turn.session, turn.turn, turn.decided))
             else:
-                counters.drop("not judged" if turn["trainable"] else turn["skip_reason"] or "not trainable")
+                row = turn.turn
+                counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield found
 
 

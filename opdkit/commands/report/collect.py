@@ -6,13 +6,14 @@ from pathlib import Path
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.joined import has_stage, joined_turns
+from opdkit.commands.report.joined import joined_turns
 from opdkit.commands.report.listed import Listing
 from opdkit.commands.report.tallies import Advantages, Hints, Shares, Votes
 from opdkit.commands.turn_line import TurnLine
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
+from opdkit.store.reading import has_stage
 from opdkit.version import __version__
 
 DOMINANT_SOURCE, DOMINANT_SESSION = 0.5, 0.1  # shares of the training signal that a reader should know of

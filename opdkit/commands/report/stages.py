@@ -6,7 +6,6 @@ Everything comes from manifests and from the footers of the parts.
 from collections import Counter
 from pathlib import Path
 
-from opdkit.commands.report.joined import has_stage
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
@@ -23,6 +22,7 @@ from opdkit.store import (
     summary_of,
 )
 from opdkit.store.failures import failures
+from opdkit.store.reading import has_stage
 from opdkit.store.tables import TABLES
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")

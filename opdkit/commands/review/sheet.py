@@ -25,7 +25,8 @@ from opdkit.commands.review.api import without_verdict
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
-from opdkit.store import part_count, read_part, reviews
+from opdkit.store import part_count, reviews
+from opdkit.store.joined import joined_turns
 from opdkit.store.reviews import Ledger, Review, in_force
 
 SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")
@@ -68,13 +69,11 @@ def write_csv(run: Path, stream: TextIO) -> int:
     writer.writerow(COLUMNS)
     decided, count = in_force(run), 0
     for part in range(part_count(run, "judge")):
-        sessions = {session["session_id"]: session["messages"] for session in read_part(run, "sessions", part)}
-        turns = {turn["turn_id"]: turn for turn in read_part(run, "turns", part)}
-        for verdict in read_part(run, "verdicts", part):
-            turn = turns[verdict["turn_id"]]
-            row = _row(turn, sessions[turn["session_id"]], verdict, decided.get(verdict["turn_id"]))
-            writer.writerow([escaped(row[name]) for name in COLUMNS])
-            count += 1
+        for turn in joined_turns(run, part, reviews=decided):
+            if turn.verdict is not None:
+                row = _row(turn.turn, turn.session["messages"], turn.verdict, turn.review)
+                writer.writerow([escaped(row[name]) for name in COLUMNS])
+                count += 1
     return count
 
 

@@ -1,0 +1,113 @@
+"""The turns of a part with their sessions, verdicts, decisions and targets: the one join of these tables."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from opdkit.config.fields import JSON
+from opdkit.store.reading import is_written, limited, read_arrow
+from opdkit.store.reviews import Review, Reviews, applied, in_force
+
+# Table -> the columns to read, None for all of them. A table that is not a key is not read.
+Columns = Mapping[str, Sequence[str] | None]
+JUDGED: Columns = {"sessions": None, "turns": None, "verdicts": None}
+LOGGED: Columns = {"sessions": None, "turns": None}
+
+
+@dataclass(frozen=True)
+class JoinedTurn:
+    """A turn and what the stages wrote about it: rows of the tables, with the columns that were asked for."""
+
+    session: JSON
+    turn: JSON
+    verdict: JSON | None  # what the votes say; None: not judged
+    review: Review | None  # the decision in force
+    targets: Sequence[Any]  # rows, in which lists of numbers are arrays
+
+    @property
+    def turn_id(self) -> str:
+        return str(self.turn["turn_id"])
+
+    @property
+    def session_id(self) -> str:
+        return str(self.turn["session_id"])
+
+    @property
+    def index(self) -> int:
+        """Index of the reply in the session's messages, from 0."""
+        return int(self.turn["message_index"])
+
+    @property
+    def decided(self) -> JSON | None:
+        """The verdict as the decision in force leaves it: what every stage after the judge reads."""
+        return None if self.verdict is None else applied(self.verdict, self.review)
+
+
+def joined_turns(
+    run: Path,
+    part: int,
+    columns: Columns = JUDGED,
+    *,
+    limit: int | None = None,
+    reviews: Reviews | None = None,
+    turn_ids: Collection[str] | None = None,
+    partial: bool = False,
+) -> Iterator[JoinedTurn]:
+    """Yield the turns of a part in the order of the turns table, in which a session's turns are neighbours.
+
+    `limit` keeps the first sessions of the run; `turn_ids` keeps these turns. `reviews` are the decisions in force,
+    read from the run when they are None. With `partial`, a table whose part is not written yet counts as empty;
+    otherwise this raises what `read_arrow` raises.
+    """
+
+    def read(table: str) -> pa.Table | None:
+        if table not in columns or (partial and not is_written(run, table, part)):
+            return None
+        return read_arrow(run, table, part, columns[table])
+
+    turns, sessions, verdicts, targets = (read(table) for table in ("turns", "sessions", "verdicts", "targets"))
+    if turns is None or sessions is None:
+        return
+    if turn_ids is not None:
+        turns = _keep(turns, "turn_id", turn_ids)
+        sessions = _keep(sessions, "session_id", turns["session_id"].to_pylist())
+        verdicts = None if verdicts is None else _keep(verdicts, "turn_id", turn_ids)
+        targets = None if targets is None else _keep(targets, "turn_id", turn_ids)
+    session_of = {row["session_id"]: row for row in sessions.slice(0, limited(run, part, limit)).to_pylist()}
+    verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
+    targets_of = _targets_by_turn(targets) if targets is not None else {}
+    if reviews is None:
+        reviews = in_force(run)
+    for turn in turns.to_pylist():
+        if turn["session_id"] in session_of:
+            name = turn["turn_id"]
+            yield JoinedTurn(session_of[turn["session_id"]], turn, verdict_of.get(name), reviews.get(name),
+                             targets_of.get(name, ()))  # fmt: skip
+
+
+def arrays_of(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
+    """Yield each row of a column of lists as an array, without a Python object for each number."""
+    for row in column:
+        yield None if row.values is None else row.values.to_numpy(zero_copy_only=False)
+
+
+def _targets_by_turn(targets: pa.Table) -> Mapping[str, Sequence[JSON]]:
+    lists = [field.name for field in targets.schema if pa.types.is_list(field.type)]
+    rows: list[JSON] = targets.drop_columns(lists).to_pylist()
+    for name in lists:
+        for row, values in zip(rows, arrays_of(targets[name]), strict=True):
+            row[name] = values
+    by_turn: defaultdict[str, list[JSON]] = defaultdict(list)
+    for row in rows:
+        by_turn[row["turn_id"]].append(row)
+    return by_turn
+
+
+def _keep(table: pa.Table, column: str, values: Collection[str]) -> pa.Table:
+    return table.filter(pc.is_in(table[column], pa.array(sorted(set(values)), pa.string())))
