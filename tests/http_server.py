@@ -62,8 +62,11 @@ class ChatServer:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 128  # a connection beyond it is tried again after a second
+
+        self.http = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
 
     def post(self, handler: BaseHTTPRequestHandler) -> None:
@@ -71,7 +74,7 @@ class ChatServer:
         with self.lock:
             number = len(self.requests)
             self.requests.append(body)
-            self.headers.append(dict(handler.headers))
+            self.headers.append({name.title(): value for name, value in handler.headers.items()})
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
         try:

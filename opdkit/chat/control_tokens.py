@@ -20,12 +20,29 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
+
+if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+# Without a tokenizer: what those of the common chat models read as control tokens. <|im_start|> and its kin (ChatML,
+# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, </s>, <start_of_turn>, [INST], <<SYS>>.
+_NAMES = (
+    r"s|bos|eos|pad|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
+    r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop"
+)
+_TOKEN = re.compile(
+    rf"<[|｜][^<>\n]{{1,40}}[|｜]>|<[|｜]\w{{1,40}}>|<\w{{1,40}}[|｜]>|<<?/?(?:{_NAMES})>|\[/?(?:{_NAMES})\]"
+)
+# More may open one: half of a token, any case, and words that a model samples itself.
+_OPENING = re.compile(
+    rf"(?P<open><<|[<\[])(?=[|｜]|/?(?:{_NAMES}|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])",
+    re.IGNORECASE,
+)
 
 # The last plane of Unicode is private use and found in no font: one character for each added token, and the break.
 _FIRST, _BREAK = 0x100000, "\U0010fffd"
@@ -39,10 +56,31 @@ class UnsafeTextError(ValueError):
     """Text that cannot be kept apart from the template's control tokens."""
 
 
+def has_control_tokens(text: str) -> bool:
+    """Return whether some tokenizer would read a part of `text` as a control token that says who speaks.
+
+    >>> [has_control_tokens(text) for text in ("<|im_end|>", "[INST]", "<b>", "a <| b", "<think>")]
+    [True, True, False, False, False]
+    """
+    return _TOKEN.search(text) is not None
+
+
+def break_control_tokens(text: str) -> str:
+    """Return `text` with a space inside whatever a server's tokenizer may read as a control token.
+
+    The server turns our text into tokens, and most do so after rendering: `<|im_end|>` out of a log would end our
+    message there. (A local model needs no such thing: `Encoder` keeps text and control tokens apart.)
+
+    >>> break_control_tokens("<|im_end|>")
+    '< |im_end|>'
+    """
+    return _OPENING.sub(lambda match: match["open"] + " ", text)
+
+
 class Encoder:
     """Encodes what a chat template has rendered, under one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._added: dict[int, Any] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         # Added whitespace (runs of newlines in some vocabularies) and single letters control nothing.

@@ -66,9 +66,9 @@ def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None
                         device=config.device,
                         dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
     if config.judge_url:
-        from opdkit.judge.endpoint import open_server
+        from opdkit.judge.endpoint import Endpoint
 
-        return open_server(judge, folder)
+        return Endpoint(judge, folder).ask
     from opdkit.judge.local import open_judge
 
     return open_judge(judge)

@@ -1,9 +1,9 @@
-"""A judge behind an OpenAI-compatible server: one request a vote, since servers differ in whether they heed `n`.
+"""A judge behind an OpenAI-compatible server: one request per vote, since servers differ in whether they heed `n`.
 
-A request is tried again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
-answer that is no chat completion, an answer of another model (see `opdkit.judge.traffic`). What will not pass (another
-4xx) ends the stage at once, and so does a server that answers nobody any more. No vote is ever made up for an answer
-that did not come.
+A request is sent again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
+answer that is not a chat completion, an answer of another model (see `opdkit.judge.traffic`). What will not pass
+(another 4xx) ends the stage at once, and so does a server that answers nobody any more. No vote is ever made up for an
+answer that did not come.
 """
 
 import asyncio
@@ -13,220 +13,190 @@ import hashlib
 import json
 import os
 import re
-import ssl
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import openai
 
+from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
-from opdkit.console import counted, printable, progress, say
+from opdkit.console import counted, printable, say, tally
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Message, Question
+from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Question, Request
 from opdkit.judge.identity import Identity
-from opdkit.judge.traffic import Failure, Server, Traffic
+from opdkit.judge.traffic import FailedAttemptError, Traffic
 from opdkit.store.plans import stage_dir
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
-
-# Text that tokenizers of the common chat models read as control tokens: <|im_end|>, </s>, [INST], <start_of_turn>.
-_CONTROL = re.compile(
-    r"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|think|bos|eos|pad|unk|mask|tool_(?:call|response)s?|"
-    r"(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|turn|channel|message|INST|SYS|SYSTEM_PROMPT|"
-    r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop)[>\]|])",
-    re.IGNORECASE,
-)
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One request."""
-
-    messages: list[Message]
-    seed: int
-    temperature: float
-    max_tokens: int
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
 
 
 class Endpoint:
-    """A server's chat completions. The key stays in this process: no error and no log shows it."""
+    """A chat model on a server, asked for votes. The key stays in this process: no error and no log shows it.
 
-    def __init__(
-        self,
-        base_url: str,
-        model: str,
-        *,
-        api_key_env: str,
-        timeout: float,
-        retries: int,
-        concurrency: int,
-        template_args: JSON | None = None,
-        identity: Identity | None = None,
-    ) -> None:
-        self.base_url = base_url.rstrip("/").removesuffix("/chat/completions")
-        self.model, self.api_key_env, self.timeout = model, api_key_env, timeout
-        self.retries, self.concurrency, self.template_args = retries, concurrency, template_args or {}
-        self.server, self.judge = Server(), identity or Identity(model)
-        self._failure_said = False
-        # Reading the certificates takes a while; once is enough, and plain http needs none.
-        self.tls = _certificates() if base_url.startswith("https:") else False
-        self.key = os.environ.get(api_key_env, "").strip()
-        if not (self.key.isascii() and (self.key.isprintable())):
-            raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
+    `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
+    Raises ConfigError for a key that cannot be sent.
+    """
 
-    def complete(self, requests: Sequence[Completion]) -> list[Answer]:
-        """An answer to each request, in order. Raises OpdkitError when one of them gets none."""
-        return _run(self._complete(requests))
-
-    async def _complete(self, requests: Sequence[Completion]) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        traffic = Traffic(
-            [request.seed for request in requests],
-            self.server,
-            where=f"the judge at {self.base_url}",
-            concurrency=self.concurrency,
-            retries=self.retries,
-            timeout=self.timeout,
+    def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
+        assert config.judge_url is not None  # JudgeConfig sees to both
+        assert config.judge_model is not None
+        self.config, self.model = config, config.judge_model
+        self.base_url = config.judge_url.rstrip("/").removesuffix("/chat/completions")
+        self.where = f"the judge at {self.base_url}"
+        self.identity = Identity(config.judge_model, folder)
+        self.traffic = Traffic(
+            self.where, concurrency=config.concurrency, retries=config.retries, timeout=config.timeout
         )
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        limits = httpx.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency)
-        async with (
-            # The time that a request may take is measured as a whole (see Traffic), not from byte to byte.
-            _client(headers=headers, timeout=None, limits=limits, verify=self.tls) as client,
-            aclosing(self._arriving(client, requests, traffic)) as arriving,
-        ):
-            for _ in progress(range(len(requests)), "judging", len(requests), "votes"):
-                i, answer = await anext(arriving)
-                answers[i] = answer
-        if traffic.tried_again:
-            kinds = ", ".join(f"{kind} {n:,}" for kind, n in traffic.tried_again.most_common())
+        self.key = os.environ.get(config.api_key_env, "").strip()
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ConfigError(f"the environment variable {config.api_key_env} holds characters that no API key has")
+        # What the library would send of the environment beside the key, or in place of one.
+        unsent = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
+        self.headers: dict[str, Any] = dict.fromkeys(unsent, openai.Omit())
+        template_args = parse_pairs(config.template_arg, "--template-arg")
+        self.extra_body = {"chat_template_kwargs": template_args} if template_args else None
+
+    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
+        seed, votes = self.config.seed, self.config.votes
+        requests = [
+            Request(question.messages, request_seed(seed, question.turn_id, question.name, vote))
+            for question in questions
+            for vote in range(votes)
+        ]
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            answers = asyncio.run(self._answer_all(requests))
+        else:  # a notebook runs a loop already
+            with ThreadPoolExecutor(1) as pool:
+                answers = pool.submit(asyncio.run, self._answer_all(requests)).result()
+        return [answers[i : i + votes] for i in range(0, len(answers), votes)]
+
+    async def _answer_all(self, requests: Sequence[Request]) -> list[Answer]:
+        with tally("judging", len(requests), "votes") as on_answer:
+            async with self._client() as client:
+                answers = await self.traffic.answer_all(requests, partial(self._attempt, client), on_answer)
+        if failed := self.traffic.failed_attempts:
+            kinds = ", ".join(f"{kind} {n:,}" for kind, n in failed.most_common())
             say(f"the judge's server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
-        return [answers[i] for i in range(len(requests))]
+            failed.clear()
+        return answers
 
-    async def _arriving(
-        self, client: httpx.AsyncClient, requests: Sequence[Completion], traffic: Traffic
-    ) -> AsyncGenerator[tuple[int, Answer], None]:
-        """Number and answer of each request, as they come."""
-        under_way: dict[int, asyncio.Task[Answer | Failure]] = {}
+    def _client(self) -> openai.AsyncOpenAI:
+        """Return a client that sends each request once, to this address and no other, for as long as Traffic waits."""
         try:
-            while True:
-                while (i := traffic.take(time.monotonic())) is not None:
-                    under_way[i] = asyncio.create_task(self._attempt(client, requests[i]))
-                seconds = traffic.wait(time.monotonic())
-                if under_way:
-                    await asyncio.wait(under_way.values(), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.sleep(seconds)
-                for i in [i for i, task in under_way.items() if task.done()]:
-                    found = under_way.pop(i).result()
-                    if isinstance(found, Answer):
-                        traffic.answered(i, time.monotonic())
-                        yield i, found
-                    elif last_word := traffic.failed(i, found, time.monotonic()):
-                        yield i, last_word
-                    else:
-                        self._say_first_failure(found.reason)
-                for i in traffic.overdue(time.monotonic()):
-                    under_way.pop(i).cancel()  # which closes its connection: a late answer reaches nobody
-                    if last_word := traffic.given_up(i, time.monotonic()):
-                        yield i, last_word
-                    elif not self.server.answers:  # else it was given up early, which means little
-                        self._say_first_failure(f"no answer within {self.timeout:g} seconds")
-        finally:
-            for task in under_way.values():
-                task.cancel()
-            await asyncio.gather(*under_way.values(), return_exceptions=True)
+            # Reading the certificates takes a while, and plain http needs none.
+            http = openai.DefaultAsyncHttpxClient(
+                follow_redirects=False, timeout=None, verify=self.base_url.startswith("https:")
+            )
+        except OSError as error:
+            raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
+                              "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
+        except Exception as error:  # ImportError, ValueError, and the HTTP library's own for an address
+            raise OpdkitError(
+                f"the proxy that the environment names cannot be used ({error}): see the variables ALL_PROXY, "
+                "HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without it"
+            ) from error
+        return openai.AsyncOpenAI(
+            api_key=self.key or "none", base_url=self.base_url, max_retries=0, timeout=None, http_client=http
+        )
 
-    def _say_first_failure(self, reason: str) -> None:
-        """Once: a server that is down is asked again for half a minute, which should not pass in silence."""
-        if not self._failure_said:
-            self._failure_said = True
-            say(f"the judge at {self.base_url}: {reason}; trying again, with growing pauses (--retries {self.retries})")
+    # -- one attempt ------------------------------------------------------------------------------------------------
 
-    async def _attempt(self, client: httpx.AsyncClient, request: Completion) -> Answer | Failure:
+    async def _attempt(self, client: openai.AsyncOpenAI, request: Request) -> Answer:
+        """Send a request once. Raises FailedAttemptError for what may pass, OpdkitError for what will not."""
+        messages: list[Any] = [m | {"content": break_control_tokens(m["content"])} for m in request.messages]
         try:
-            response = await client.post(f"{self.base_url}/chat/completions", json=self._body(request))
-        except httpx.RequestError as error:
-            return Failure(f"the connection broke: {self._safe(f'{type(error).__name__} {error}')}")
-        return await self._read(client, response)
+            response = await client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=messages,
+                temperature=self.config.temperature,
+                max_tokens=self.config.max_new_tokens,
+                seed=request.seed,
+                extra_headers=self.headers,
+                extra_body=self.extra_body,
+            )
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            raise FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}") from None
+        except openai.APIStatusError as error:
+            return await self._read_error(client, error.response)
+        return self._read(response.http_response)
 
-    def _body(self, request: Completion) -> JSON:
-        body = {
-            "model": self.model,
-            "messages": [m | {"content": broken_control_tokens(m["content"])} for m in request.messages],
-            "temperature": request.temperature,
-            "max_tokens": request.max_tokens,
-            "seed": request.seed,
-        }
-        return body | ({"chat_template_kwargs": self.template_args} if self.template_args else {})
-
-    # -- reading a response -----------------------------------------------------------------------------------------
-
-    async def _read(self, client: httpx.AsyncClient, response: httpx.Response) -> Answer | Failure:
-        status = response.status_code
-        if status in (408, 425, 429) or status >= 500:
-            pause = _retry_after(response)
-            return Failure(f"HTTP {status}: {self._excerpt(response)}", pause, limited=status == 429 or pause > 0)
-        if status in (400, 413, 422) and _TOO_LONG.search(response.text):
-            return Answer("", error=f"{TOO_LONG}: {self._excerpt(response)}")
-        if status != 200:
-            raise OpdkitError(await self._refusal(client, response))
+    def _read(self, response: Any) -> Answer:
+        """Return the answer that a response of status 200 holds."""
         try:
             document = response.json()
-            message, model = document["choices"][0]["message"], document.get("model")
+            message, name = document["choices"][0]["message"], document.get("model")
             content, reason = message.get("content"), document["choices"][0].get("finish_reason")
             text = content if isinstance(content, str) else "".join(p.get("text", "") for p in content or ())
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            return Failure(f"an answer that is no chat completion: {self._excerpt(response)}")
-        if not self.judge.is_it(model):
-            return Failure(f"an answer of another model: {self._safe(str(model))}")
-        # JSON can hold half of a surrogate pair, which no file can; and a vote is kept as it was given.
+            silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
+        except _MALFORMED:
+            raise FailedAttemptError(f"an answer that is no chat completion: {self._excerpt(response)}") from None
+        if not self.identity.admit(name):
+            raise FailedAttemptError(f"an answer of another model: {self._safe(str(name))}")
+        # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
         answer = Answer(vote, reason if isinstance(reason, str) else None)
-        if (
-            content is None
-            and not is_cut_off(answer.finish_reason)
-            and not any(message.get(k) for k in _INSTEAD_OF_TEXT)
-        ):
-            return Failure("an answer that says nothing", insisted=answer)
+        if silent and not is_cut_off(answer.finish_reason):
+            raise FailedAttemptError("an answer that says nothing", insisted=answer)
         return answer
 
-    async def _refusal(self, client: httpx.AsyncClient, response: httpx.Response) -> str:
-        """What to say when the server has answered, and will answer the same again."""
-        status, where = response.status_code, f"the judge at {self.base_url}"
+    async def _read_error(self, client: openai.AsyncOpenAI, response: Any) -> Answer:
+        """Return the answer that an error stands for: the prompt does not fit. Raises as `_attempt` for all others."""
+        status, excerpt = response.status_code, self._excerpt(response)
+        if status in (408, 425, 429) or status >= 500:
+            pause = self._retry_after(response)
+            raise FailedAttemptError(f"HTTP {status}: {excerpt}", pause=pause, limited=status == 429 or pause > 0)
+        if status in (400, 413, 422) and _TOO_LONG.search(response.text):
+            return Answer("", error=f"{TOO_LONG}: {excerpt}")
         if status == 401:
             given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
-            return f"{where} {given} the environment variable {self.api_key_env} (HTTP 401)"
+            raise OpdkitError(f"{self.where} {given} the environment variable {self.config.api_key_env} (HTTP 401)")
         if status == 404:
-            return f"{where} knows no such address or model (HTTP 404). {await self._on_offer(client)}"
-        if response.is_redirect:
+            offer = await self._models_on_offer(client)
+            raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
+        if 300 <= status < 400:
             location = self._safe(response.headers.get("location", "elsewhere"))
-            return f"{where} sends on to {location} (HTTP {status}): give that address to --judge-url"
-        return f"{where} refuses the request (HTTP {status}): {self._excerpt(response)}"
+            raise OpdkitError(f"{self.where} redirects to {location} (HTTP {status}): pass that address as --judge-url")
+        raise OpdkitError(f"{self.where} refuses the request (HTTP {status}): {excerpt}")
 
-    async def _on_offer(self, client: httpx.AsyncClient) -> str:
-        """The models that the server names, beside the one that was asked for."""
+    def _retry_after(self, response: Any) -> float:
+        """Return the seconds of a Retry-After header, 0 without one. Raises OpdkitError when they are too many."""
+        value = response.headers.get("retry-after", "")
+        seconds = retry_after_seconds(value)
+        if not seconds <= LONGEST_WAIT:  # also not a number
+            raise OpdkitError(f"{self.where} asks to be left alone for {self._safe(value)[:40]} (HTTP "
+                              f"{response.status_code}): start the same command again then; finished parts are "
+                              "kept")  # fmt: skip
+        return max(0.0, seconds)
+
+    async def _models_on_offer(self, client: openai.AsyncOpenAI) -> str:
+        """Say which models the server names, beside the one that was asked for."""
         try:
-            async with asyncio.timeout(self.timeout):
-                listed = (await client.get(f"{self.base_url}/models")).json()["data"]
-            names = [self._safe(str(model["id"])) for model in listed]
-        except (httpx.RequestError, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
+            async with asyncio.timeout(self.config.timeout):
+                response = await client.models.with_raw_response.list(extra_headers=self.headers)
+            names = [self._safe(str(model["id"])) for model in response.http_response.json()["data"]]
+        except (openai.OpenAIError, TimeoutError, *_MALFORMED):
             return "It lists no models there either: does the address end in /v1, as most servers want it?"
         near = difflib.get_close_matches(self.model, names, n=1)
         offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
-        return f"--model is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
+        return f"--judge-model is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
 
-    def _excerpt(self, response: httpx.Response) -> str:
-        """The beginning of an answer, for a message: the server's own words where it is a JSON error."""
+    # -- texts of the server ----------------------------------------------------------------------------------------
+
+    def _excerpt(self, response: Any) -> str:
+        """Return the beginning of a response, for a message: the server's own words where it is a JSON error."""
         try:
             said = response.json()
             said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
@@ -236,114 +206,36 @@ class Endpoint:
         return self._safe(said if isinstance(said, str) else json.dumps(said))
 
     def _safe(self, text: str) -> str:
-        """`text` on one line, short, and without the key."""
+        """Return `text` on one line, short, and without the key."""
         return printable(" ".join(self._without_key(text).split()))[:200]
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if self.key else text
 
 
-def _certificates() -> ssl.SSLContext:
+def retry_after_seconds(value: str) -> float:
+    """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 for what is neither."""
     try:
-        return httpx.create_ssl_context()
-    except OSError as error:
-        raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
-                          "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
-
-
-def _client(**options: Any) -> httpx.AsyncClient:
-    try:
-        return httpx.AsyncClient(**options)
-    except (ImportError, ValueError, httpx.InvalidURL) as error:
-        raise OpdkitError(
-            f"the proxy that the environment names cannot be used ({error}): see the variables ALL_PROXY, "
-            "HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without it"
-        ) from error
-
-
-def _retry_after(response: httpx.Response) -> float:
-    """Seconds from a Retry-After header (a number or a date). Raises OpdkitError when that is too long to sit out."""
-    value = response.headers.get("retry-after", "")
-    try:
-        seconds = float(value)
+        return float(value)
     except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except ValueError:
-            return 0.0
-    if not seconds <= LONGEST_WAIT:  # also not a number
-        raise OpdkitError(
-            f"the judge at {response.url.host} asks to be left alone for {value[:40]} (HTTP {response.status_code}): "
-            "start the same command again then; finished parts are kept"
-        )
-    return max(0.0, seconds)
-
-
-def broken_control_tokens(text: str) -> str:
-    """`text` with a space inside whatever a server's tokenizer may read as a control token.
-
-    The server turns our text into tokens, and most do so after rendering: `<|im_end|>` out of a log would end our
-    message there. (A local judge needs no such thing: opdkit.chat.template keeps text and control tokens apart.)
-    """
-    return _CONTROL.sub(lambda m: m["open"] + " ", text)
+        pass
+    try:
+        return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+    except ValueError:
+        return 0.0
 
 
 def request_seed(seed: int, turn_id: str, question: str, vote: int) -> int:
-    """31 bits, which every server takes, that depend on nothing but these."""
+    """Return 31 bits, which every server takes, that depend on nothing but these."""
     digest = hashlib.sha256(json.dumps([seed, turn_id, question, vote]).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
-def _run(work: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
-    """Run `work` to its end, also where a loop runs already (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
-
-
 def open_judge(config: JudgeConfig) -> Ask:
-    """The judge of the stage `judge`."""
-    return open_server(config, stage_dir(config.run, "judge"))
-
-
-def open_server(config: JudgeConfig, folder: Path | None) -> Ask:
-    """m requests a question, `seed` derived from (seed, turn_id, question, vote).
-
-    `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
-    """
-    assert config.judge_url is not None  # JudgeConfig sees to both
-    assert config.judge_model is not None
-    endpoint = Endpoint(
-        config.judge_url,
-        config.judge_model,
-        api_key_env=config.api_key_env,
-        timeout=config.timeout,
-        retries=config.retries,
-        concurrency=config.concurrency,
-        template_args=parse_pairs(config.template_arg, "--template-arg"),
-        identity=Identity(config.judge_model, folder),
-    )
-
-    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
-        requests = [
-            Completion(
-                q.messages,
-                request_seed(config.seed, q.turn_id, q.name, vote),
-                config.temperature,
-                config.max_new_tokens,
-            )
-            for q in questions
-            for vote in range(config.votes)
-        ]
-        answers = endpoint.complete(requests)
-        return [answers[i : i + config.votes] for i in range(0, len(answers), config.votes)]
-
-    return ask
+    """Return the judge of the stage `judge`."""
+    return Endpoint(config, stage_dir(config.run, "judge")).ask
 
 
 def try_server(config: JudgeConfig) -> None:
-    """Put a question whose answer nobody keeps. Raises OpdkitError when the server has none."""
-    open_server(config, None)([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])
+    """Ask a question whose answer nobody keeps. Raises OpdkitError when the server has none."""
+    Endpoint(config).ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])

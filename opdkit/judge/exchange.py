@@ -20,6 +20,14 @@ class Question:
 
 
 @dataclass(frozen=True)
+class Request:
+    """One vote on a question, asked of a server."""
+
+    messages: list[Message]
+    seed: int
+
+
+@dataclass(frozen=True)
 class Answer:
     """One sample of a judge."""
 

@@ -33,8 +33,11 @@ class Identity:
         self.refused: set[str] = set()
         self.answered = False  # to this process, under the name that is known
 
-    def is_it(self, name: object) -> bool:
-        """Whether an answer under `name` is the judge's. Raises OpdkitError where the name cannot be kept."""
+    def admit(self, name: object) -> bool:
+        """Count an answer under `name`, and return whether it is the judge's.
+
+        Raises OpdkitError where the name cannot be kept.
+        """
         if not isinstance(name, str) or not name:
             return True
         if self.known is None and name == self.asked:

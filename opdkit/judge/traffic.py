@@ -1,20 +1,22 @@
-"""When each request to a judge's server is sent, given up and sent again. Arithmetic on a clock that is passed in.
+"""Traffic with a judge's server: how many requests at once, how long each may take, and when it is sent again.
 
-A request that waits for its next attempt holds no slot, and neither does one that hangs: it is given up early, once
-it takes far longer than others did, and has more time at its next attempt. What the server asks for (Retry-After)
-holds for all requests. While nobody is answered no new request is begun, so that a dead server costs no more than a
-few requests' attempts.
+- A request that waits for its next attempt holds no slot. One that hangs is given up early, once it takes far longer
+  than others took, and has more time at its next attempt.
+- What the server asks for (Retry-After) holds for all requests.
+- While nobody is answered, no new request begins, so a dead server costs the attempts of a few requests.
+
+The client library's own retries know none of these: each of its requests waits, in its slot, for itself alone.
 """
 
-import heapq
+import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from opdkit.console import counted
+from opdkit.console import counted, say
 from opdkit.errors import OpdkitError
-from opdkit.judge.exchange import NO_ANSWER, Answer
+from opdkit.judge.exchange import NO_ANSWER, Answer, Request
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
@@ -22,168 +24,184 @@ LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many re
 # A request is given up early when it takes this many times as long as the slowest of the last answers, and a second at
 # least. It then has twice the time, and so on up to --timeout, so at most two thirds of the work on a slow answer are
 # done in vain.
-_FAR_LONGER, _SHORTEST = 3.0, 1.0
-_KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answers that are looked at
+FAR_LONGER, SHORTEST = 3.0, 1.0
+_KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answers whose time is remembered
 
 # Attempts, as a multiple of those that --retries allows, of a request that fails while others are answered.
 _UNLUCKY = 3
 
 
-@dataclass(frozen=True)
-class Failure:
-    """An attempt that came to nothing, in a way that may pass."""
+class FailedAttemptError(Exception):
+    """An attempt that failed in a way that may pass."""
 
-    reason: str
-    pause: float = 0.0  # seconds that the server asked for, of everybody
-    limited: bool = False  # too many requests: no fault of this one, so it costs no attempt
-    insisted: Answer | None = None  # what is taken for the answer if the server says the same to the last
-
-    @property
-    def kind(self) -> str:
-        """A few words, the same for all failures of a kind."""
-        return self.reason.partition(":")[0]
-
-
-@dataclass
-class Server:
-    """What is known of a server for as long as it is asked."""
-
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))  # of the last answers
-    closed_until: float = 0.0  # it asked to be left alone until then
-    answers: int = 0
-    failures: int = 0
-    in_a_row: int = 0  # failures since the last answer
+    def __init__(
+        self,
+        reason: str,
+        *,
+        pause: float = 0.0,  # seconds that the server asked for, of everybody
+        limited: bool = False,  # too many requests: no fault of this one, so it costs no attempt
+        early: bool = False,  # given up before --timeout: it costs no attempt and no pause
+        insisted: Answer | None = None,  # what counts as the answer if the server says the same to the last
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.pause, self.limited, self.early, self.insisted = reason, pause, limited, early, insisted
 
 
-@dataclass
-class _Request:
-    answers_before: int
+@dataclass(eq=False)
+class _History:
+    """The attempts of one request."""
+
+    answers_before: int  # of the server, to all requests
     failures_before: int
-    attempts: int = 0  # that count against --retries
-    failures: int = 0  # all of them
-    early: int = 0  # times that it was given up before --timeout
     first_failed: float | None = None
+    failures: int = 0  # all failed attempts
+    early: int = 0  # those given up before --timeout
+    counted: int = 0  # those that count against --retries
+    began: float = 0.0  # the last attempt
 
 
 class Traffic:
-    """The requests of one call. Times are seconds on any clock that only goes forward."""
+    """The requests to one server, for as long as it is asked. `where` names it in messages."""
 
-    def __init__(
-        self, seeds: Sequence[int], server: Server, *, where: str, concurrency: int, retries: int, timeout: float
-    ) -> None:
-        self.seeds, self.server, self.where = seeds, server, where
-        self.concurrency, self.retries, self.timeout = concurrency, retries, timeout
-        self.tried_again: Counter[str] = Counter()
-        self._begun: list[_Request] = []  # in the order of the requests
-        self._again: list[tuple[float, int]] = []  # a heap: when each may be sent again
-        self._under_way: dict[int, float] = {}  # since when
+    def __init__(self, where: str, *, concurrency: int, retries: int, timeout: float) -> None:
+        self.where, self.concurrency, self.retries, self.timeout = where, concurrency, retries, timeout
+        self.failed_attempts: Counter[str] = Counter()  # by the kind of the failure
+        self.answers = self.failures = self.failures_in_a_row = 0
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # that the last answers took
+        self._under_way: dict[_History, asyncio.Timeout] = {}
+        self._closed_until = 0.0  # the server asked to be left alone until then
+        self._failure_said = False
 
-    # -- what to do now -------------------------------------------------------------------------------------------
+    async def answer_all(
+        self,
+        requests: Sequence[Request],
+        attempt: Callable[[Request], Awaitable[Answer]],
+        on_answer: Callable[[int], None],
+    ) -> list[Answer]:
+        """Return the server's answer to each request, in order; call `on_answer(1)` as each comes.
 
-    def take(self, now: float) -> int | None:
-        """A request to be sent now, or None. Those that failed come before those that have not been sent."""
-        if len(self._under_way) >= self.concurrency or now < self.server.closed_until:
-            return None
-        if self._again and self._again[0][0] <= now:
-            i = heapq.heappop(self._again)[1]
-        elif self._may_begin():
-            i = len(self._begun)
-            self._begun.append(_Request(self.server.answers, self.server.failures))
-        else:
-            return None
-        self._under_way[i] = now
-        return i
-
-    def _may_begin(self) -> bool:
-        return len(self._begun) < len(self.seeds) and self.server.in_a_row < self.concurrency
-
-    def wait(self, now: float) -> float:
-        """Seconds until there is something to do, if no answer comes."""
-        times = [since + self._allowed(i) for i, since in self._under_way.items()]
-        if len(self._under_way) < self.concurrency:
-            if self._again:
-                times.append(max(self._again[0][0], self.server.closed_until))
-            if self._may_begin():
-                times.append(self.server.closed_until)
-        return max(0.0, min(times, default=0.0) - now)
-
-    def overdue(self, now: float) -> list[int]:
-        """The requests under way that take too long."""
-        return [i for i, since in self._under_way.items() if now - since >= self._allowed(i)]
-
-    def _allowed(self, i: int) -> float:
-        """Seconds for an attempt."""
-        if len(self.server.seconds) < _KNOWN:
-            return self.timeout
-        usual = max(_SHORTEST, _FAR_LONGER * max(self.server.seconds))
-        return min(self.timeout, usual * 2 ** self._begun[i].early)
-
-    # -- what has happened ------------------------------------------------------------------------------------------
-
-    def answered(self, i: int, now: float) -> None:
-        """An answer to request i has come."""
-        self.server.seconds.append(now - self._under_way.pop(i))
-        self.server.answers += 1
-        self.server.in_a_row = 0
-
-    def given_up(self, i: int, now: float) -> Answer | None:
-        """Request i took too long. As `failed`; before --timeout it costs no attempt and no pause."""
-        request, seconds = self._begun[i], now - self._under_way[i]
-        if seconds >= self.timeout:
-            return self.failed(i, Failure(f"no answer within {self.timeout:g} seconds"), now)
-        request.early += 1
-        self._note(i, Failure("no answer for far longer than others took"), now)
-        heapq.heappush(self._again, (now, i))
-        return None
-
-    def failed(self, i: int, failure: Failure, now: float) -> Answer | None:
-        """An attempt of request i has failed; it will be made again, unless an answer is returned: then that is it.
-
-        Raises OpdkitError when the server is given up: it answers nobody, or fails more often than not.
+        `attempt` sends a request once and raises FailedAttemptError. Raises OpdkitError when the server is given up:
+        it answers nobody, or fails more often than not.
         """
-        request = self._note(i, failure, now)
-        assert request.first_failed is not None
-        if failure.limited:
-            used_up = now - request.first_failed > LONGEST_LIMIT
-        else:
-            request.attempts += 1
-            used_up = request.attempts > self.retries
-        if used_up and (answer := self._last_word(request, failure)):
-            return answer
-        pause = failure.pause or self._pause(i, request.failures)
-        heapq.heappush(self._again, (now + pause, i))
-        return None
+        self._slots, self._answering = asyncio.Semaphore(self.concurrency), asyncio.Event()
+        self._answering.set()
+        tasks = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                for request in requests:
+                    await self._take_slot(first_attempt=True)
+                    tasks.append(group.create_task(self._answer(request, attempt, on_answer)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
-    def _note(self, i: int, failure: Failure, now: float) -> _Request:
-        del self._under_way[i]
-        request = self._begun[i]
-        request.failures += 1
-        request.first_failed = now if request.first_failed is None else request.first_failed
-        self.server.failures += 1
-        self.server.in_a_row += 1
-        self.server.closed_until = max(self.server.closed_until, now + failure.pause)
-        self.tried_again[failure.kind] += 1
-        return request
+    async def _take_slot(self, *, first_attempt: bool) -> None:
+        """Wait until a request may be sent. A first attempt waits for others to be answered, too."""
+        while True:
+            while (closed := self._closed_until - asyncio.get_running_loop().time()) > 0:
+                await asyncio.sleep(closed)
+            if first_attempt:
+                await self._answering.wait()
+            await self._slots.acquire()
+            closed = self._closed_until - asyncio.get_running_loop().time()
+            if closed <= 0 and (self._answering.is_set() or not first_attempt):
+                return
+            self._slots.release()
 
-    def _pause(self, i: int, failures: int) -> float:
-        """Half of it by chance, which is the same again for the same request."""
-        growing = min(FIRST_PAUSE * 2 ** min(failures - 1, 32), LONGEST_PAUSE)
-        return growing * random.Random(f"{self.seeds[i]}:{failures}").uniform(0.5, 1.0)
+    async def _answer(
+        self, request: Request, attempt: Callable[[Request], Awaitable[Answer]], on_answer: Callable[[int], None]
+    ) -> Answer:
+        """Return the answer to one request, for which a slot is taken, after as many attempts as it needs."""
+        clock = asyncio.get_running_loop().time
+        history = _History(self.answers, self.failures)
+        while True:
+            history.began = clock()
+            try:
+                async with asyncio.timeout(self._allowed_seconds(history)) as self._under_way[history]:
+                    answer = await attempt(request)
+                    self._count_answer(clock() - history.began)
+                break
+            except TimeoutError:
+                failure = FailedAttemptError(f"no answer within {self.timeout:g} seconds")
+                if self._allowed_seconds(history) < self.timeout:
+                    failure = FailedAttemptError("no answer for far longer than others took", early=True)
+            except FailedAttemptError as error:
+                failure = error
+            finally:
+                del self._under_way[history]
+                self._slots.release()
+            self._count_failure(history, failure, clock())
+            if last_word := self._last_word(history, failure, clock()):
+                answer = last_word
+                break
+            if not failure.early:
+                self._say_first_failure(failure)
+                await asyncio.sleep(failure.pause or growing_pause(request.seed, history.failures))
+            await self._take_slot(first_attempt=False)
+        self.failures_in_a_row = 0
+        self._answering.set()
+        on_answer(1)
+        return answer
 
-    def _last_word(self, request: _Request, failure: Failure) -> Answer | None:
-        """What becomes of a request that has used up its attempts; None: it was bad luck, and it may go on."""
+    def _allowed_seconds(self, history: _History) -> float:
+        """Return the seconds that the attempt under way may take."""
+        if len(self._seconds) < _KNOWN:
+            return self.timeout
+        return min(self.timeout, max(SHORTEST, FAR_LONGER * max(self._seconds)) * 2**history.early)
+
+    def _count_answer(self, seconds: float) -> None:
+        """Note an answer of the server. What is allowed for the other attempts under way follows from its time."""
+        self.answers += 1
+        self._seconds.append(seconds)
+        for history, timeout in self._under_way.items():
+            if not timeout.expired():
+                timeout.reschedule(history.began + self._allowed_seconds(history))
+
+    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> None:
+        """Note a failed attempt in the history of its request and of the server."""
+        history.failures += 1
+        history.early += failure.early
+        history.counted += not (failure.early or failure.limited)
+        history.first_failed = now if history.first_failed is None else history.first_failed
+        self.failures += 1
+        self.failures_in_a_row += 1
+        self.failed_attempts[failure.reason.partition(":")[0]] += 1
+        self._closed_until = max(self._closed_until, now + failure.pause)
+        if self.failures_in_a_row >= self.concurrency:
+            self._answering.clear()
+
+    def _last_word(self, history: _History, failure: FailedAttemptError, now: float) -> Answer | None:
+        """Return the answer of a request that is given up, None while it may be sent again.
+
+        Raises OpdkitError when it is the server that is given up.
+        """
+        waited = now - (history.first_failed or now)
+        used_up = waited > LONGEST_LIMIT if failure.limited else history.counted > self.retries
+        if failure.early or not used_up:
+            return None
         if failure.insisted is not None:
             return failure.insisted
-        answers = self.server.answers - request.answers_before
-        failures = self.server.failures - request.failures_before - request.failures
-        if answers and not failure.limited and request.attempts < _UNLUCKY * (self.retries + 1):
+        answers = self.answers - history.answers_before
+        failures = self.failures - history.failures_before - history.failures
+        if answers and not failure.limited and history.counted < _UNLUCKY * (self.retries + 1):
             return None
         if answers and answers >= failures:
             return Answer("", error=f"{NO_ANSWER}: {failure.reason}")
-        what = f"answered {answers:,} and failed {counted(failures, 'time')} besides, and " if answers else ""
+        besides = f"answered {answers:,} and failed {counted(failures, 'time')} besides, and " if answers else ""
         raise OpdkitError(
-            f"{self.where} {what}gave no answer in {counted(request.failures, 'attempt')} (the last: "
-            f"{failure.reason}). "
-            "Check that it runs and takes requests at that address, then start the same command again: "
-            "finished parts are kept, and nothing was written for the others."
+            f"{self.where} {besides}gave no answer in {counted(history.failures, 'attempt')} (the last: "
+            f"{failure.reason}). Check that it runs and takes requests at that address, then start the same command "
+            "again: finished parts are kept, and nothing was written for the others."
         )
+
+    def _say_first_failure(self, failure: FailedAttemptError) -> None:
+        """Say once that an attempt failed: a server that is down is asked for half a minute, not in silence."""
+        if not self._failure_said:
+            self._failure_said = True
+            say(f"{self.where}: {failure.reason}; trying again, with growing pauses (--retries {self.retries})")
+
+
+def growing_pause(seed: int, failures: int) -> float:
+    """Return the seconds to wait after so many failures; up to half of it is random, the same for the same request."""
+    growing = min(FIRST_PAUSE * 2 ** min(failures - 1, 32), LONGEST_PAUSE)
+    return growing * random.Random(f"{seed}:{failures}").uniform(0.5, 1.0)

@@ -17,7 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from opdkit.judge.endpoint import Completion, Endpoint
+from opdkit.config.judge import JudgeConfig
+from opdkit.judge.endpoint import Endpoint, request_seed
+from opdkit.judge.exchange import Question
 
 from .pairs import save_rows
 
@@ -26,17 +28,22 @@ sys.path.append(str(Path(__file__).parents[1]))  # as pytest has it
 from chaos_server import MODEL, Chaos, text_of
 from http_server import serving
 
+VOTES = 5
 
-def judged(chaos: Chaos, requests: Sequence[Completion], timeout: float) -> tuple[float, int]:
-    """Seconds for all requests, and how many answers are not the server's."""
+
+def judged(chaos: Chaos, questions: Sequence[Question], timeout: float) -> tuple[float, int]:
+    """Seconds for all votes, and how many of them are not the server's."""
     with serving(chaos) as server:
-        endpoint = Endpoint(server.url, MODEL, api_key_env="", timeout=timeout, retries=6, concurrency=16)
+        config = JudgeConfig(run=Path("run"), judge="endpoint", judge_model=MODEL, judge_url=server.url, votes=VOTES,
+                             timeout=timeout)  # fmt: skip
+        endpoint = Endpoint(config)
         start = time.monotonic()
-        answers = endpoint.complete(requests)
+        answers = endpoint.ask(questions)
         seconds = time.monotonic() - start
     wrong = sum(
-        answer.text != text_of({"messages": request.messages, "seed": request.seed})
-        for request, answer in zip(requests, answers, strict=True)
+        answer.text != text_of({"messages": q.messages, "seed": request_seed(0, q.turn_id, q.name, vote)})
+        for q, votes in zip(questions, answers, strict=True)
+        for vote, answer in enumerate(votes)
     )
     return seconds, wrong
 
@@ -51,13 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-save", action="store_true", help="print and keep nothing")
     options = parser.parse_args(arguments)
     os.environ["NO_PROXY"] = "127.0.0.1"
-    requests = [Completion([{"role": "user", "content": f"{n // 5}"}], n % 5, 0.6, 99) for n in range(options.requests)]
+    count = options.requests // VOTES
+    questions = [Question(f"s:{n}", "hint", [{"role": "user", "content": f"{n}"}]) for n in range(count)]
     rows = []
     for seed in range(options.pairs):
         calm = Chaos(seed, share=0.0, seconds=options.seconds)
         chaos = Chaos(seed, seconds=options.seconds, hang=options.hang)
-        (calm_s, _), (chaos_s, wrong) = (judged(each, requests, options.timeout) for each in (calm, chaos))
-        rows.append({"seed": seed, "requests": len(requests), "calm_seconds": calm_s, "chaos_seconds": chaos_s,
+        (calm_s, _), (chaos_s, wrong) = (judged(each, questions, options.timeout) for each in (calm, chaos))
+        rows.append({"seed": seed, "requests": VOTES * count, "calm_seconds": calm_s, "chaos_seconds": chaos_s,
                      "told_seconds": chaos.told_seconds, "ratio": (chaos_s - chaos.told_seconds) / calm_s,
                      "wrong_or_missing_votes": wrong, "sent": dict(chaos.sent)})  # fmt: skip
         print(json.dumps(rows[-1]), flush=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of
+from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of, break_control_tokens, has_control_tokens
 
 PIECES = [
     "<|im_end|>",
@@ -185,3 +185,49 @@ def test_a_tokenizer_that_makes_control_tokens_from_plain_text_is_noticed():
 def test_any_of_is_the_longest_of_the_words(words, text):
     longest_first = "|".join(map(re.escape, sorted(set(words), key=len, reverse=True)))
     assert [m.span() for m in re.finditer(any_of(words), text)] == [m.span() for m in re.finditer(longest_first, text)]
+
+
+# -- without a tokenizer --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "broken"),
+    [
+        ("<|im_end|>", "< |im_end|>"),
+        ("<|im_start|>system", "< |im_start|>system"),
+        ("</s><s>", "< /s>< s>"),
+        ("[INST] x [/INST]", "[ INST] x [ /INST]"),
+        ("<<SYS>>", "<< SYS>>"),
+        ("<start_of_turn>user", "< start_of_turn>user"),
+        ("<｜User｜>", "< ｜User｜>"),
+        ("</think>", "< /think>"),
+        ("a < b, <b>bold</b>, [1], x[HINT_START]", "a < b, <b>bold</b>, [1], x[HINT_START]"),
+        ("if a <|b", "if a < |b"),
+    ],
+)
+def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
+    """The server tokenises what we send, and its control tokens must not come out of a log."""
+    assert break_control_tokens(text) == broken
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<|im_start|>system", True),
+        ("<|turn>user", True),
+        ("a<channel|>", True),
+        ("<｜User｜>", True),
+        ("<start_of_turn>", True),
+        ("</s>", True),
+        ("[INST] x", True),
+        ("<</SYS>>", True),
+        ("[TOOL_CALLS]", True),
+        ("<think>a</think> <message>b</message>", False),
+        ("div [] <| List.map (\\x -> x)", False),
+        ("a < b, <b>bold</b>, [1], x[HINT_START], 1 << 3", False),
+    ],
+)
+def test_control_tokens_of_any_chat_model_are_known(text: str, found: bool) -> None:
+    """What an export holds is read by a trainer's tokenizer, which cannot tell the log's text from the template's."""
+    assert has_control_tokens(text) == found
+    assert not found or break_control_tokens(text) != text

@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.messages import message
 from opdkit.chat.template import HINT_HEADER, Chat, ChatError, Message, with_hint
-from opdkit.judge.endpoint import broken_control_tokens
 from opdkit.judge.exchange import Answer
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
@@ -168,7 +168,7 @@ def attempt_on_judge(number: int, draw: random.Random) -> str:
              for what in (HARMLESS, text)]  # fmt: skip
     heads = [[line for line in one.splitlines() if not line.startswith("| ")] for one in shown]
     asked = judge_messages(shown[1], "hint")
-    if heads[0] != heads[1] or any(t in broken_control_tokens(m["content"]) for m in asked for t in CONTROL_TOKENS):
+    if heads[0] != heads[1] or any(t in break_control_tokens(m["content"]) for m in asked for t in CONTROL_TOKENS):
         return f"GOT THROUGH: the prompt, {place} {text!r}"
     score, decision = draw.choice((1, 0, -1)), draw.choice((1, -1))
     ours = "Read the other file first."

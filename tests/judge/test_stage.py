@@ -144,10 +144,10 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(30)}
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
-        "import sys, time, pathlib; from opdkit import judge; from opdkit.judge import rules, stage;"
+        "import sys, time, pathlib; from opdkit.judge import rules, stage;"
         "from opdkit.config.judge import JudgeConfig; votes = rules.votes;"
         "rules.votes = lambda *a: (time.sleep(0.03), votes(*a))[1];"
-        "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'))"
+        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(run)])
     folder = run / "judge" / "verdicts"
@@ -240,7 +240,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
 def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
     code = (
         "import sys, pathlib; from opdkit import judge; from opdkit.config.judge import JudgeConfig;"
-        "judge.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
+        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(extracted)], check=False).returncode == 0

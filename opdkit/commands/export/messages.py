@@ -8,15 +8,12 @@ turns are not exported.
 import contextlib
 import json
 import math
-import re
 from typing import Any, NoReturn
 
+from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import Message, openai_message, tool_definitions
 from opdkit.commands.export.turns import JudgedTurn, NotExportedError
-
-# <|im_start|> and its kin (ChatML, Llama 3, Phi), DeepSeek's with wide bars, Gemma's and Mistral's.
-_CONTROL = re.compile(r"<[|｜][^<>\n]{1,40}[|｜]>|<(?:start|end)_of_turn>|\[/?INST\]")
 
 
 def prompt_of(turn: JudgedTurn) -> list[Message]:
@@ -38,7 +35,7 @@ def completion_of(turn: JudgedTurn) -> list[Message]:
 
 def refuse_control_tokens(text: str) -> None:
     """Raise NotExportedError for text that a tokenizer would read as the control tokens of a chat template."""
-    if _CONTROL.search(text):
+    if has_control_tokens(text):
         raise NotExportedError("control tokens in the text")
 
 
