@@ -1,57 +1,39 @@
 """What the processes of test_workers.py do: in a module that they can import."""
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from opdkit.errors import ConfigError
 
 
-@contextlib.contextmanager
-def _touching(folder: Path) -> Iterator:
-    """A part is a file with the process in it."""
-    yield lambda part: (folder / str(part)).write_text(str(os.getpid()))
+def prepare() -> None:
+    """Import nothing."""
 
 
-@contextlib.contextmanager
-def _failing(folder: Path, how: str) -> Iterator:
-    def compute(part: int) -> None:
-        if part != 2:
-            (folder / str(part)).touch()
-        elif how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif how == "said":
-            raise ConfigError("part 2 is wrong")
-        elif how == "not to be pickled":
-            raise type("Odd", (Exception,), {})("part 2 is odd")
-
-    yield compute
+def touch(folder: Path, part: int) -> None:
+    """Write a file per part with the process in it."""
+    (folder / str(part)).write_text(str(os.getpid()))
 
 
-@contextlib.contextmanager
-def _slow(folder: Path) -> Iterator:
-    def compute(part: int) -> None:
-        half = folder / f"{part}.{os.getpid()}"
-        half.touch()
-        try:
-            time.sleep(60)
-        finally:
-            half.unlink()
-
-    yield compute
-
-
-def touching():
-    return _touching
+def fail(folder: Path, how: str, part: int) -> None:
+    """Fail at part 2."""
+    if part != 2:
+        touch(folder, part)
+    elif how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "said":
+        raise ConfigError("part 2 is wrong")
+    elif how == "not to be pickled":
+        raise type("Odd", (Exception,), {})("part 2 is odd")
 
 
-def failing(how: str):
-    return partial(_failing, how=how)
-
-
-def slow():
-    return _slow
+def dawdle(folder: Path, part: int) -> None:
+    """Hold a half-written file for a minute."""
+    half = folder / f"{part}.{os.getpid()}"
+    half.touch()
+    try:
+        time.sleep(60)
+    finally:
+        half.unlink()

@@ -2,28 +2,31 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
-from worker_jobs import failing, slow, touching
+from worker_jobs import dawdle, fail, prepare, touch
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.workers import Workers
 
 
 def test_every_part_is_done_once_and_all_processes_work(tmp_path):
-    with Workers(2, touching) as workers:
-        assert sorted(workers.do(tmp_path, range(5))) == list(range(5))
+    with Workers(2, prepare) as workers:
+        assert sorted(workers.compute(partial(touch, tmp_path), range(5))) == list(range(5))
     assert len({path.read_text() for path in tmp_path.iterdir()} - {str(os.getpid())}) == 2
 
 
 def test_more_processes_than_parts_and_no_part_at_all(tmp_path):
-    with Workers(2, touching) as workers:
-        assert list(workers.do(tmp_path, [7])) == [7]
-    with Workers(1, touching) as workers:
-        assert list(workers.do(tmp_path, [])) == []
+    with Workers(2, prepare) as workers:
+        assert list(workers.compute(partial(touch, tmp_path), [7])) == [7]
+    with Workers(1, prepare) as workers:
+        assert list(workers.compute(partial(touch, tmp_path), [])) == []
 
 
 @pytest.mark.parametrize(("how", "kind", "message"), [
@@ -32,12 +35,12 @@ def test_more_processes_than_parts_and_no_part_at_all(tmp_path):
     ("not to be pickled", RuntimeError, "Odd: part 2 is odd"),
 ])  # fmt: skip
 def test_a_failure_is_never_swallowed(tmp_path, how, kind, message):
-    """pitfall 26: a worker swallows a write error and reports success."""
-    with Workers(1, partial(failing, how)) as workers, pytest.raises(kind, match=message) as caught:
-        list(workers.do(tmp_path, range(5)))
+    """A worker must not swallow an error and report success."""
+    with Workers(1, prepare) as workers, pytest.raises(kind, match=message) as caught:
+        list(workers.compute(partial(fail, tmp_path, how), range(5)))
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["0", "1"]
     if how == "said":
-        assert "in compute" in caught.value.__notes__[0]
+        assert "in fail" in str(caught.value.__cause__)  # the traceback in the process
 
 
 def test_who_is_stopped_cleans_up(tmp_path, request):
@@ -55,10 +58,48 @@ def test_who_is_stopped_cleans_up(tmp_path, request):
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     watch = threading.Thread(target=interrupt)
     watch.start()
-    with pytest.raises(KeyboardInterrupt), Workers(2, slow) as workers:
-        list(workers.do(tmp_path, [0, 1]))
+    with pytest.raises(KeyboardInterrupt), Workers(2, prepare) as workers:
+        list(workers.compute(partial(dawdle, tmp_path), [0, 1]))
     watch.join()
     assert list(tmp_path.iterdir()) == []
     for process in begun:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+ORPHANING = """
+import sys
+from functools import partial
+from pathlib import Path
+from worker_jobs import dawdle, prepare
+from opdkit.extract.workers import Workers
+if __name__ == "__main__":
+    with Workers(2, prepare) as workers:
+        list(workers.compute(partial(dawdle, Path(sys.argv[1])), [0]))
+"""
+
+
+def test_no_process_outlives_the_first_one(tmp_path):
+    """Neither one that computes nor one that waits, when the first process is killed."""
+    (tmp_path / "script.py").write_text(ORPHANING)
+    work = tmp_path / "work"
+    work.mkdir()
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+    first = subprocess.Popen(
+        [sys.executable, tmp_path / "script.py", work], env=os.environ | {"PYTHONPATH": path}, start_new_session=True
+    )
+    while not list(work.iterdir()):
+        time.sleep(0.01)
+    first.kill()
+    first.wait()
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(first.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        os.killpg(first.pid, signal.SIGKILL)
+        pytest.fail("a worker process is still there")
+    assert not list(work.iterdir())
