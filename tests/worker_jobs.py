@@ -17,6 +17,13 @@ def touch(folder: Path, part: int) -> None:
     (folder / str(part)).write_text(str(os.getpid()))
 
 
+def meet(folder: Path, part: int) -> None:
+    """Write a file per part with the process in it, and wait until another process has written one."""
+    touch(folder, part)
+    while len({path.read_text() for path in folder.iterdir()} - {""}) < 2:
+        time.sleep(0.01)
+
+
 def fail(folder: Path, how: str, part: int) -> None:
     """Fail at part 2."""
     if part != 2:

@@ -1,7 +1,7 @@
 """Personal data and secrets in a log, replaced by placeholders before anything is written.
 
 The patterns are conservative: what they take for an address, a key or a phone number nearly always is one, and numbers
-in ordinary text (prices, dates, order ids, code) stay. They find what has a shape; a name or a street has none.
+in ordinary text (prices, dates, order ids, code) stay. Names and streets have no shape that a pattern could match.
 """
 
 import copy
@@ -17,15 +17,19 @@ import regex
 from opdkit.chat.conversation import JSON
 from opdkit.chat.messages import dump
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.tables import TURNS
 
-SECONDS = 10.0  # a pattern of the user's on one text; one that is no accident takes microseconds
+SECONDS = 10.0  # limit of a user's pattern on one text; a sound pattern takes microseconds
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
+_COLUMN = TURNS.schema.get_field_index
+_MESSAGE_INDEX, _FINISH_REASON = _COLUMN("message_index"), _COLUMN("finish_reason")
+_TOKEN_IDS, _LOGPROBS = _COLUMN("response_token_ids"), _COLUMN("behavior_logprobs")
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one kind of secret looks like. Every match holds one of `hints` in lower case: looking for these is fast."""
+    """Pattern of one kind of secret. Every match holds one of `hints` in lower case: looking for these is fast."""
 
     name: str
     hints: tuple[str, ...]
@@ -64,7 +68,7 @@ SHAPES = (
         r"(?P<before>bearer\s{1,3})(?=\S{0,500}?[0-9])[\w.~+/-]{20,5000}={0,2}", re.IGNORECASE)),
     Shape("key", ("key", "secret", "token", "password"), re.compile(_ASSIGNED, re.IGNORECASE)),
     Shape("email", ("@",), re.compile(_EMAIL)),
-    # The world over with a +, North American ones as they are written there, others behind a word that says so.
+    # Of any country with a +, North American ones as they are written there, others after a word such as "phone".
     Shape("phone", ("+",), re.compile(
         r"\+(?<![\w+.,/=*-]\+)[1-9][0-9]{0,2}(?:[ .-]?\([0-9]{1,4}\))?(?:[ .-]?[0-9]){7,12}" + _PHONE_END)),
     Shape("phone", (") ", ")2", ")3", ")4", ")5", ")6", ")7", ")8", ")9"), re.compile(
@@ -80,8 +84,11 @@ SHAPES = (
 
 
 def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
-    """["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}. Raises ConfigError for what is no pattern or matches nothing."""
-    found: dict[str, str] = {}
+    """Parse --redact-pattern: ["order=ORD-[0-9]+"] -> {"order": "ORD-[0-9]+"}.
+
+    Raises ConfigError for a pattern that is no regular expression or matches the empty text.
+    """
+    patterns: dict[str, str] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not _NAME.fullmatch(name) or not text:
@@ -89,23 +96,11 @@ def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
         try:
             pattern = regex.compile(text)
         except (regex.error, RecursionError, OverflowError) as error:
-            raise ConfigError(f"--redact-pattern {name}: {text!r} is no regular expression: {error}") from None
+            raise ConfigError(f"--redact-pattern {name}: {text!r} is not a regular expression: {error}") from None
         if pattern.match("") is not None:
             raise ConfigError(f"--redact-pattern {name}: {text!r} matches the empty text, so it would match everywhere")
-        found[name] = text
-    return found
-
-
-def _placeholder(match: re.Match[str], name: str) -> str:
-    return (match.groupdict().get("before") or "") + f"[{name}]"
-
-
-def _endless(name: str, pattern: str, text: str) -> str:
-    return (
-        f"--redact-pattern {name} took more than {SECONDS:g} seconds on a text of {len(text):,} characters: "
-        f"{pattern[:200]!r} tries too many ways to match. Write it without repetitions inside repetitions; nothing of "
-        "this part was written"
-    )
+        patterns[name] = text
+    return patterns
 
 
 class Redactor:
@@ -120,22 +115,27 @@ class Redactor:
         self._own = [(name, regex.compile(text)) for name, text in own.items()]
 
     def text(self, text: str) -> str:
-        """`text` without what the patterns match: the user's own first."""
+        """Return `text` without what the patterns match; the user's own patterns come first."""
         for name, own in self._own:
             try:
                 text, count = own.subn(f"[{name}]", text, timeout=SECONDS)
             except TimeoutError:
-                raise OpdkitError(_endless(name, own.pattern, text)) from None
+                raise OpdkitError(
+                    f"--redact-pattern {name} took more than {SECONDS:g} seconds on a text of {len(text):,} "
+                    f"characters: {own.pattern[:200]!r} tries too many ways to match. Write it without repetitions "
+                    "inside repetitions; nothing of this part was written"
+                ) from None
             self.counts[name] += count
         lower = text.lower()
         for shape in self._shapes:
             if any(hint in lower for hint in shape.hints):
-                text, count = shape.pattern.subn(lambda m, name=shape.name: _placeholder(m, name), text)  # type: ignore[misc]
+                kept = r"\g<before>" if "before" in shape.pattern.groupindex else ""
+                text, count = shape.pattern.subn(f"{kept}[{shape.name}]", text)
                 self.counts[shape.name] += count
         return text
 
     def value(self, value: Any) -> Any:
-        """A JSON value with all its texts, keys too, redacted."""
+        """Return a JSON value with all its texts, keys too, redacted."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
@@ -143,7 +143,7 @@ class Redactor:
         return [self.value(inner) for inner in value] if isinstance(value, list) else value
 
     def json(self, text: str) -> str:
-        """JSON as text, redacted inside its texts, so that it stays JSON; verbatim where nothing was found."""
+        """Return JSON text redacted inside its strings, so that it stays JSON; unchanged where nothing matched."""
         try:
             value = orjson.loads(text)
         except orjson.JSONDecodeError:
@@ -152,19 +152,39 @@ class Redactor:
         return text if redacted == value else dump(redacted)
 
     def raw(self, text: str) -> str:
-        """What is kept of a line that could not be read."""
-        if "\x00" in text:  # UTF-16, or damage: no pattern could find anything in it
+        """Return what is kept of a line that could not be read."""
+        if "\x00" in text:  # UTF-16, or damage: no pattern could match in it
             return "[not text]"
         return self.text(_ASCII_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text))
 
     def message(self, message: JSON) -> JSON:
-        """One message of tables.MESSAGE."""
-        told = copy.copy(message)
+        """Return one message of tables.MESSAGE, redacted."""
+        redacted = copy.copy(message)
         for key in ("content", "reasoning", "name", "tool_call_id"):
-            if told[key]:
-                told[key] = self.text(told[key])
-        told["tool_calls"] = [
+            if redacted[key]:
+                redacted[key] = self.text(redacted[key])
+        redacted["tool_calls"] = [
             {"id": self.text(c["id"]), "name": self.text(c["name"]), "arguments": self.json(c["arguments"])}
-            for c in told["tool_calls"]
+            for c in redacted["tool_calls"]
         ]
-        return told
+        return redacted
+
+
+def redact_session(session: JSON, turns: Sequence[tuple[Any, ...]], redactor: Redactor) -> list[tuple[Any, ...]]:
+    """Redact messages, tools and model of a row of tables.SESSIONS in place. Return the rows of its turns, redacted.
+
+    The sampled tokens of a reply hold its text: where that was redacted, they are left out.
+    """
+    logged: list[JSON] = session["messages"]
+    session["messages"] = [redactor.message(message) for message in logged]
+    for key, redact in (("tools", redactor.json), ("model", redactor.text)):
+        session[key] = redact(session[key]) if session[key] else None
+    changed = {i for i, message in enumerate(logged) if message != session["messages"][i]}
+    rows = []
+    for turn in map(list, turns):
+        if turn[_FINISH_REASON]:
+            turn[_FINISH_REASON] = redactor.text(turn[_FINISH_REASON])
+        if turn[_MESSAGE_INDEX] in changed:
+            turn[_TOKEN_IDS] = turn[_LOGPROBS] = None
+        rows.append(tuple(turn))
+    return rows

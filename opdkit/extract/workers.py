@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from types import FrameType
 
 from opdkit.errors import OpdkitError
+from opdkit.store import stopping
 
 _PATIENCE = 5.0  # seconds that a process has to remove what it has half written
 
@@ -55,7 +57,8 @@ class Workers:
     def compute(self, function: Callable[[int], object], parts: Iterable[int]) -> Iterator[int]:
         """Call `function` with each of `parts`, taken when a process is free for it; yield each part that is done.
 
-        Raises what `function` raises, and OpdkitError when a process has died.
+        No further part is taken once this process was asked to stop. Raises what `function` raises, and OpdkitError
+        when a process has died.
         """
         left = iter(parts)
         running: dict[Future[None], int] = {}
@@ -66,12 +69,13 @@ class Workers:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     future.result()
                     yield running.pop(future)
-                    for part in islice(left, 1):
+                    for part in islice(left, 0 if stopping.requested() else 1):
                         running[self._pool.submit(_call, function, part)] = part
         except BrokenProcessPool:
+            parts_lost = " or ".join(map(str, sorted(running.values())))
             raise OpdkitError(
-                f"a worker process {self._end()} at part {' or '.join(map(str, sorted(running.values())))}; if memory ran "
-                "out, take fewer --workers. The finished parts are kept; the same command resumes from there"
+                f"a worker process {self._end()} at part {parts_lost}; if memory ran out, take fewer --workers. "
+                "The finished parts are kept; the same command resumes from there"
             ) from None
 
 
@@ -79,11 +83,10 @@ class Workers:
 
 
 def _begin(prepare: Callable[[], None]) -> None:
-    """Prepare the process as `prepare` does, then for signals and for the death of the first process."""
+    """Prepare the process as `prepare` does, and for the death of the first process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: the first one ends us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that half-written files are removed
 
 
 def _end_with_parent() -> None:
@@ -95,9 +98,16 @@ def _end_with_parent() -> None:
 
 
 def _call(function: Callable[[int], object], part: int) -> None:
-    """Compute one part. An error that cannot be pickled becomes a RuntimeError with its type and message."""
+    """Compute one part. An error that cannot be pickled becomes a RuntimeError with its type and message.
+
+    SIGTERM kills a process that waits. One that computes a part first removes what it has half written.
+    """
     try:
-        function(part)
+        signal.signal(signal.SIGTERM, _on_sigterm)
+        try:
+            function(part)
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except SystemExit:  # the executor would return it as a result, and keep the process
         os._exit(1)
     except Exception as error:
@@ -106,3 +116,9 @@ def _call(function: Callable[[int], object], part: int) -> None:
         except Exception:
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         raise
+
+
+def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
+    """Raise SystemExit, so that half-written files are removed; a second signal must not break into that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.extract.formats import redact
+from opdkit.extract import redact
 from opdkit.extract.redact import SHAPES, Redactor, own_patterns
 
 HEX, MIXED = "0123456789abcdef" * 2, "aB3" * 12
@@ -146,13 +146,13 @@ def test_own_patterns_come_first():
     assert {name: n for name, n in redactor.counts.items() if n} == {"staff": 1, "email": 1, "order": 1}
 
 
-@pytest.mark.parametrize(("pattern", "what"), [
+@pytest.mark.parametrize(("pattern", "named"), [
     ("order", "NAME=REGEX"), ("=x", "NAME=REGEX"), ("a b=x", "NAME=REGEX"), ("order=", "NAME=REGEX"),
-    ("order=(", "no regular expression"), ("order=x*", "matches the empty text"), ("x=" + "(" * 5_000,
-    "no regular expr"),
+    ("order=(", "--redact-pattern order"), ("order=x*", "matches the empty text"), ("x=" + "(" * 5_000,
+    "--redact-pattern x"),
 ])  # fmt: skip
-def test_patterns_that_cannot_be_used(pattern, what):
-    with pytest.raises(ConfigError, match=what):
+def test_patterns_that_cannot_be_used(pattern, named):
+    with pytest.raises(ConfigError, match=named):
         own_patterns([pattern])
 
 

@@ -103,7 +103,7 @@ def test_own_patterns_without_the_others(tmp_path, logs):
 
 
 def test_a_pattern_that_never_ends_stops_the_command_and_writes_nothing(tmp_path, monkeypatch):
-    from opdkit.extract.formats import redact
+    from opdkit.extract import redact
 
     monkeypatch.setattr(redact, "SECONDS", 0.2)
     log = jsonl(tmp_path / "log.jsonl", {"messages": [{"role": "user", "content": "ab " * 2_000 + "?"}]})

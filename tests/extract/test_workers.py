@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from worker_jobs import dawdle, fail, prepare, touch
+from worker_jobs import dawdle, fail, meet, prepare, touch
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.workers import Workers
@@ -18,7 +18,7 @@ from opdkit.extract.workers import Workers
 
 def test_every_part_is_done_once_and_all_processes_work(tmp_path):
     with Workers(2, prepare) as workers:
-        assert sorted(workers.compute(partial(touch, tmp_path), range(5))) == list(range(5))
+        assert sorted(workers.compute(partial(meet, tmp_path), range(5))) == list(range(5))
     assert len({path.read_text() for path in tmp_path.iterdir()} - {str(os.getpid())}) == 2
 
 
