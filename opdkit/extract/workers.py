@@ -35,13 +35,17 @@ class Workers:
         self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (prepare,))
         for _ in range(count):
             self._pool.submit(os.getpid)  # each call starts a process
+        self._running: dict[Future[None], int] = {}  # the part of each call
         self._processes = [process for process in multiprocessing.active_children() if process not in others]
 
     def __enter__(self) -> "Workers":
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self._end()
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if self._running and (kind is None or issubclass(kind, Exception)):
+            self._pool.shutdown(cancel_futures=True)  # the other parts under way are finished
+        else:
+            self._end()
 
     def _end(self) -> str:
         """End every process; one that computes a part removes what it has written of it. Return what killed one."""
@@ -61,7 +65,7 @@ class Workers:
         when a process has died.
         """
         left = iter(parts)
-        running: dict[Future[None], int] = {}
+        running = self._running
         try:
             for part in islice(left, self._count):
                 running[self._pool.submit(_call, function, part)] = part
