@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from opdkit.config.commands import COMMANDS
-from opdkit.config.fields import Field, fields_of, type_name
+from opdkit.config.fields import Field, fields_of
 from opdkit.store.tables import APPENDED, TABLES, Table
 
 HERE = Path(__file__).parent
@@ -13,21 +13,27 @@ NOTE = "<!-- written by docs/generate.py; edit the code, not this file -->\n\n"
 def commands() -> str:
     """Every option of every command, from its one declaration."""
     parts = [
-        NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table a stage, flags win). "
-        "Every command has `--debug`, which shows the traceback of a failure.\n"
+        NOTE + "# Commands\n\nOptions can also come from a TOML file (`--config FILE`, one table per stage, flags win) "
+        "that `opdkit init` writes. Every command has `--debug`, which shows the traceback of a failure. "
+        "`-h` shows the usual options; the others, in a second table here, work the same way.\n"
     ]
     for name, known in COMMANDS.items():
         parts.append(f"## opdkit {name}\n\n{known.help}\n\n```bash\n{known.example}\n```\n")
-        rows = [_option(field) for field in fields_of(known.config)]
-        parts.append("| option | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n")
+        fields = fields_of(known.config)
+        for title, is_expert in (("", False), ("Not shown by `-h`:\n\n", True)):
+            rows = [_option(field) for field in fields if field.meta.expert == is_expert]
+            if rows:
+                head = "| option | type | default | meaning |\n|---|---|---|---|\n"
+                parts.append(title + head + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
 def _option(field: Field) -> str:
-    name = f"`{field.name.upper()}`" if field.meta.positional else f"`{field.flag}`"
-    default = "required" if field.meta.required else "" if field.default in (None, ()) else f"`{field.default}`"
-    kind = " \\| ".join(field.meta.choices) or type_name(field) + (f", {field.meta.unit}" if field.meta.unit else "")
-    return f"| {name} | {kind} | {default} | {field.meta.help} |"
+    meta = field.meta
+    name = f"`{field.name.upper()}`" if meta.positional else f"`{field.flag}`"
+    default = "required" if meta.required else "" if field.default in (None, ()) else f"`{field.default}`"
+    kind = " \\| ".join(meta.choices) or field.type_name + (f", {meta.unit}" if meta.unit else "")
+    return f"| {name} | {kind} | {default} | {field.description.replace('|', chr(92) + '|')} |"
 
 
 def tables() -> str:

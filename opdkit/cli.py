@@ -1,21 +1,22 @@
-"""The command line: parse, build the configuration, call the command. Options derive from the configurations."""
+"""The command line: parse, build the configuration, run the command, turn errors into exit codes."""
 
+import contextlib
 import inspect
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional, cast
+from typing import Annotated, Any, NoReturn, Optional
 
 import typer
+from typer.core import TyperCommand
 
-from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, Command, configure, load_function
-from opdkit.config.fields import CommandConfig, Field, StageConfig, fields_of
+from opdkit.config.commands import COMMANDS, CONFIGURED, Command, configure, load_function
+from opdkit.config.fields import WHERE, Field, fields_of, find_option, order_panels
+from opdkit.config.renamed import RENAMED
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.errors import OpdkitError
-from opdkit.store import stopping
-from opdkit.store.disk import disk_error_message
 from opdkit.version import __version__
 
 app = typer.Typer(
@@ -26,49 +27,46 @@ app = typer.Typer(
     help="Turn the conversation logs of an assistant into a better assistant, offline.",
     epilog="Start with: opdkit demo",
 )
+CONFIG_HELP = "TOML file with one table per stage"  # as RunConfig.config
+_METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
 
 def main() -> None:
-    """Entry point of `opdkit` and `python -m opdkit`."""
+    """Run `opdkit`, or `python -m opdkit`."""
     try:
         app()
     finally:
-        _flush()
-
-
-def _flush() -> None:
-    """Write what is buffered for stdout: here, and not when Python ends, it can be caught that it cannot be written."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _leave_closed_pipe()
-    except OSError as error:
-        _drop_the_rest()
-        say(f"error: stdout: {error.strerror}")
-        raise SystemExit(1) from None
+        # Flushed here, not when Python ends: here a failure to write can be caught.
+        if sys.stdout is not None:
+            try:
+                sys.stdout.flush()
+            except BrokenPipeError:
+                _leave_closed_pipe()
+            except OSError as error:
+                _discard_stdout()
+                say(f"error: stdout: {error.strerror}")
+                raise SystemExit(1) from None
 
 
 def _leave_closed_pipe() -> NoReturn:
-    """Whoever read stdout, such as `head`, has gone: no failure, and nobody to tell. The exit code is SIGPIPE's."""
-    _drop_the_rest()
+    """Exit silently with SIGPIPE's code: the reader of stdout, such as `head`, has enough."""
+    _discard_stdout()
     raise SystemExit(141) from None
 
 
-def _drop_the_rest() -> None:
-    """Python would try to write what is buffered once more when it ends, and complain."""
+def _discard_stdout() -> None:
+    """Send stdout to /dev/null. Otherwise Python writes its buffer once more at exit, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _reader_has_gone() -> bool:
-    """Whether stdout is a pipe that nobody reads; other pipes break too, and theirs is a failure."""
-    watched = select.poll()
+def _is_stdout_closed() -> bool:
+    """Return True when stdout is a pipe that nobody reads. Another broken pipe is a failure."""
+    poll = select.poll()
     try:
-        watched.register(sys.stdout.fileno(), 0)
+        poll.register(sys.stdout.fileno(), 0)
     except (OSError, ValueError):  # no file behind it
         return False
-    return bool(watched.poll(0))
+    return bool(poll.poll(0))
 
 
 @app.callback(invoke_without_command=True)
@@ -78,55 +76,42 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def guarded(action: Callable[[], bool], debug: bool) -> bool:
-    """Run a command's body; every failure becomes one clear message and an exit code, a traceback only on --debug."""
+@contextlib.contextmanager
+def errors_as_exit_codes(debug: bool) -> Iterator[None]:
+    """Turn every failure in the block into one clear message and an exit code; with `debug`, show the traceback."""
     try:
-        return action()
-    except stopping.Stopped:
-        say("stopped as asked; finished parts are kept, the same command goes on from there")
-        raise typer.Exit(stopping.TRY_AGAIN) from None
-    except KeyboardInterrupt:
-        say("interrupted; finished parts are kept, the same command goes on from there")
-        raise typer.Exit(130) from None
+        yield
+    except KeyboardInterrupt as error:  # Ctrl-C, or stopping.Stopped, which has an exit code of its own
+        code = getattr(error, "exit_code", 130)
+        cause = "interrupted" if code == 130 else "stopped as asked"
+        say(f"{cause}; finished parts are kept, and the same command resumes")
+        raise typer.Exit(code) from None
     except OpdkitError as error:
         if debug:
             raise
         _fail(str(error), error.exit_code)
-    except OSError as error:
-        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+    except typer.Exit:
+        raise
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_stdout_closed():
             _leave_closed_pipe()
         if debug:
             raise
-        _fail(disk_error_message(error) or f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), 1)
-    except Exception as error:
-        if debug:
-            raise
-        bug = f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
-        _fail(disk_error_message(error) or _no_memory(error) or bug, 1)
+        _fail(_describe(error), 1)
 
 
-def _no_memory(error: Exception) -> str | None:
-    """What to do about memory that ran out where no batch could be halved; None when the error is of another kind."""
-    memory = sys.modules.get(
-        "opdkit.model.memory"
-    )  # not imported for this: where torch is not loaded, it is not torch's
-    if memory is None or not memory.is_out_of_memory(error):
-        return None
-    return "memory ran out: lower --batch-tokens, or choose --dtype bfloat16, a smaller model or --device cpu"
+def _describe(error: Exception) -> str:
+    """Return the message for an error that is not one of opdkit's own."""
+    from opdkit.store.disk import disk_error_message  # imported here: `opdkit --help` needs no store
 
-
-def carry_out(name: str, config: CommandConfig) -> bool:
-    """Run a command and say its closing line; False where its answer is no."""
-    if name in STAGES:
-        from opdkit.store.running import run_stage  # imported here: it brings pyarrow
-
-        answer = run_stage(name, cast(StageConfig, config))
-    else:
-        config.check_inputs()
-        answer = load_function(COMMANDS[name].target)(config)
-    if hasattr(answer, "text"):
-        say(answer.text())
-    return answer is not False
+    if message := disk_error_message(error):
+        return message
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    memory = sys.modules.get("opdkit.model.memory")  # where torch is not loaded, the error is not torch's
+    if memory is not None and memory.is_out_of_memory(error):
+        return "memory ran out: lower --batch-tokens, or choose --dtype bfloat16, a smaller model or --device cpu"
+    return f"{type(error).__name__}: {error} (this is a bug in opdkit; --debug shows where)"
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -136,79 +121,108 @@ def _fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code) from None
 
 
-def _parameter(field: Field, with_file: bool) -> inspect.Parameter:
-    """A typer parameter for one field. Flags default to None, so that TOML can tell what was given.
+class OptionsCommand(TyperCommand):
+    """A command whose -h shows its usual options in panels, and which names the successors of renamed options."""
 
-    Where a file can turn a switch on (`with_file`), a flag can turn it off.
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Raise typer.Exit(2) for an option that has another name now; else parse as click does."""
+        name = str(self.name)
+        for word in args[: args.index("--") if "--" in args else len(args)]:
+            flag = word.partition("=")[0]
+            if flag[:2] == "--" and flag[2:].replace("-", "_") in RENAMED.get(name, {}):
+                with errors_as_exit_codes(debug=False):
+                    find_option(name, flag[2:], fields_of(COMMANDS[name].config), f"opdkit {name}")
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per panel, and say how many expert options there are besides."""
+        fields = fields_of(COMMANDS[str(self.name)].config)
+        shown = [field for field in fields if not field.meta.expert]
+        for panel in order_panels(shown):
+            rows = [_help_row(field) for field in shown if field.meta.panel == panel]
+            if panel == WHERE and self.name in CONFIGURED and not any(field.name == "config" for field in fields):
+                rows.append(("--config PATH", CONFIG_HELP))
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+        more = f"{len(fields) - len(shown)} more options are" if len(shown) < len(fields) else "All options are"
+        init = ", and in the file that `opdkit init` writes" if self.name in CONFIGURED else ""
+        formatter.write_paragraph()
+        formatter.write_text(f"{more} in docs/commands.md{init}. --debug shows tracebacks.")
+
+
+def _help_row(field: Field) -> tuple[str, str]:
+    """Return the two columns of -h for one option."""
+    meta = field.meta
+    notes = [" | ".join(meta.choices)] if meta.choices else []
+    if meta.required and not meta.positional:
+        notes.append("required")
+    elif field.default not in (None, (), False) and not (field.type is int and field.default == 0):
+        notes.append(f"default {field.default}{f' {meta.unit}' if meta.unit and field.default != 1 else ''}")
+    text = meta.help + (f" ({'; '.join(notes)})" if notes else "")
+    if meta.positional:
+        return field.name.upper(), text
+    metavar = _METAVARS.get(field.type, "NAME" if meta.choices else "TEXT")
+    return f"{field.flag} {metavar}".strip(), text
+
+
+def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
+    """Return the typer parameter of one field. Flags default to None, so that TOML can tell what was given.
+
+    `has_file`: a file can turn a switch on, so a flag can turn it off.
     """
     kind = list[str] if field.is_list else field.type
-    text = _help(field)
-    annotation: Any
     if field.meta.positional:
-        wanted = kind if field.meta.required else Optional[kind]  # noqa: UP045
-        annotation = Annotated[wanted, typer.Argument(help=text, metavar=field.name.upper(), show_default=False)]
+        argument = typer.Argument(metavar=field.name.upper(), show_default=False)
         default = inspect.Parameter.empty if field.meta.required else None
-        return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-    names = [f"{field.flag}/--no-{field.flag[2:]}"] if field.type is bool and with_file else [field.flag]
-    option = typer.Option(*names, help=text, show_default=False, autocompletion=_completion(field))
-    annotation = Annotated[Optional[kind], option]  # noqa: UP045
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+        annotation: Any = Annotated[kind if field.meta.required else Optional[kind], argument]  # noqa: UP045
+    else:
+        name = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool and has_file else field.flag
+        choices = field.meta.choices
 
+        def complete(incomplete: str) -> Sequence[str]:
+            return [choice for choice in choices if choice.startswith(incomplete)]
 
-def _completion(field: Field) -> Callable[[str], list[str]] | None:
-    """What the shell offers after the flag; None: names of files."""
-    choices = field.meta.choices
-    return (lambda incomplete: [c for c in map(str, choices) if c.startswith(incomplete)]) if choices else None
-
-
-def _help(field: Field) -> str:
-    notes = []
-    if field.meta.choices:
-        notes.append(" | ".join(field.meta.choices))
-    if field.meta.unit:
-        notes.append(field.meta.unit)
-    if field.meta.required and not field.meta.positional:
-        notes.append("required")
-    elif field.default not in (None, ()) and not isinstance(field.default, bool):
-        notes.append(f"default {field.default}")
-    return field.meta.help + (f" ({'; '.join(notes)})" if notes else "")
-
-
-_CONFIG = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        Path | None, typer.Option("--config", help="TOML file, one table a stage; flags win", show_default=False)
-    ],
-)
-_DEBUG = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[
-    bool, typer.Option("--debug", help="show the traceback of a failure")])  # fmt: skip
+        option = typer.Option(name, show_default=False, autocompletion=complete if choices else None)
+        annotation, default = Annotated[Optional[kind], option], None  # noqa: UP045
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
 def _register(name: str, known: Command) -> None:
+    """Add a command to the app. Its options derive from its configuration."""
     fields = fields_of(known.config)
-    own_config = any(field.name == "config" for field in fields)  # run and slurm hand the file on to the stages
-    with_file = name in CONFIGURED and not own_config
+    # run and slurm hand the file on to the stages: it is a field of theirs.
+    with_file = name in CONFIGURED and not any(field.name == "config" for field in fields)
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
         file = flags.pop("config") if with_file else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
-        # Configured before the import: a wrong option should not wait for torch.
-        if not guarded(lambda: carry_out(name, configure(name, flags, file)), debug):
-            raise typer.Exit(1)
+        with errors_as_exit_codes(debug):
+            config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
+            if known.is_stage:
+                from opdkit.store.running import run_stage  # imported here: it brings pyarrow
 
-    parameters = [
-        *(_parameter(field, name in CONFIGURED) for field in fields),
-        *([_CONFIG] if with_file else []),
-        _DEBUG,
-    ]
+                result = run_stage(name, config)
+            else:
+                config.check_inputs()
+                result = load_function(known.target)(config)
+            if hasattr(result, "text"):
+                say(result.text())
+            if result is False:
+                raise typer.Exit(1)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    file_type, debug_type = Annotated[Path | None, typer.Option("--config")], Annotated[bool, typer.Option("--debug")]
+    parameters = [_parameter(field, name in CONFIGURED) for field in fields]
+    if with_file:
+        parameters.append(inspect.Parameter("config", keyword, default=None, annotation=file_type))
+    parameters.append(inspect.Parameter("debug", keyword, default=False, annotation=debug_type))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
-    # Without a short help, click cuts the help after half a line.
+    # Without a short help, click cuts the help in the middle of a line.
     short = known.help.partition(". ")[0].rstrip(".") + "."
-    app.command(name, help=known.help, short_help=short, epilog=f"\b\nExample:\n  {known.example}")(command)
+    epilog = f"\b\nExample:\n  {known.example}"
+    app.command(name, cls=OptionsCommand, help=known.help, short_help=short, epilog=epilog)(command)
 
 
 for _name, _known in COMMANDS.items():

@@ -2,17 +2,12 @@
 
 import contextlib
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
 from rich.markup import escape
-
-from opdkit.errors import OpdkitError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -52,31 +47,6 @@ def verb(number: int, singular: str, plural: str) -> str:
     return singular if number == 1 else plural
 
 
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-_NO_FLAGS: Mapping[str, str] = MappingProxyType({})
-_flags_of_run: ContextVar[Mapping[str, str]] = ContextVar("flags_of_run", default=_NO_FLAGS)
-
-
-@contextlib.contextmanager
-def advising_for_run(flags: Mapping[str, str]) -> Iterator[None]:
-    """Append to warnings and errors in the block that name a key of `flags` what `opdkit run` takes instead."""
-    before = _flags_of_run.set(flags)
-    try:
-        yield
-    except OpdkitError as error:
-        error.args = (advise_for_run(str(error)),)
-        raise
-    finally:
-        _flags_of_run.reset(before)
-
-
-def advise_for_run(message: str) -> str:
-    """Return the message, followed by what `opdkit run` takes instead of the flags that it names."""
-    flags = _flags_of_run.get()
-    written = dict.fromkeys(flags[flag] for flag in _FLAG.findall(message) if flag in flags)
-    return f"{message} (with `opdkit run`: {' '.join(written)})" if written else message
-
-
 def say(message: str) -> None:
     """One message on stderr. Plain text: markup in it is shown, not interpreted."""
     if is_main_process():
@@ -84,9 +54,9 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Print one warning on stderr. Under `opdkit run`, append the matching `--set`."""
+    """Print one warning on stderr."""
     if is_main_process():
-        stderr.print(f"[yellow]warning:[/] {escape(printable(advise_for_run(message)))}", soft_wrap=True)
+        stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 
 _shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it

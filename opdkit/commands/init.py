@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opdkit.config.commands import COMMANDS, TOML_TABLES
-from opdkit.config.fields import JSON, Field, fields_of, type_name
+from opdkit.config.fields import JSON, Field, fields_of
 from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS, THINKING_TOKENS
 from opdkit.console import say
@@ -15,7 +15,7 @@ from opdkit.store.disk import disk_errors_explained, replace_text
 
 _WIDTH = 100
 _TITLE = """\
-opdkit: every option with its default. Take the # away from what you change; flags win over this file.
+opdkit: every option with its default. Remove the # from what you change; flags win over this file.
 
   opdkit run RUN LOGS... --config {file}      all stages
   opdkit train RUN --config {file}            one of them
@@ -23,71 +23,68 @@ opdkit: every option with its default. Take the # away from what you change; fla
 
 
 def run(config: InitConfig) -> None:
-    """Write the file, or to standard output for `-`. Raises ConfigError where it is there already."""
-    text = document(config)
+    """Write the file, or to standard output for `-`. Raises ConfigError when the file exists already."""
+    text = write_document(config)
     if str(config.file) == "-":
         print(text, end="")
         return
     if config.file.exists() and not config.overwrite:
-        raise ConfigError(f"{config.file} is there already; name another file, or pass --overwrite")
+        raise ConfigError(f"{config.file} exists already; name another file, or pass --overwrite")
     with disk_errors_explained(config.file):
         config.file.parent.mkdir(parents=True, exist_ok=True)
         replace_text(config.file, text)
     say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {config.file}")
 
 
-def document(config: InitConfig) -> str:
-    """The TOML text: a table a stage, each option a comment unless `config` says what it is."""
-    given = chosen(config)
-    title = _TITLE.format(file=config.file if str(config.file) != "-" else "FILE")
-    return "\n".join([*_comment(title), "", *(line for stage in TOML_TABLES for line in _table(stage, given, config))])
+def write_document(config: InitConfig) -> str:
+    """Return the TOML text: one table per stage; each option is a comment unless `config` sets it."""
+    values = choose_values(config)
+    lines = _comment(_TITLE.format(file=config.file if str(config.file) != "-" else "FILE"))
+    for stage in TOML_TABLES:
+        lines += ["", *_comment((COMMANDS[stage].config.__doc__ or "").splitlines()[0])]
+        if config.preset and stage == "teacher":
+            preset = PRESETS[config.preset]
+            lines += _comment(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
+        lines.append(f"[{stage}]")
+        for field in fields_of(COMMANDS[stage].config):
+            if field.name not in ("run", "config"):
+                lines += _option(field, values[stage])
+    return "\n".join([*lines, ""])
 
 
-def chosen(config: InitConfig) -> dict[str, JSON]:
-    """stage -> option -> value: what the flags and the preset of `opdkit init` say."""
+def choose_values(config: InitConfig) -> dict[str, JSON]:
+    """Return stage -> option -> value, as the flags and the preset of `opdkit init` set them."""
     values: dict[str, JSON] = {stage: {} for stage in TOML_TABLES}
     if config.model:
         for stage in ("teacher", "train", "rollout"):
             values[stage]["model"] = config.model
     if config.judge:
-        values["judge"]["judge"] = config.judge
         judge_model = config.judge_model or (config.model if config.judge == "local" else None)
-        values["judge"] |= {k: v for k, v in (("judge_model", judge_model), ("judge_url", config.judge_url)) if v}
+        values["judge"] = {"judge": config.judge} | {
+            key: value for key, value in (("judge_model", judge_model), ("judge_url", config.judge_url)) if value
+        }
     if config.preset:
         preset = PRESETS[config.preset]
-        values["teacher"] |= {"template_arg": list(preset.template_arg)} if preset.template_arg else {}
+        arguments: JSON = {"template_arg": list(preset.template_arg)} if preset.template_arg else {}
+        values["teacher"] |= arguments
         if config.judge == "local" and not config.judge_model:  # the student judges itself
-            values["judge"] |= {"template_arg": list(preset.template_arg)} if preset.template_arg else {}
-            values["judge"] |= {"max_new_tokens": THINKING_TOKENS} if preset.thinks else {}
+            values["judge"] |= arguments | ({"max_new_tokens": THINKING_TOKENS} if preset.thinks else {})
     return values
 
 
-def _table(stage: str, given: dict[str, JSON], config: InitConfig) -> Iterator[str]:
-    yield from _comment((COMMANDS[stage].config.__doc__ or "").splitlines()[0])
-    if config.preset and stage == "teacher":
-        preset = PRESETS[config.preset]
-        yield from _comment(f"Preset {config.preset}: {preset.models}" + (f"; {preset.note}." if preset.note else "."))
-    yield f"[{stage}]"
-    for field in fields_of(COMMANDS[stage].config):
-        if field.name not in ("run", "config"):
-            yield from _option(field, given[stage])
-    yield ""
-
-
-def _option(field: Field, given: JSON) -> Iterator[str]:
-    yield from _comment(field.meta.help + _notes(field))
-    if field.name in given:
-        yield f"{field.name} = {toml(given[field.name])}"
+def _option(field: Field, values: JSON) -> Iterator[str]:
+    """Yield the comment of one option, then the option: itself a comment where `values` does not set it."""
+    meta = field.meta
+    kind = " | ".join(meta.choices) or field.type_name + (f", {meta.unit}" if meta.unit else "")
+    bounds = [("at least", meta.low), ("at most", meta.high)]
+    notes = [kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
+    notes += ["required"] if meta.required else []
+    yield from _comment(f"{field.description} ({'; '.join(notes)})")
+    if field.name in values:
+        yield f"{field.name} = {toml(values[field.name])}"
     else:
         default = () if field.is_list and field.default is None else field.default
         yield f"#{field.name} = {'' if default is None else toml(default)}".rstrip()
-
-
-def _notes(field: Field) -> str:
-    kind = " | ".join(field.meta.choices) or type_name(field) + (f", {field.meta.unit}" if field.meta.unit else "")
-    bounds = [f"{word} {bound:g}" for word, bound in (("at least", field.meta.low), ("at most", field.meta.high))
-              if bound is not None]  # fmt: skip
-    return f" ({'; '.join([kind, *bounds, *['required'] * field.meta.required])})"
 
 
 def _comment(text: str) -> list[str]:
@@ -96,7 +93,7 @@ def _comment(text: str) -> list[str]:
 
 
 def toml(value: object) -> str:
-    """A value as TOML writes it."""
+    """Return a value as TOML writes it."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml, value))}]"
     if isinstance(value, bool):

@@ -1,45 +1,54 @@
 """`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
-from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
 from opdkit.config.run import ORDER, RunConfig
-from opdkit.console import advising_for_run, say
-from opdkit.errors import ConfigError
+from opdkit.console import say
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import refuse_no_model
 from opdkit.store import Summary
 from opdkit.store.running import run_stage
 
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
 
 
 def run(config: RunConfig) -> Summary:
-    """Run the stages in order; each says its closing line. Returns the last one's summary."""
+    """Run the stages in order; each prints its closing line. Return the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     refuse_no_models(stages.values())
     for each in stages.values():
         each.check_inputs()
-    for name in ORDER[:-1]:
-        say(_step(name, stages[name]).text())
-    return _step(ORDER[-1], stages[ORDER[-1]])
+    say(f"options of {', '.join(ORDER)} that `opdkit run` has not are given as --set STAGE.OPTION=VALUE")
+    for name in ORDER:
+        try:
+            summary = run_stage(name, stages[name])
+        except OpdkitError as error:
+            error.args = (with_set_forms(str(error), name),)
+            raise
+        if name != ORDER[-1]:
+            say(summary.text())
+    return summary
 
 
-def _step(name: str, config: StageConfig) -> Summary:
-    with advising_for_run(flags_of(name)):
-        return run_stage(name, config)
+def with_set_forms(message: str, stage: str) -> str:
+    """Return an error of `stage`, followed by `--set STAGE.OPTION=VALUE` for each flag in it that `run` lacks.
 
-
-def flags_of(stage: str) -> dict[str, str]:
-    """flag -> `--set STAGE.OPTION=VALUE`, for the flags that `opdkit run` has not; those of `stage` first."""
+    Of two stages that have the flag, `stage` counts, else the earlier one.
+    """
     own = {field.flag for field in fields_of(RunConfig)}
-    return {
-        field.flag: f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}"
-        for name in (*reversed(ORDER), stage)  # of two stages with one flag the last one here counts
-        for field in fields_of(COMMANDS[name].config)
-        if not field.meta.positional and field.flag not in own
-    }
+    forms: list[str] = []
+    for flag in dict.fromkeys(_FLAG.findall(message)):
+        for name in (stage, *ORDER):
+            field = next((f for f in fields_of(COMMANDS[name].config) if f.flag == flag), None)
+            if field is not None and not field.meta.positional and flag not in own:
+                forms.append(f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}")
+                break
+    return f"{message} (with `opdkit run`: {' '.join(forms)})" if forms else message
 
 
 def configurations(config: RunConfig) -> dict[str, StageConfig]:
@@ -86,13 +95,11 @@ def _overrides(config: RunConfig) -> dict[str, JSON]:
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
             raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
-        fields = {field.name: field for field in fields_of(COMMANDS[stage].config) if not field.meta.positional}
-        if name not in fields:
-            raise ConfigError(f"--set {path}: {stage} has no option {name!r}; {did_you_mean(name, list(fields))}")
-        field = fields[name]
+        options = [field for field in fields_of(COMMANDS[stage].config) if not field.meta.positional]
+        field = find_option(stage, name, options, f"--set {path}: {stage}")
         value = [value] if field.is_list and isinstance(value, str) else value
         value = str(value) if field.type is str and not isinstance(value, str) else value
         value = convert(field, value, f"--set {path}")
         own = found.setdefault(stage, {})
-        own[name] = (*own.get(name, ()), *value) if field.is_list else value
+        own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value
     return found

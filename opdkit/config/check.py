@@ -11,6 +11,8 @@ class CheckConfig(CommandConfig):
     """`opdkit check`."""
 
     run: Path = argument("the run directory")
-    json: bool = option(False, "JSON on stdout instead of a table")
+    json: bool = option(False, "JSON on stdout instead of text")
     deep: bool = option(False, "also read all weights of the trained model")
-    recompute: bool = option(False, "remove damaged parts, and those computed from them, to be done again")
+    recompute: bool = option(
+        False, "remove damaged parts", "and those computed from them, so that the stages compute them again"
+    )

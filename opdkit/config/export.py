@@ -17,23 +17,30 @@ class ExportConfig(CommandConfig):
     """`opdkit export`: judged turns in the form that another trainer, or a person with a spreadsheet, reads."""
 
     run: Path = argument("the run directory")
-    out: Path | None = argument("the file to write, .parquet or .jsonl where the target has both (default: "
-                                "RUN/export/TARGET, as Parquet or as what the target has)", default=None)  # fmt: skip
-    to: str | None = option(None, "who reads it: TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, or "
-                            "people who fill in decisions", choices=(*TARGETS, REVIEW))  # fmt: skip
-    import_reviews: Path | None = option(None, f"read the decisions in a file that --to {REVIEW} wrote")
-    include_neutral: bool = option(False, "trl-sft and openai: also imitate replies with reward 0")
-    limit: int | None = session_limit()
-    overwrite: bool = option(False, "replace the file if it is there")
+    out: Path | None = argument(
+        "the file to write",
+        ".parquet or .jsonl where the target has both; default: RUN/export/TARGET, as Parquet if it can",
+        default=None,
+    )
+    to: str | None = option(
+        None,
+        "the reader of the file",
+        "TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, or people who fill in decisions",
+        choices=(*TARGETS, REVIEW),
+    )
+    import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
+    include_neutral: bool = option(False, "also imitate replies with reward 0", f"for {' and '.join(WITH_NEUTRAL)}")
+    limit: int | None = session_limit("Options")
+    overwrite: bool = option(False, "replace the file if it exists")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.to is None) == (self.import_reviews is None):
-            raise ConfigError(f"say --to TARGET, one of {', '.join((*TARGETS, REVIEW))}; or "
-                              "--import-reviews FILE to read decisions back")  # fmt: skip
+            raise ConfigError(f"pass --to TARGET, one of {', '.join((*TARGETS, REVIEW))}; or --import-reviews FILE to "
+                              "read decisions back")  # fmt: skip
         if self.include_neutral and self.to not in WITH_NEUTRAL:
             raise ConfigError(f"--include-neutral is for {' and '.join(WITH_NEUTRAL)}; nothing else imitates replies")
         if self.import_reviews is not None and self.out is not None:
-            raise ConfigError("--import-reviews reads a file and writes none; leave OUT away")
+            raise ConfigError("--import-reviews reads a file and writes none; leave OUT out")
         if self.limit is not None and self.to not in TARGETS:
             raise ConfigError(f"--limit is for {', '.join(TARGETS)}; decisions are written and read as a whole")

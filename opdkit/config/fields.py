@@ -1,8 +1,9 @@
 """One declaration per option: a field of a frozen dataclass, from which flag, TOML key, docs and manifest derive.
 
-    votes: int = option(5, "votes per question", unit="votes", low=1)
+    votes: int = option(5, "votes per question", "local and endpoint judges", unit="votes", low=1, panel=HOW)
 
-`low`, `high` and `choices` are checked when the object is made, so a configuration that exists is a valid one.
+`low`, `high` and `choices` are checked when the object is made, so a configuration that exists is valid. `check_inputs`
+compares it with the disk and the environment before the command begins.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from opdkit.config.renamed import RENAMED
 from opdkit.config.shard import check_shard
 from opdkit.errors import ConfigError
 
@@ -23,39 +25,50 @@ C = TypeVar("C", bound="CommandConfig")
 JSON = dict[str, Any]
 
 
+# Panels of `-h` that several commands have.
+WHAT, HOW, SPEED, MEMORY, WHERE = "What", "How", "How fast", "Memory", "Where"
+
+
 @dataclass(frozen=True)
 class Meta:
-    """What is known about one field beside its name, type and default."""
+    """The declaration of one field, besides its name, type and default."""
 
-    help: str
+    help: str  # a few words, shown by -h
+    more: str = ""  # details, shown in docs/commands.md and by `opdkit init`
     unit: str = ""
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
     positional: bool = False
     required: bool = False
-    # False: it changes how fast or where a stage runs, never its rows, so it is no part of the plan.
-    plan: bool = True
+    plan: bool = True  # False: the option changes how fast or where a stage runs, never its rows
+    panel: str = "Options"  # the heading under which -h shows it
+    expert: bool = False  # -h leaves it out
 
 
 def option(
     default: Any,
     help: str,  # noqa: A002 - the word that every command-line library uses
+    more: str = "",
     *,
     unit: str = "",
     low: float | None = None,
     high: float | None = None,
     choices: Sequence[str] = (),
     plan: bool = True,
+    panel: str = "Options",
+    expert: bool = False,
 ) -> Any:
-    """A field that is a flag. `default=...` (Ellipsis) makes it required."""
-    meta = Meta(help, unit, low, high, tuple(choices), required=default is ..., plan=plan)
+    """Declare a field that is a flag. `default=...` (Ellipsis) makes it required."""
+    meta = Meta(
+        help, more, unit, low, high, tuple(choices), required=default is ..., plan=plan, panel=panel, expert=expert
+    )
     return dataclasses.field(default=None if default is ... else default, metadata={"opdkit": meta})
 
 
-def argument(help: str, default: Any = ..., *, plan: bool = True) -> Any:  # noqa: A002
-    """A positional field, required unless it has a default."""
-    meta = Meta(help, positional=True, required=default is ..., plan=plan)
+def argument(help: str, more: str = "", *, default: Any = ..., plan: bool = True) -> Any:  # noqa: A002
+    """Declare a positional field, required unless it has a default."""
+    meta = Meta(help, more, positional=True, required=default is ..., plan=plan, panel="Arguments")
     return dataclasses.field(default=dataclasses.MISSING if default is ... else default, metadata={"opdkit": meta})
 
 
@@ -77,28 +90,41 @@ class Field:
     def is_list(self) -> bool:
         return get_origin(self.type) is tuple
 
+    @property
+    def type_name(self) -> str:
+        """The word for the type that help and errors show."""
+        words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
+        return "list of text" if self.is_list else words[self.type]
+
+    @property
+    def description(self) -> str:
+        """The whole meaning: the words of -h, and the details."""
+        return f"{self.meta.help}; {self.meta.more}" if self.meta.more else self.meta.help
+
 
 def fields_of(cls: type["CommandConfig"]) -> list[Field]:
-    """The options of a configuration class, positional ones first."""
+    """Return the options of a configuration class, positional ones first."""
     hints = get_type_hints(cls)
-    found = []
+    options = []
     for field in dataclasses.fields(cls):
-        kind, optional = _strip_optional(hints[field.name])
+        kind, optional = hints[field.name], False
+        if get_origin(kind) in (Union, types.UnionType):
+            kind, optional = next(arg for arg in get_args(kind) if arg is not type(None)), True
         default = None if field.default is dataclasses.MISSING else field.default
-        found.append(Field(field.name, kind, optional, default, field.metadata["opdkit"]))
-    return sorted(found, key=lambda f: not f.meta.positional)
+        options.append(Field(field.name, kind, optional, default, field.metadata["opdkit"]))
+    return sorted(options, key=lambda f: not f.meta.positional)
 
 
-def _strip_optional(hint: Any) -> tuple[Any, bool]:
-    if get_origin(hint) in (Union, types.UnionType):
-        rest = [a for a in get_args(hint) if a is not type(None)]
-        return rest[0], True
-    return hint, False
+def order_panels(fields: Sequence[Field]) -> list[str]:
+    """Return the panels of these options in the order of -h: a command's own ones first, then the common ones."""
+    common = (HOW, SPEED, MEMORY, WHERE)
+    panels = dict.fromkeys(field.meta.panel for field in fields)
+    return [panel for panel in panels if panel not in common] + [panel for panel in common if panel in panels]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig:
-    """The configuration of one command: what is made is valid."""
+    """The configuration of one command."""
 
     def __post_init__(self) -> None:
         for field in fields_of(type(self)):
@@ -111,7 +137,7 @@ class CommandConfig:
                 check_not_file("RUN", getattr(self, field.name))
 
     def effective(self) -> JSON:
-        """Every field but the run directory itself, as JSON values."""
+        """Return every field but the run directory itself, as JSON values."""
         return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
 
 
@@ -120,16 +146,21 @@ class StageConfig(CommandConfig):
     """The fields that every stage has."""
 
     run: Path = argument("the run directory", plan=False)
-    shard: str = option("auto", "do the parts k with k mod N = I, as I/N; auto takes the Slurm array's or the "
-                        "launcher's rank and size", plan=False)  # fmt: skip
-    overwrite: bool = option(False, "throw away what this stage has written under another plan", plan=False)
+    shard: str = option(
+        "auto",
+        "which parts to do, as I/N",
+        "the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank",
+        plan=False,
+        panel=WHERE,
+    )
+    overwrite: bool = option(False, "discard what was written with other options", plan=False, panel=WHERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_shard(self.shard)
 
     def plan(self) -> JSON:
-        """The fields that decide the rows, as JSON values."""
+        """Return the fields that decide the rows, as JSON values."""
         return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
 
 
@@ -140,7 +171,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def check(field: Field, value: Any) -> None:
-    """Raise ConfigError, naming option, value, what is allowed and the remedy, unless `value` fits `field`."""
+    """Raise ConfigError unless `value` fits `field`. The message names option, value, allowed range and remedy."""
     meta = field.meta
     name = field.name.upper() if meta.positional else field.flag
     if value is None:
@@ -158,31 +189,44 @@ def check(field: Field, value: Any) -> None:
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """ "did you mean 'opd'? (opd, binary, combine)" for an unknown word."""
+    """Return "did you mean 'opd'? it must be one of: opd, binary, combine" for an unknown word."""
     near = difflib.get_close_matches(word, known, n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"it must be one of: {', '.join(known)}"
 
 
+def find_option(command: str, name: str, known: Sequence[Field], where: str) -> Field:
+    """Return the option of a command with this name, in hyphens or underscores.
+
+    Raises ConfigError that begins with `where` and names the closest option, or the new name of one that was renamed.
+    """
+    key = name.replace("-", "_")
+    for field in known:
+        if field.name == key:
+            return field
+    if new := RENAMED.get(command, {}).get(key.rstrip("_")):
+        raise ConfigError(f"{where} has no option {name!r} any more; it is now {new!r}")
+    raise ConfigError(f"{where} has no option {name!r}; {did_you_mean(key, [field.name for field in known])}")
+
+
 def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: str, sections: Sequence[str]) -> C:
-    """A configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults.
+    """Return a configuration from flags (None = not given), over the table `section` of a TOML file, over the defaults.
 
     `sections` are all tables that the file may have. Raises ConfigError.
     """
-    known = {f.name: f for f in fields_of(cls)}
+    fields = fields_of(cls)
+    options = [field for field in fields if field.name != "run"]
     values: JSON = {}
-    for written, value in _table(file, section, sections).items():
-        field = _named(known, written, section, file)
-        values[field.name] = convert(field, value, f"--config {file}: [{section}] {written}")
+    for key, value in (_read_table(file, section, sections) if file is not None else {}).items():
+        field = find_option(section, key, options, f"--config {file}: [{section}]")
+        values[field.name] = convert(field, value, f"--config {file}: [{section}] {key}")
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
-    missing = [f for f in known.values() if f.meta.positional and f.meta.required and f.name not in values]
-    for field in missing:
-        check(field, None)
+    for field in fields:
+        if field.meta.positional and field.meta.required and field.name not in values:
+            check(field, None)
     return cls(**values)
 
 
-def _table(file: Path | None, section: str, sections: Sequence[str]) -> JSON:
-    if file is None:
-        return {}
+def _read_table(file: Path, section: str, sections: Sequence[str]) -> JSON:
     document = read_toml(file, "--config")
     for name in document:
         if name not in sections:
@@ -203,17 +247,8 @@ def read_toml(path: Path, flag: str) -> JSON:
         raise ConfigError(f"{flag} {path} is not TOML: {error}") from error
 
 
-def _named(known: Mapping[str, Field], written: str, section: str, file: Path | None) -> Field:
-    """The option that a key of a TOML table, with hyphens or underscores, stands for."""
-    key = written.replace("-", "_")
-    if key not in known or key == "run":
-        options = [k for k in known if k != "run"]
-        raise ConfigError(f"--config {file}: [{section}] has no option {written!r}; {did_you_mean(key, options)}")
-    return known[key]
-
-
 def convert(field: Field, value: Any, where: str) -> Any:
-    """`value` (from TOML, or text from `--set`) as the field's type; ConfigError with `where` if it is not one."""
+    """Return `value` (from TOML, or text from `--set`) as the field's type. Raises ConfigError with `where`."""
     kind = field.type
     if field.is_list and isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value):
         return tuple(value)
@@ -225,25 +260,18 @@ def convert(field: Field, value: Any, where: str) -> Any:
         return kind(value)
     if kind in (int, float, bool) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
         return value
-    raise ConfigError(f"{where} = {value!r}: a value of type {type_name(field)} is needed")
+    raise ConfigError(f"{where} = {value!r}: a value of type {field.type_name} is needed")
 
 
-def type_name(field: Field) -> str:
-    """The word for the field's type that help and errors show."""
-    if field.is_list:
-        return "list of text"
-    return {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}[field.type]
-
-
-def check_not_file(name: str, run: Path) -> None:
-    """Raise ConfigError when a run directory, or what it would lie in, is a file."""
-    there = next((path for path in (run, *run.parents) if path.exists()), None)
+def check_not_file(name: str, folder: Path) -> None:
+    """Raise ConfigError when `folder`, such as a run directory, or one of its parents is a file."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), None)
     if there is not None and not there.is_dir():
-        raise ConfigError(f"{name} is {str(run)!r}, and {there} is a file; name a folder: that of a run, or a new one")
+        raise ConfigError(f"{name} is {str(folder)!r}, and {there} is a file; name a folder, existing or new")
 
 
 def parse_pairs(pairs: Sequence[str], flag: str) -> JSON:
-    """["a=1", "b=text"] -> {"a": 1, "b": "text"}: values are JSON where they parse as JSON, text otherwise."""
+    """Return {"a": 1, "b": "text"} for ["a=1", "b=text"]. Values are JSON where they parse as JSON, text otherwise."""
     parsed: JSON = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")

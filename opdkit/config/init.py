@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
 from opdkit.config.presets import PRESETS
-from opdkit.config.shared import JUDGES, check_server
+from opdkit.config.shared import JUDGES, check_server, judge_model, judge_url, student
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,13 +13,13 @@ class InitConfig(CommandConfig):
     """`opdkit init`."""
 
     file: Path = argument("the file to write; - is standard output", default=Path("opdkit.toml"))
-    model: str | None = option(None, "the student: a folder in Hugging Face format, or a name on the hub")
-    preset: str | None = option(None, "how the student's chat template is to be called", choices=tuple(PRESETS))
+    model: str | None = student(None)
+    preset: str | None = option(None, "how to call the student's chat template", choices=tuple(PRESETS))
     judge: str | None = option(None, "who judges", choices=JUDGES)
-    judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
-    judge_url: str | None = option(None, "address of the judge's server")
-    overwrite: bool = option(False, "replace the file if it is there")
+    judge_model: str | None = judge_model("default with --judge local: the student")
+    judge_url: str | None = judge_url()
+    overwrite: bool = option(False, "replace the file if it exists")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_server("--judge-url", self.judge_url)
+        check_server(self.judge_url)

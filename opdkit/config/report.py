@@ -11,10 +11,19 @@ class ReportConfig(CommandConfig):
     """`opdkit report`."""
 
     run: Path = argument("the run directory")
-    out: Path | None = option(None, "the file to write (default: RUN/report.html)")
-    turns: int = option(200, "turns shown whole, token by token: those with the largest advantages, and some of every "
-                        "kind", unit="turns", low=0)  # fmt: skip
-    list_size: int = option(10_000, "turns in the list that is searched and filtered; a longer run is drawn from",
-                       unit="turns", low=0)  # fmt: skip
-    max_mb: float = option(3.0, "size of the file; texts are cut, then fewer turns shown whole, until it fits",
-                           unit="MB", low=0.25)  # fmt: skip
+    out: Path | None = option(None, "the file to write", "default: RUN/report.html")
+    turns: int = option(
+        200,
+        "turns shown whole, token by token",
+        "those with the largest advantages, and some of every kind",
+        unit="turns",
+        low=0,
+    )
+    list_size: int = option(10_000, "turns in the searchable list", "a sample of a longer run", unit="turns", low=0)
+    max_mb: float = option(
+        3.0,
+        "size of the file",
+        "texts are cut, then fewer turns shown whole, until it fits",
+        unit="MB",
+        low=0.25,
+    )

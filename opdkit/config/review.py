@@ -11,6 +11,6 @@ class ReviewConfig(CommandConfig):
     """`opdkit review`."""
 
     run: Path = argument("the run directory")
-    port: int = option(0, "port of 127.0.0.1 to serve on; 0 is any that is free", low=0, high=65535)
-    reviewer: str | None = option(None, "the name that your decisions carry (default: your login name)")
+    port: int = option(0, "port of 127.0.0.1 to serve on; 0 is any", low=0, high=65535)
+    reviewer: str | None = option(None, "the name on your decisions", "default: your login name")
     open: bool = option(False, "also open the page in this machine's browser")

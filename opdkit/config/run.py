@@ -3,29 +3,29 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config.fields import StageConfig, argument, option, parse_pairs
+from opdkit.config.fields import HOW, WHAT, WHERE, StageConfig, argument, option, parse_pairs
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import JUDGES, OBJECTIVES, session_limit
+from opdkit.config.shared import JUDGES, OBJECTIVES, REPEAT, judge_model, judge_url, session_limit, student
 from opdkit.errors import ConfigError
 
-ORDER = ("extract", "judge", "teacher", "train")  # of a pipeline
+ORDER = ("extract", "judge", "teacher", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(StageConfig):
     """`opdkit run`: extract, judge, teacher and train with one configuration."""
 
-    logs: tuple[str, ...] = argument("logs, as for extract")
-    limit: int | None = session_limit()
-    model: str | None = option(None, "the student: a folder in Hugging Face format, or a name on the hub")
-    judge: str | None = option(None, "who judges", choices=JUDGES)
-    judge_model: str | None = option(None, "the judge's model (default with --judge local: the student)")
-    judge_url: str | None = option(None, "address of the judge's server")
-    objective: str | None = option(None, "what to train on", choices=OBJECTIVES)
-    learning_rate: float | None = option(None, "peak learning rate of the training", low=0.0)
-    seed: int | None = option(None, "seed of every random draw", low=0)
-    config: Path | None = option(None, "TOML file, one table a stage; flags win")
-    set: tuple[str, ...] = option((), "any option of any stage, as STAGE.OPTION=VALUE; may be given repeatedly")
+    logs: tuple[str, ...] = argument("log files or folders of them, -, or hf:NAME[:SPLIT]", "as for extract")
+    limit: int | None = session_limit(WHAT)
+    model: str | None = student(None, panel=WHAT)
+    judge: str | None = option(None, "who judges", choices=JUDGES, panel=WHAT)
+    judge_model: str | None = judge_model("default with --judge local: the student", WHAT)
+    judge_url: str | None = judge_url(WHAT)
+    objective: str | None = option(None, "what to learn from", choices=OBJECTIVES, panel=HOW)
+    learning_rate: float | None = option(None, "peak learning rate", low=0.0, panel=HOW)
+    seed: int | None = option(None, "seed of every random draw", low=0, panel=HOW)
+    config: Path | None = option(None, "TOML file with one table per stage", "flags win", panel=WHERE)
+    set: tuple[str, ...] = option((), "any option, as STAGE.OPTION=VALUE", f"of any stage; {REPEAT}", panel=HOW)
 
     def __post_init__(self) -> None:
         super().__post_init__()

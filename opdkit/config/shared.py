@@ -1,65 +1,97 @@
-"""What the options of several stages have in common: choices, checks, and those of every stage that runs a model."""
+"""Options that several commands have: one declaration, so that a flag means the same everywhere."""
 
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config.fields import StageConfig, option, parse_pairs
+from opdkit.config.fields import HOW, WHERE, StageConfig, option, parse_pairs
 from opdkit.errors import ConfigError
 
 JUDGES = ("rules", "local", "endpoint")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-TEMPLATE_ARG_HELP = "argument for the chat template, as NAME=VALUE (enable_thinking=false); may be given repeatedly"
+REPEAT = "may be given repeatedly"
 
 
-def session_limit(sessions: str = "sessions") -> Any:
+def session_limit(panel: str) -> Any:
     """Return the option `--limit`, which counts sessions in every command that has it."""
-    return option(None, f"only the first N {sessions}, for a cheap trial", unit="sessions", low=1)
+    return option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1, panel=panel)
 
 
-def check_server(flag: str, url: str | None) -> None:
-    """Raise ConfigError unless `url` is null or a plain http(s) address; what is wrong with it is not shown."""
+def student(default: Any = ..., more: str = "", panel: str = "Options") -> Any:
+    """Return the option `--model`."""
+    text = "the student: a model folder or a name on the hub"
+    return option(default, text, more or "a folder is in Hugging Face format", panel=panel)
+
+
+def judge_model(more: str, panel: str = "Options", **details: Any) -> Any:
+    """Return the option `--judge-model`."""
+    return option(None, "the judge: a path, or its name on the server", more, panel=panel, **details)
+
+
+def judge_url(panel: str = "Options", **details: Any) -> Any:
+    """Return the option `--judge-url`."""
+    text = "address of the judge's server"
+    return option(None, text, "OpenAI-compatible, for example http://localhost:8000/v1", panel=panel, **details)
+
+
+def api_key_env(panel: str = "Options") -> Any:
+    """Return the option `--api-key-env`."""
+    text = "environment variable that holds the server's key"
+    return option("OPENAI_API_KEY", text, plan=False, panel=panel, expert=True)
+
+
+def template_arg(more: str = "") -> Any:
+    """Return the option `--template-arg`."""
+    details = f"for example enable_thinking=false; {REPEAT}" + (f"; {more}" if more else "")
+    return option((), "argument of the chat template, NAME=VALUE", details, panel=HOW)
+
+
+def check_server(url: str | None) -> None:
+    """Raise ConfigError unless `--judge-url` is null or a plain http(s) address. The message does not show a key."""
     if url is None:
         return
     try:
         parts = urlsplit(url)
-        plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+        is_plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
     except ValueError:
-        raise ConfigError(f"{flag} is no address; write it like http://localhost:8000/v1") from None
+        raise ConfigError("--judge-url is not an address; write it like http://localhost:8000/v1") from None
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError(f"{flag} holds more than an address; put the key into the variable that --api-key-env names")
-    if not plain or not _can_be_asked(url):
-        raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
-
-
-def _can_be_asked(url: str) -> bool:
-    import httpx  # imported here: few ask for it
+        raise ConfigError("--judge-url holds more than an address; put the key into the variable that --api-key-env "
+                          "names")  # fmt: skip
+    import httpx  # imported here: few commands have a server
 
     try:
-        return bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
-    except (httpx.InvalidURL, ValueError):  # an address of four numbers that is none, a name that no server can have
-        return False
+        has_host = is_plain and bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
+    except (httpx.InvalidURL, ValueError):  # a wrong address of four numbers, or a name that no server can have
+        has_host = False
+    if not has_host:
+        raise ConfigError(f"--judge-url is {url!r}; write it like http://localhost:8000/v1")
 
 
 def check_judge(model: str | None, url: str | None) -> None:
-    """Raise ConfigError for a `--judge-url` that is no address or comes without the `--judge-model` to ask for."""
+    """Raise ConfigError for a `--judge-url` that is not an address or comes without `--judge-model`."""
     if url and not model:
         raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
-    check_server("--judge-url", url)
+    check_server(url)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(StageConfig):
-    """What every stage that runs a model lets the user choose."""
+    """The options of every stage that runs a model."""
 
     device: str = option(
-        "auto", "torch device; auto takes the launcher's GPU if there is one, else the CPU", plan=False
+        "auto", "torch device", "auto takes the launcher's GPU if there is one, else the CPU", plan=False, panel=WHERE
     )
-    dtype: str = option("auto", "weights and activations; auto is bfloat16 on a GPU and float32 on a CPU",
-                        choices=DTYPES)  # fmt: skip
-    template_arg: tuple[str, ...] = option((), TEMPLATE_ARG_HELP)
-    seed: int = option(0, "seed of every random draw", low=0)
+    dtype: str = option(
+        "auto",
+        "weights and activations",
+        "auto is bfloat16 on a GPU and float32 on a CPU",
+        choices=DTYPES,
+        panel=WHERE,
+    )
+    template_arg: tuple[str, ...] = template_arg()
+    seed: int = option(0, "seed of every random draw", low=0, panel=HOW)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,66 +3,122 @@
 import os
 from dataclasses import dataclass
 
-from opdkit.config.fields import option
-from opdkit.config.shared import ModelOptions, session_limit
-from opdkit.config.teachers import check_roster
+from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, option
+from opdkit.config.shared import REPEAT, ModelOptions, session_limit, student
+from opdkit.config.teachers import check_teachers
 from opdkit.errors import ConfigError
 
 HINT_SELECTIONS = ("judge", "longest", "shortest", "score", "overlap")
 PLACEMENTS = ("last-user", "tail", "system")
+MODELS = "Student and teacher"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig(ModelOptions):
     """`opdkit teacher`: verdicts -> targets."""
 
-    limit: int | None = session_limit()
-    model: str = option(..., "the student: a folder in Hugging Face format, or a name on the hub")
-    teacher: tuple[str, ...] = option((), "the model that reads the hint, as PATH or NAME=PATH (default: the student "
-                                      "itself); given repeatedly, their probabilities are averaged")  # fmt: skip
-    teacher_share: tuple[str, ...] = option((), "weight of a teacher in the average, as NAME=WEIGHT (default: 1); "
-                                             "may be given repeatedly")  # fmt: skip
-    teacher_route: str | None = option(None, "metadata field of a session whose value names its teacher, instead of "
-                                       "the average of all")  # fmt: skip
-    score_unhinted: bool = option(False, "also score without the hint: this separates the effect of the hint from that "
-                                  "of another model")  # fmt: skip
-    device_map: str | None = option(None, "spread models that are too large for one GPU, layer by layer, over all GPUs "
-                                    "of this process; what does not fit there waits in memory or on disk. One "
-                                    "process a node then", choices=("auto", "balanced", "sequential"),
-                                    plan=False)  # fmt: skip
+    model: str = student(panel=MODELS)
+    teacher: tuple[str, ...] = option(
+        (),
+        "the model that reads the hint, [NAME=]PATH",
+        "default: the student itself; if given repeatedly, their probabilities are averaged",
+        panel=MODELS,
+    )
+    teacher_share: tuple[str, ...] = option(
+        (), "share of a teacher in the average, NAME=SHARE", f"default: 1; {REPEAT}", panel=MODELS, expert=True
+    )
+    teacher_route: str | None = option(
+        None,
+        "metadata field that names a session's teacher",
+        "instead of the average of all teachers",
+        panel=MODELS,
+        expert=True,
+    )
+    limit: int | None = session_limit(WHAT)
+    max_tokens: int | None = option(
+        None, "longest prompt + reply", "default: the model's own limit", unit="tokens", low=2, panel=WHAT
+    )
+    too_long: str = option(
+        "drop",
+        "a turn that does not fit",
+        "drop it, or cut whole messages off its beginning",
+        choices=("drop", "cut"),
+        panel=WHAT,
+    )
+    teacher_hint: str = option(
+        "judge",
+        "the accepted hint that the teacher reads",
+        "judge: the one that the judge chose; overlap: score up to three hints and take the one whose top tokens are "
+        "most often the student's",
+        choices=HINT_SELECTIONS,
+        panel=HOW,
+    )
+    hint_placement: str = option("last-user", "place of the hint in the prompt", choices=PLACEMENTS, panel=HOW)
+    top_k: int = option(
+        20,
+        "most likely tokens to store per position",
+        "with the log-probs of both models; 0 stores none",
+        unit="tokens",
+        low=0,
+        high=1000,
+        panel=HOW,
+    )
+    top_k_of: str = option(
+        "student",
+        "the model whose top tokens are stored",
+        choices=("student", "teacher"),
+        panel=HOW,
+        expert=True,
+    )
+    score_unhinted: bool = option(
+        False,
+        "also score without the hint",
+        "separates the effect of the hint from that of another model",
+        panel=HOW,
+        expert=True,
+    )
+    teacher_samples: int = option(
+        0,
+        "replies to sample from the hinted teacher",
+        "N per hinted turn; training uses them beside the logged reply",
+        unit="replies",
+        low=0,
+        panel=HOW,
+    )
+    max_new_tokens: int = option(
+        512, "longest sampled reply", "with --teacher-samples", unit="tokens", low=1, panel=HOW, expert=True
+    )
+    batch_tokens: int = option(16384, "tokens in memory at once", unit="tokens", low=1, panel=SPEED)
+    turn_by_turn: bool = option(
+        False,
+        "read every prompt from its beginning",
+        "instead of reading once what the prompts of a session share: equal up to rounding, and far slower",
+        panel=SPEED,
+        expert=True,
+    )
+    device_map: str | None = option(
+        None,
+        "spread layers over all GPUs of this process",
+        "for models too large for one GPU; what does not fit waits in memory or on disk; one process per node",
+        choices=("auto", "balanced", "sequential"),
+        plan=False,
+        panel=MEMORY,
+    )
     tensor_parallel: bool = option(
         False,
-        "under torchrun: every process holds a share of each layer of models that are "
-        "too large for one GPU, and all score the same parts together",
+        "under torchrun: split each layer over all GPUs",
+        "for models too large for one GPU; all processes score the same parts together",
         plan=False,
+        panel=MEMORY,
     )
-    top_k: int = option(20, "tokens stored at each position, with the log-probs of both models; 0 is none",
-                          unit="tokens", low=0, high=1000)  # fmt: skip
-    top_k_of: str = option("student", "whose most likely tokens are stored", choices=("student", "teacher"))
-    teacher_hint: str = option("judge", "which accepted hint the teacher reads: the judge's choice, or another one; "
-                              "overlap scores up to three and takes the one whose top tokens are most often the "
-                              "student's", choices=HINT_SELECTIONS)  # fmt: skip
-    hint_placement: str = option("last-user", "where the hint goes in the teacher's prompt", choices=PLACEMENTS)
-    teacher_samples: int = option(0, "also sample N replies from the hinted teacher per hinted turn, and train on "
-                                  "them", unit="replies", low=0)  # fmt: skip
-    max_new_tokens: int = option(512, "with --teacher-samples: a longer reply is cut off", unit="tokens", low=1)
-    max_tokens: int | None = option(None, "longest prompt + reply (default: what the model was built for)",
-                                    unit="tokens", low=2)  # fmt: skip
-    too_long: str = option("drop", "a turn that does not fit: drop it, or cut whole messages off its beginning",
-                           choices=("drop", "cut"))  # fmt: skip
-    batch_tokens: int = option(16384, "tokens scored at once", unit="tokens", low=1)
-    turn_by_turn: bool = option(False, "read every prompt from its beginning, instead of once what the prompts of "
-                                "a session share: the same numbers but for rounding, and far slower")  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_roster(self.teacher, self.teacher_share, self.teacher_route)
+        check_teachers(self.teacher, self.teacher_share, self.teacher_route)
         spread = [flag for flag in ("device_map", "tensor_parallel") if getattr(self, flag)]
         if spread and self.teacher_samples:
             flag = "--" + spread[0].replace("_", "-")
-            raise ConfigError(
-                f"--teacher-samples needs the teacher on one device; leave out {flag} or --teacher-samples"
-            )
+            raise ConfigError(f"--teacher-samples needs the teacher on one device; leave out {flag} or it")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.teacher_samples and len(self.teacher) > 1 and self.teacher_route is None:

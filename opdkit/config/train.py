@@ -3,99 +3,249 @@
 import importlib.util
 from dataclasses import dataclass
 
-from opdkit.config.fields import option
-from opdkit.config.shared import OBJECTIVES, ModelOptions, session_limit
+from opdkit.config.fields import HOW, MEMORY, WHERE, option
+from opdkit.config.shared import OBJECTIVES, ModelOptions, session_limit, student
 from opdkit.errors import ConfigError
+
+DATA, LOSS = "What to train on", "Objective"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(ModelOptions):
     """`opdkit train`: targets -> a better model."""
 
-    limit: int | None = session_limit()
-    model: str = option(..., "the student: the model that the teacher stage scored")
-    objective: str = option(
-        "blend", "opd: teacher - student on the logged token; binary: the reward; combine: opd + 0.2 binary; topk: "
-        "teacher - student on the tokens of the support; hybrid: topk + 0.2 binary; distill: divergence from the "
-        "teacher over the support; blend: distill + 0.1 binary; alternate: a step of binary on turns without a hint, "
-        "a step of opd on those with one", choices=OBJECTIVES,
-    )  # fmt: skip
-    reward_weight: float | None = option(None, "weight of the reward term (default: the objective's)", low=0.0)
-    teacher_weight: float | None = option(None, "weight of the teacher term (default: the objective's)", low=0.0)
-    support_weight: float | None = option(None, "weight of the support term (default: the objective's)", low=0.0)
-    divergence_weight: float | None = option(None, "weight of the divergence term (default: the objective's)", low=0.0)
-    advantage_clip: float = option(1.0, "teacher advantages are clipped to +-C; 0 is off", unit="nats", low=0.0)
-    clip_low: float = option(0.2, "lower clip of the probability ratio: 1 - this", low=0.0, high=1.0)
-    clip_high: float = option(0.28, "upper clip of the probability ratio: 1 + this", low=0.0)
-    clip_low_end: float | None = option(None, "--clip-low moves to this until the last step, linearly (default: it "
-                                        "stays)", low=0.0, high=1.0)  # fmt: skip
-    clip_high_end: float | None = option(None, "--clip-high moves to this until the last step, linearly (default: it "
-                                         "stays)", low=0.0)  # fmt: skip
-    dual_clip: float = option(0.0, "bound of the probability ratio where the advantage is negative, over 1; 0 is off",
-                              low=0.0)  # fmt: skip
-    divergence_alpha: float = option(
-        0.5, "0: forward KL(teacher, student), 1: reverse KL(student, teacher), between: generalised Jensen-Shannon "
-        "with the mixture (1 - this) student + this teacher", low=0.0, high=1.0,
-    )  # fmt: skip
-    kl_coef: float = option(0.0, "weight of the KL to the student before training; 0 is off", low=0.0)
-    kl_estimator: str = option("k3", "how that KL is estimated from the logged token", choices=("k1", "k2", "k3"))
-    min_advantage: float = option(0.0, "teacher terms: skip tokens where teacher and student differ by less",
-                                  unit="nats", low=0.0)  # fmt: skip
-    skip_first: int = option(0, "teacher terms: skip the first tokens of a reply, which may echo the hint",
-                             unit="tokens", low=0)  # fmt: skip
-    confidence_weight: bool = option(False, "teacher terms: weigh each token by the teacher's probability of it")
-    behavior_cap: float = option(2.0, "tokens whose log-probs the log has are weighed by their probability under the "
-                                 "student over that in the log, at most this; 0 is off", low=0.0)  # fmt: skip
-    negative_below: float = option(0.95, "a negative reward falls on the tokens that the student gave less than this "
-                                "probability; 1 is all of them", low=0.0, high=1.0)  # fmt: skip
-    group_normalise: str = option(
-        "off", "rewards of turns with the same prompt less their mean, over their standard deviation. repeated: a "
-        "prompt that comes once keeps its reward; all: it gets 0", choices=("off", "repeated", "all"),
-    )  # fmt: skip
-    overlong_max: int = option(0, "replies of this many tokens lose 1 of their reward; 0 is off", unit="tokens", low=0)
-    overlong_cache: int = option(200, "the deduction begins this many tokens earlier", unit="tokens", low=1)
-    aggregation: str = option("token-mean", "a term is the mean over all its tokens of a step, or the mean of its "
-                              "turns' means", choices=("token-mean", "turn-mean"))  # fmt: skip
-    order: str = option("random", "order of the turns: easy is where the mean absolute advantage is small",
-                        choices=("random", "easy-first", "hard-first"))  # fmt: skip
-    epochs: int = option(1, "passes over the targets", unit="epochs", low=1)
-    batch_by: str = option("session", "session: an optimizer step takes whole sessions until it has --batch-turns "
-                           "turns, and their turns share what they have in common; turn: each turn is drawn alone",
-                           choices=("session", "turn"))  # fmt: skip
-    batch_turns: int = option(16, "turns in one optimizer step, over all processes; with whole sessions, at least",
-                              unit="turns", low=1)  # fmt: skip
-    micro_batch_tokens: int = option(8192, "tokens in one forward pass; a longer turn goes alone", unit="tokens", low=1)
-    learning_rate: float | None = option(None, "peak learning rate (default: 1e-5, with LoRA 1e-4)", low=0.0)
-    schedule: str = option("cosine", "learning rate after the warm-up: half a cosine down to 0, or constant",
-                           choices=("cosine", "constant"))  # fmt: skip
-    warmup_steps: int = option(0, "steps over which the learning rate rises from 0", unit="steps", low=0)
-    weight_decay: float = option(0.1, "AdamW weight decay", low=0.0)
-    beta1: float = option(0.9, "AdamW beta 1", low=0.0, high=1.0)
-    beta2: float = option(0.98, "AdamW beta 2", low=0.0, high=1.0)
-    max_grad_norm: float = option(1.0, "gradients are scaled down to this norm; 0 is off", low=0.0)
-    lora_rank: int = option(0, "train LoRA adapters of this rank instead of all weights; 0 is off", low=0)
-    lora_alpha: float = option(32.0, "LoRA scale", low=0.0)
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward pass: slower, less memory")
-    sharding: str = option("none", "several processes: each holds the whole model (none), or its share of weights, "
-                           "gradients and optimizer state (fsdp), where one GPU cannot hold them",
-                           choices=("none", "fsdp"), plan=False)  # fmt: skip
-    holdout: float = option(0.0, "share of the sessions kept out of training for `opdkit eval`", low=0.0, high=0.9)
-    max_turns_per_session: int | None = option(None, "train on at most this many turns of a session, drawn by --seed, "
-                                               "so that no single user decides what is learned", unit="turns",
-                                               low=1)  # fmt: skip
-    checkpoint_every: int = option(
-        100, "steps between checkpoints; 0 is none but where the training is stopped", unit="steps", low=0, plan=False
+    model: str = student(more="the model that the teacher stage scored", panel=DATA)
+    limit: int | None = session_limit(DATA)
+    max_turns_per_session: int | None = option(
+        None,
+        "at most N turns of a session",
+        "drawn by --seed, so that no single user decides what is learned",
+        unit="turns",
+        low=1,
+        panel=DATA,
     )
-    keep_epochs: bool = option(False, "also keep the model as it is after each epoch, in train/epochs/N/model; holds "
-                               "the weights twice while it writes")  # fmt: skip
-    tracker: str | None = option(None, "also log to tensorboard, wandb or trackio",
-                                 choices=("tensorboard", "wandb", "trackio"), plan=False)  # fmt: skip
-    dry_run: bool = option(False, "say what would be trained on, in how many steps, and write nothing", plan=False)
+    holdout: float = option(0.0, "share of the sessions to keep for eval", low=0.0, high=0.9, panel=DATA)
+    order: str = option(
+        "random",
+        "order of the turns",
+        "easy turns have a small mean absolute advantage",
+        choices=("random", "easy-first", "hard-first"),
+        panel=DATA,
+        expert=True,
+    )
+    objective: str = option(
+        "blend",
+        "what to learn from",
+        "opd: teacher - student on the logged token; binary: the reward; combine: opd + 0.2 binary; topk: teacher - "
+        "student on the tokens of the support; hybrid: topk + 0.2 binary; distill: divergence from the teacher over "
+        "the support; blend: distill + 0.1 binary; alternate: one step of binary on turns without a hint, one step of "
+        "opd on turns with one",
+        choices=OBJECTIVES,
+        panel=DATA,
+    )
+    reward_weight: float | None = option(
+        None, "weight of the reward term", "default: the objective's", low=0.0, panel=LOSS, expert=True
+    )
+    teacher_weight: float | None = option(
+        None, "weight of the teacher term", "default: the objective's", low=0.0, panel=LOSS, expert=True
+    )
+    support_weight: float | None = option(
+        None, "weight of the support term", "default: the objective's", low=0.0, panel=LOSS, expert=True
+    )
+    divergence_weight: float | None = option(
+        None, "weight of the divergence term", "default: the objective's", low=0.0, panel=LOSS, expert=True
+    )
+    advantage_clip: float = option(
+        1.0, "clip teacher advantages to +-C", "0 is off", unit="nats", low=0.0, panel=LOSS, expert=True
+    )
+    clip_low: float = option(
+        0.2, "lower clip of the probability ratio: 1 - this", low=0.0, high=1.0, panel=LOSS, expert=True
+    )
+    clip_high: float = option(0.28, "upper clip of the probability ratio: 1 + this", low=0.0, panel=LOSS, expert=True)
+    clip_low_end: float | None = option(
+        None,
+        "move --clip-low to this, linearly",
+        "reached at the last step; default: it stays",
+        low=0.0,
+        high=1.0,
+        panel=LOSS,
+        expert=True,
+    )
+    clip_high_end: float | None = option(
+        None,
+        "move --clip-high to this, linearly",
+        "reached at the last step; default: it stays",
+        low=0.0,
+        panel=LOSS,
+        expert=True,
+    )
+    dual_clip: float = option(
+        0.0,
+        "bound of the ratio for negative advantages",
+        "above 1; 0 is off",
+        low=0.0,
+        panel=LOSS,
+        expert=True,
+    )
+    divergence_alpha: float = option(
+        0.5,
+        "0 is forward KL, 1 is reverse KL",
+        "0: KL(teacher, student); 1: KL(student, teacher); between: generalised Jensen-Shannon divergence with the "
+        "mixture (1 - this) student + this teacher",
+        low=0.0,
+        high=1.0,
+        panel=LOSS,
+        expert=True,
+    )
+    kl_coef: float = option(
+        0.0, "weight of the KL to the untrained student", "0 is off", low=0.0, panel=LOSS, expert=True
+    )
+    kl_estimator: str = option(
+        "k3",
+        "estimator of that KL",
+        "from the logged token",
+        choices=("k1", "k2", "k3"),
+        panel=LOSS,
+        expert=True,
+    )
+    min_advantage: float = option(
+        0.0,
+        "skip tokens with a smaller difference",
+        "teacher terms: the difference of teacher and student",
+        unit="nats",
+        low=0.0,
+        panel=LOSS,
+        expert=True,
+    )
+    skip_first: int = option(
+        0,
+        "skip the first tokens of a reply",
+        "teacher terms: these tokens may echo the hint",
+        unit="tokens",
+        low=0,
+        panel=LOSS,
+        expert=True,
+    )
+    confidence_weight: bool = option(
+        False, "weigh tokens by the teacher's probability", "teacher terms", panel=LOSS, expert=True
+    )
+    behavior_cap: float = option(
+        2.0,
+        "cap of the importance weight of a token",
+        "tokens with logged log-probs are weighed by their probability under the student over the logged one; 0 is off",
+        low=0.0,
+        panel=LOSS,
+        expert=True,
+    )
+    negative_below: float = option(
+        0.95,
+        "negative rewards: only tokens less likely than this",
+        "a negative reward falls only on tokens to which the student gave a smaller probability; 1 is all of them",
+        low=0.0,
+        high=1.0,
+        panel=LOSS,
+        expert=True,
+    )
+    group_normalise: str = option(
+        "off",
+        "normalise rewards of equal prompts",
+        "less their mean, over their standard deviation; repeated: a prompt that comes once keeps its reward; all: it "
+        "gets 0",
+        choices=("off", "repeated", "all"),
+        panel=LOSS,
+        expert=True,
+    )
+    overlong_max: int = option(
+        0, "replies of N tokens lose 1 of their reward", "0 is off", unit="tokens", low=0, panel=LOSS, expert=True
+    )
+    overlong_cache: int = option(
+        200, "the deduction begins N tokens earlier", unit="tokens", low=1, panel=LOSS, expert=True
+    )
+    aggregation: str = option(
+        "token-mean",
+        "mean over tokens, or over turns",
+        "token-mean: over all tokens of a step; turn-mean: over the means of its turns",
+        choices=("token-mean", "turn-mean"),
+        panel=LOSS,
+        expert=True,
+    )
+    epochs: int = option(1, "passes over the targets", unit="epochs", low=1, panel=HOW)
+    learning_rate: float | None = option(
+        None, "peak learning rate", "default: 1e-5, with LoRA 1e-4", low=0.0, panel=HOW
+    )
+    batch_turns: int = option(
+        16,
+        "turns per optimizer step",
+        "over all processes; with whole sessions, at least this many",
+        unit="turns",
+        low=1,
+        panel=HOW,
+    )
+    batch_by: str = option(
+        "session",
+        "draw whole sessions, or single turns",
+        "session: a step takes whole sessions until it has --batch-turns turns, and reads once what they share",
+        choices=("session", "turn"),
+        panel=HOW,
+        expert=True,
+    )
+    schedule: str = option(
+        "cosine",
+        "learning rate after the warm-up",
+        "cosine: half a cosine down to 0",
+        choices=("cosine", "constant"),
+        panel=HOW,
+        expert=True,
+    )
+    warmup_steps: int = option(
+        0, "steps over which the learning rate rises from 0", unit="steps", low=0, panel=HOW, expert=True
+    )
+    weight_decay: float = option(0.1, "AdamW weight decay", low=0.0, panel=HOW, expert=True)
+    beta1: float = option(0.9, "AdamW beta 1", low=0.0, high=1.0, panel=HOW, expert=True)
+    beta2: float = option(0.98, "AdamW beta 2", low=0.0, high=1.0, panel=HOW, expert=True)
+    max_grad_norm: float = option(1.0, "scale gradients down to this norm", "0 is off", low=0.0, panel=HOW, expert=True)
+    lora_rank: int = option(
+        0, "train LoRA adapters of this rank; 0 is off", "instead of all weights", low=0, panel=MEMORY
+    )
+    lora_alpha: float = option(32.0, "LoRA scale", low=0.0, panel=MEMORY, expert=True)
+    micro_batch_tokens: int = option(
+        8192, "per forward pass", "a longer turn goes alone", unit="tokens", low=1, panel=MEMORY
+    )
+    gradient_checkpointing: bool = option(False, "less memory, slower: recompute activations", panel=MEMORY)
+    sharding: str = option(
+        "none",
+        "split the training over processes",
+        "none: each process holds the whole model; fsdp: each holds a share of weights, gradients, optimizer state",
+        choices=("none", "fsdp"),
+        plan=False,
+        panel=MEMORY,
+    )
+    shard: str = option("auto", "only auto: training is not divided into parts", plan=False, panel=WHERE, expert=True)
+    checkpoint_every: int = option(
+        100,
+        "steps between checkpoints",
+        "0: only where the training is stopped",
+        unit="steps",
+        low=0,
+        plan=False,
+        panel=WHERE,
+    )
+    keep_epochs: bool = option(
+        False,
+        "also keep the model after each epoch",
+        "in train/epochs/N/model; holds the weights twice while it writes",
+        panel=WHERE,
+        expert=True,
+    )
+    tracker: str | None = option(
+        None, "also log to", choices=("tensorboard", "wandb", "trackio"), plan=False, panel=WHERE, expert=True
+    )
+    dry_run: bool = option(False, "report the plan of the training, write nothing", plan=False, panel=WHERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 < self.dual_clip <= 1:
-            raise ConfigError(f"--dual-clip is {self.dual_clip:g}; it must be over 1 (3 is usual), or 0 for off")
+            raise ConfigError(f"--dual-clip is {self.dual_clip:g}; it must be above 1 (3 is usual), or 0 for off")
         if 0 < self.overlong_max < self.overlong_cache:
             raise ConfigError(f"--overlong-max is {self.overlong_max}; it must be at least --overlong-cache, which is "
                               f"{self.overlong_cache}")  # fmt: skip

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teachers import parse_teachers, parse_weights, routed
+from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 from opdkit.model.folder import refuse_no_model, weights_digest
 from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
@@ -58,7 +58,7 @@ class Scorer:
         """The teacher of a session. Raises ChatError where its metadata names none."""
         if self.route is None:
             return self.teachers[""]
-        name = routed(session["metadata"], self.route)
+        name = routed_name(session["metadata"], self.route)
         if name is None:
             raise ChatError("session names no teacher")
         if name not in self.teachers:
@@ -99,7 +99,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     if config.teacher_route:
         teachers = {name: Teacher((policy,)) for name, policy in policies.items()}
     else:
-        weights = parse_weights(config.teacher_share, list(paths))
+        weights = parse_shares(config.teacher_share, list(paths))
         average = Teacher(tuple(policies.values()), tuple(weights.values())) if paths else Teacher((student,))
         teachers = {"": average}
     names = student_names(config.model, model_identity(config.model).get("files", {}))

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.init import document, run, toml
+from opdkit.commands.init import run, toml, write_document
 from opdkit.config.commands import COMMANDS, STAGES, TOML_TABLES, configure
 from opdkit.config.fields import fields_of
 from opdkit.config.init import InitConfig
@@ -33,7 +33,7 @@ def required(stage: str) -> dict[str, object]:
 
 def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
     """pitfall 29: one declaration; the three lists are made from it, and this compares them with each other."""
-    written = sections(document(InitConfig()))
+    written = sections(write_document(InitConfig()))
     assert list(written) == list(TOML_TABLES)
     pages = re.split(r"^## opdkit (\w+)$", (ROOT / "docs" / "commands.md").read_text(encoding="utf-8"), flags=re.M)
     reference = dict(zip(pages[1::2], pages[2::2], strict=True))
@@ -52,7 +52,7 @@ def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
 
 @pytest.mark.parametrize("stage", TOML_TABLES)
 def test_the_file_as_it_is_and_without_its_hashes_configures_the_defaults(stage, tmp_path):
-    text = document(InitConfig())
+    text = write_document(InitConfig())
     everything = re.sub(r"^#([a-z]\w* = .+)$", r"\1", text, flags=re.MULTILINE)
     assert len(tomllib.loads(everything)[stage]) > 3
     plain = configure(stage, required(stage), None)
@@ -63,14 +63,14 @@ def test_the_file_as_it_is_and_without_its_hashes_configures_the_defaults(stage,
 
 
 def test_flags_and_preset_are_written_where_they_belong():
-    text = document(InitConfig(model="some/model", preset="qwen3-thinking", judge="local"))
+    text = write_document(InitConfig(model="some/model", preset="qwen3-thinking", judge="local"))
     tables = tomllib.loads(text)
     assert tables["teacher"] == {"model": "some/model", "template_arg": ["enable_thinking=true"]}
     assert tables["judge"] == {"judge": "local", "judge_model": "some/model", "template_arg": ["enable_thinking=true"],
                                "max_new_tokens": 4096}  # fmt: skip
     assert tables["train"] == {"model": "some/model"}
     assert "thinking of earlier turns" in text
-    served = tomllib.loads(document(InitConfig(judge="endpoint", judge_model="j", judge_url="http://h:1/v1")))
+    served = tomllib.loads(write_document(InitConfig(judge="endpoint", judge_model="j", judge_url="http://h:1/v1")))
     assert served["judge"] == {"judge": "endpoint", "judge_model": "j", "judge_url": "http://h:1/v1"}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teachers import parse_teachers, parse_weights, routed
+from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ def test_teachers_have_names(given, expected):
     ({"teacher": ("",)}, "is empty"),
     ({"teacher": ("a=x",), "teacher_share": ("b=1",)}, "no teacher is named 'b'"),
     ({"teacher_share": ("b=1",)}, "there is no --teacher at all"),
-    ({"teacher": ("a=x",), "teacher_share": ("a",)}, "NAME=WEIGHT"),
+    ({"teacher": ("a=x",), "teacher_share": ("a",)}, "NAME=SHARE"),
     ({"teacher": ("a=x",), "teacher_share": ("a=0",)}, "above 0"),
     ({"teacher": ("a=x",), "teacher_share": ("a=-1",)}, "above 0"),
     ({"teacher": ("a=x",), "teacher_share": ("a=nan",)}, "above 0"),
@@ -40,9 +40,9 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, options, 
 
 
 def test_weights_are_shares():
-    assert parse_weights([], ["a", "b"]) == {"a": 0.5, "b": 0.5}
-    assert parse_weights(["b=3"], ["a", "b"]) == {"a": 0.25, "b": 0.75}
-    assert parse_weights(["models/x=y=3"], ["models/x=y"]) == {"models/x=y": 1.0}
+    assert parse_shares([], ["a", "b"]) == {"a": 0.5, "b": 0.5}
+    assert parse_shares(["b=3"], ["a", "b"]) == {"a": 0.25, "b": 0.75}
+    assert parse_shares(["models/x=y=3"], ["models/x=y"]) == {"models/x=y": 1.0}
 
 
 @pytest.mark.parametrize(("metadata", "expected"), [
@@ -50,4 +50,4 @@ def test_weights_are_shares():
     ('{"tier": "gold"}', "gold"), ('{"tier": 2}', "2"), ('{"tier": true}', "true"), ("[" * 100_000, None),
 ])  # fmt: skip
 def test_a_route_reads_one_field(metadata, expected):
-    assert routed(metadata, "tier") == expected
+    assert routed_name(metadata, "tier") == expected

@@ -1,0 +1,74 @@
+"""A table of a run as Arrow, pandas, `datasets` or dicts."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from opdkit.config.fields import JSON, did_you_mean
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.reading import part_count, part_path, read_all, read_arrow
+from opdkit.store.tables import TABLES
+
+if TYPE_CHECKING:
+    import datasets
+    import pandas as pd
+
+
+class RunTable:
+    """One table of a run, as it is on the disk: every call reads it again."""
+
+    def __init__(self, run: Path, name: str) -> None:
+        if name not in TABLES:
+            raise ConfigError(f"there is no table {name!r}; {did_you_mean(name, list(TABLES))}")
+        self.run, self.name, self.schema = run, name, TABLES[name].schema
+
+    def arrow(self, columns: Sequence[str] | None = None) -> "pa.Table":
+        """Return the table, or some columns of it, as Arrow. Raises OpdkitError when parts are missing or damaged."""
+        for column in columns or ():
+            if column not in self.schema.names:
+                raise ConfigError(f"{self.name} has no column {column!r}; {did_you_mean(column, self.schema.names)}")
+        parts = [read_arrow(self.run, self.name, k, columns) for k in range(self._parts())]
+        return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
+
+    def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
+        """Return the table as a pandas data frame. Integers that may be missing are `Int64`, not rounded floats."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise OpdkitError("pandas is not installed: `pip install pandas`") from error
+        nullable = {pa.int8(): pd.Int8Dtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
+        return self.arrow(columns).to_pandas(types_mapper=nullable.get)
+
+    def dataset(self) -> "datasets.Dataset":
+        """Return the table as a `datasets.Dataset` in memory-mapped files, for tables larger than the memory."""
+        import datasets
+
+        paths = [part_path(self.run, self.name, k) for k in range(self._parts())]
+        if missing := [path for path in paths if not path.exists()]:
+            raise OpdkitError(f"{missing[0]} is not there: the stage has not finished; call its method again")
+        return cast("datasets.Dataset", datasets.Dataset.from_parquet([str(path) for path in paths]))
+
+    def rows(self) -> Iterator[JSON]:
+        """Yield the rows as dicts, with one part in memory at a time."""
+        return read_all(self.run, self.name)
+
+    __iter__ = rows
+
+    def __len__(self) -> int:
+        paths = [part_path(self.run, self.name, k) for k in range(self._parts())]
+        return sum(pq.read_metadata(path).num_rows for path in paths if path.exists())
+
+    def _parts(self) -> int:
+        return part_count(self.run, TABLES[self.name].stage)
+
+    def __repr__(self) -> str:
+        """Return the number of rows, and every column with its type and meaning."""
+        try:
+            count = f"{len(self):,} rows"
+        except OpdkitError:
+            count = "not there yet"
+        columns = [f"  {f.name}: {f.type} - {f.metadata[b'meaning'].decode()}" for f in self.schema]
+        return "\n".join([f"{self.name} of {self.run}: {count}", *columns])
