@@ -10,6 +10,17 @@ from warm_opdkit import warm_opdkit
 # Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one test process more than there are cores: tests of servers, Slurm and browsers mostly wait."""
+    return (os.cpu_count() or 1) + 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the slow tests, so that none of them is what all other processes wait for in the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 TRAINING_TEXT = [
     "Please write the answer in short sentences, without bullet points.",
     "The tool returned an error: file not found. No, I said the other file.",
