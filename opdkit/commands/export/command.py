@@ -7,7 +7,7 @@ from pathlib import Path
 from opdkit.commands.export import kto, openai, sdft, sft, verl
 from opdkit.commands.export.files import message_type, refuse_existing, whole, writing
 from opdkit.commands.export.turns import Target, judged_turns
-from opdkit.commands.review import Imported, read_csv, write_csv
+from opdkit.commands.review.sheet import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, ExportConfig
 from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError

@@ -1,11 +1,12 @@
 """The reviewers' page over HTTP, for one person on this machine and nobody else.
 
-It listens on 127.0.0.1 and answers whoever knows the random token that the address carries. A page of another origin
-can make a browser send requests here, and a name server can point its own name here: so a foreign Origin or Host is
-refused whatever it knows, and nothing that a link, an image or a form can send changes anything: a change is a POST of
-JSON. Whoever may read the run directory needs no server, and is not kept out.
+The server listens on 127.0.0.1 and answers requests that carry the random token of the printed address. A page of
+another origin can make a browser send requests here, and a name server can point its own name here: so a request with
+a foreign Origin or Host is refused even with the token. A change is a POST of JSON, which no link, image or form can
+send. People who may read the run directory need no server, and are not kept out.
 """
 
+import contextlib
 import hmac
 import json
 import secrets
@@ -13,10 +14,8 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import FrameType
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -42,12 +41,12 @@ _HEADERS = {
 def run(config: ReviewConfig) -> None:
     """Serve the page of a run until Ctrl-C or SIGTERM; its address goes to stdout.
 
-    Raises OpdkitError when the run is not judged yet, or the port is taken.
+    Raises OpdkitError if the run is not judged yet, or the port is taken.
     """
     reviewer = config.reviewer or reviews.whoami()
     server = ReviewServer(Api(config.run, reviewer), config.port)
     stop = threading.Event()
-    before = {name: signal.signal(name, _setting(stop)) for name in (signal.SIGINT, signal.SIGTERM)}
+    before = {name: signal.signal(name, lambda *_: stop.set()) for name in (signal.SIGINT, signal.SIGTERM)}
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
     serving.start()
     try:
@@ -65,17 +64,13 @@ def run(config: ReviewConfig) -> None:
     say(f"stopped; decisions in force: {len(reviews.in_force(config.run)):,}, in {reviews.folder(config.run)}")
 
 
-def _setting(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
-    return lambda number, frame: stop.set()
-
-
 class ReviewServer(ThreadingHTTPServer):
-    """The server of one run. `token` is what a request must carry."""
+    """The server of one run. Every request must carry `token`."""
 
     daemon_threads = False
 
     def __init__(self, api: Api, port: int = 0) -> None:
-        """Raises OpdkitError when the port is taken."""
+        """Bind the port. Raises OpdkitError if it is taken."""
         self.api, self.token = api, secrets.token_urlsafe(24)
         try:
             super().__init__(("127.0.0.1", port), Handler)
@@ -88,17 +83,17 @@ class ReviewServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away in the middle is no news; everything else is said, without a traceback."""
+        """Warn of an error, without a traceback, unless the client has gone away."""
         error = sys.exception()
         if not isinstance(error, ConnectionError | TimeoutError):
             warn(f"a request failed: {type(error).__name__}: {error}")
 
 
 class RefusedError(Exception):
-    """A request that is not answered, and how that is said."""
+    """A request that is refused: the HTTP status, and the reason."""
 
-    def __init__(self, status: HTTPStatus, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, status: HTTPStatus, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
 
 
@@ -109,63 +104,64 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "opdkit", ""
     timeout = _PATIENCE
 
-    def do_GET(self) -> None:
-        self._answer(self._get)
-
-    def do_POST(self) -> None:
-        self._answer(self._post)
-
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing: a log of addresses would be a log of tokens."""
+        """Log nothing: a log of addresses would be a log of tokens."""
 
-    # -- who may ask ------------------------------------------------------------------------------------------------
-
-    def _answer(self, action: Callable[[str], tuple[str, bytes]]) -> None:
+    def do_GET(self) -> None:
+        """Answer a request, GET or POST."""
+        status = HTTPStatus.OK
         try:
-            self._refuse_strangers()
-            kind, body = action(urlsplit(self.path).path)
-            self._send(HTTPStatus.OK, kind, body)
-        except RefusedError as refused:
-            self._send(refused.status, *_json({"error": str(refused)}))
-        except UnknownTurnError as error:
-            self._send(HTTPStatus.NOT_FOUND, *_json({"error": str(error)}))
-        except OpdkitError as error:
-            status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
-            self._send(status, *_json({"error": str(error)}))
+            self._check_sender()
+            kind, body = self._answer(urlsplit(self.path).path)
+        except (RefusedError, OpdkitError) as error:
+            kind, body = _json({"error": str(error)})
+            if isinstance(error, RefusedError):
+                status = error.status
+            elif isinstance(error, UnknownTurnError):
+                status = HTTPStatus.NOT_FOUND
+            else:
+                status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
+        self.send_response(status)
+        headers = _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
-    def _refuse_strangers(self) -> None:
-        """Raises RefusedError unless the request comes from our own page, and knows the token."""
+    do_POST = do_GET
+
+    def _answer(self, path: str) -> tuple[str, bytes]:
+        """Return the content type and the body of the answer. Raises RefusedError if there is none."""
+        api, is_post = self.server.api, self.command == "POST"
+        if path == "/" and not is_post:
+            from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
+
+            return "text/html; charset=utf-8", page(api.run, review={"token": self.server.token}).encode()
+        if path == "/api/reviews":
+            return _json(api.decide(self._read_decision()) if is_post else api.decisions())
+        if path.startswith("/api/turns/") and not is_post:
+            return _json(api.turn(unquote(path.removeprefix("/api/turns/"))))
+        raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
+
+    def _check_sender(self) -> None:
+        """Raise RefusedError unless the request comes from our own page and carries the token."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
             raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Host")
         origins = self.headers.get_all("Origin", [])
         if any(origin != f"http://{hosts[0].lower()}" for origin in origins):
             raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Origin")
-        given = self.headers.get("X-Opdkit-Token") or _parameter(self.path, "token")
-        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self.server.token.encode()):
+        token = self.headers.get("X-Opdkit-Token", "")
+        if not token:
+            with contextlib.suppress(ValueError):  # of too many parameters
+                token = parse_qs(urlsplit(self.path).query, max_num_fields=10).get("token", [""])[0]
+        if not hmac.compare_digest(token.encode(errors="surrogateescape"), self.server.token.encode()):
             raise RefusedError(HTTPStatus.FORBIDDEN, "no token, or not that of this server: use the address it printed")
 
-    # -- what is asked ----------------------------------------------------------------------------------------------
-
-    def _get(self, path: str) -> tuple[str, bytes]:
-        if path == "/":
-            from opdkit.commands.report.page import page  # imported here: it is most of what there is to import
-
-            return "text/html; charset=utf-8", page(self.server.api.run, review={"token": self.server.token}).encode()
-        if path == "/api/reviews":
-            return _json(self.server.api.decisions())
-        if path.startswith("/api/turns/"):
-            return _json(self.server.api.turn(unquote(path.removeprefix("/api/turns/"))))
-        raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
-
-    def _post(self, path: str) -> tuple[str, bytes]:
-        if path != "/api/reviews":
-            raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
-        if self.headers.get_content_type() != "application/json":  # what a form of another page can send is none
+    def _read_decision(self) -> object:
+        """Read the body of a POST. Raises RefusedError unless it is JSON of a bounded size."""
+        if self.headers.get_content_type() != "application/json":  # which a form of another page cannot send
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "a decision is sent as application/json")
-        return _json(self.server.api.decide(self._document()))
-
-    def _document(self) -> object:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdecimal()):
             raise RefusedError(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
@@ -179,22 +175,6 @@ class Handler(BaseHTTPRequestHandler):
         except (ValueError, RecursionError):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None
 
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
 
 def _json(document: JSON) -> tuple[str, bytes]:
     return "application/json", json.dumps(document, ensure_ascii=True, allow_nan=False).encode()
-
-
-def _parameter(path: str, name: str) -> str:
-    try:
-        return parse_qs(urlsplit(path).query, max_num_fields=10).get(name, [""])[0]
-    except ValueError:
-        return ""

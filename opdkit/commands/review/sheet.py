@@ -1,17 +1,17 @@
-"""Decisions in a spreadsheet: a CSV file with one row a judged turn, to be filled in and read back.
+"""Decisions in a spreadsheet: a CSV file with one row per judged turn, to be filled in and read back.
 
-The columns before `reward` show the turn; they may be cut, sorted, filtered or removed. What is filled in:
+The columns before `reward` show the turn; they may be cut, sorted, filtered or removed. The columns to fill in:
 
-    reward   -1, 0, 1 as decided; "none": no reward; empty: the votes' stays
-    hint     the hint as decided; "none": no hint; empty: the votes' stays
+    reward   the decided reward: -1, 0 or 1; "none": no reward; empty: that of the votes stays
+    hint     the decided hint; "none": no hint; empty: that of the votes stays
     note     anything
-    action   "accept": looked at, and as the votes say; "strike": withdraw the decision; empty otherwise
+    action   "accept": the verdict of the votes is right; "strike": withdraw the decision; empty otherwise
 
-`decision` numbers the decision that was in force when the file was written. So a row that nobody has touched changes
-nothing, whatever others have decided since, and one whose decision has been emptied withdraws it.
+`decision` is the number of the decision that was in force when the file was written. So a row that nobody has touched
+changes nothing, whatever others have decided since, and a row whose decision has been emptied withdraws it.
 
 Text that a spreadsheet would take for a formula is written behind an apostrophe, as is text that begins with one;
-reading takes it off again.
+reading removes it.
 """
 
 import csv
@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TextIO
 
 from opdkit.commands.review.api import without_verdict
-from opdkit.config.fields import JSON, did_you_mean
+from opdkit.commands.turn_line import messages_text, shorten, turn_messages
+from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, reviews
 from opdkit.store.joined import joined_turns
-from opdkit.store.reviews import Ledger, Review, in_force
+from opdkit.store.reviews import Ledger, Review
 
 SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")
 FILLED_IN = ("reward", "hint", "note", "action")
@@ -42,10 +43,10 @@ _BAD_ROWS_SHOWN = 10
 
 @dataclass(frozen=True)
 class Imported:
-    """What reading a file back did."""
+    """The effect of reading a file back."""
 
-    changed: int  # decisions that differ from what was in force, and were added
-    struck: int  # of them, those that withdraw one
+    changed: int  # decisions that were added, since they differ from those in force
+    struck: int  # of these, the ones that withdraw a decision
     same: int  # rows whose decision nobody has touched, or that is in force already
     untouched: int  # rows without a decision
 
@@ -61,91 +62,71 @@ class Imported:
 
 
 def write_csv(run: Path, stream: TextIO) -> int:
-    """Write every judged turn of a run, with the decisions in force; the number of rows.
+    """Write every judged turn of a run, with the decisions in force. Return the number of rows.
 
-    `stream` should be opened with newline="" and encoding="utf-8-sig", which is how spreadsheets know UTF-8.
+    `stream` should be opened with newline="" and encoding="utf-8-sig", so that spreadsheets recognise UTF-8.
     """
     writer = csv.writer(stream, lineterminator="\r\n")
     writer.writerow(COLUMNS)
-    decided, count = in_force(run), 0
+    in_force, count = reviews.in_force(run), 0
     for part in range(part_count(run, "judge")):
-        for turn in joined_turns(run, part, reviews=decided):
-            if turn.verdict is not None:
-                row = _row(turn.turn, turn.session["messages"], turn.verdict, turn.review)
-                writer.writerow([escaped(row[name]) for name in COLUMNS])
-                count += 1
+        for turn in joined_turns(run, part, reviews=in_force):
+            if turn.verdict is None:
+                continue
+            messages = turn_messages(turn.turn, turn.session["messages"])
+            texts = [messages_text(group).replace("\x00", "\N{REPLACEMENT CHARACTER}") for group in messages]
+            row = {
+                "turn_id": turn.turn_id,
+                **dict(zip(("request", "reply", "next_state"), (shorten(text, _CELL) for text in texts), strict=True)),
+                "voted_reward": "" if turn.verdict["reward"] is None else str(turn.verdict["reward"]),
+                "voted_hint": turn.verdict["hint"] or "",
+                **_decision_cells(turn.review),
+            }
+            writer.writerow([escape(row[name]) for name in COLUMNS])
+            count += 1
     return count
 
 
-def _row(turn: JSON, messages: list[JSON], verdict: JSON, review: Review | None) -> dict[str, str]:
-    index, count = turn["message_index"], turn["next_count"]
-    asked = next((m for m in reversed(messages[:index]) if m["role"] == "user"), None)
-    return {
-        "turn_id": turn["turn_id"],
-        "request": _short([asked] if asked else []),
-        "reply": _short([messages[index]]),
-        "next_state": _short(messages[index + 1 : index + 1 + count]),
-        "voted_reward": "" if verdict["reward"] is None else str(verdict["reward"]),
-        "voted_hint": verdict["hint"] or "",
-        **_decision(review),
-    }
-
-
-def _decision(review: Review | None) -> dict[str, str]:
-    """The columns to be filled in, as they stand."""
+def _decision_cells(review: Review | None) -> dict[str, str]:
+    """Return the columns to fill in, as they stand."""
     if review is None:
         return dict.fromkeys((*FILLED_IN, "decision"), "")
     reward = "" if not review.reward_decided else _NONE if review.reward is None else str(review.reward)
     hint = "" if not review.hint_decided else _NONE if review.hint is None else review.hint
-    # A hint of the one word "none" stays tellable from no hint.
+    # A space tells a hint of the one word "none" from no hint.
     hint = f" {hint}" if review.hint is not None and hint.strip().casefold() == _NONE else hint
     action = "" if reward or hint else "accept"
     return {"reward": reward, "hint": hint, "note": review.note or "", "action": action,
             "decision": str(review.ordinal)}  # fmt: skip
 
 
-def _short(messages: list[JSON]) -> str:
-    said = []
-    for message in messages:
-        calls = [f"{call['name']}({call['arguments']})" for call in message["tool_calls"]]
-        said.append("\n".join(filter(None, [message["content"], *calls])))
-    text = "\n".join(said).replace("\x00", "\N{REPLACEMENT CHARACTER}")  # which no CSV reader takes
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+def escape(text: str) -> str:
+    """Return `text` so that no spreadsheet takes it for a formula; `unescape` reverses it."""
+    return f"'{text}" if text.startswith(_FORMULA) and text not in ("-1", "+1") else text
 
 
-def escaped(text: str) -> str:
-    """`text` so that no spreadsheet takes it for a formula; `unescaped` gives it back."""
-    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
-
-
-def unescaped(text: str) -> str:
-    """What `escaped` was given."""
+def unescape(text: str) -> str:
+    """Return the text that `escape` was given."""
     return text[1:] if text.startswith("'") else text
-
-
-def _is_number(text: str) -> bool:
-    """A reward is a number, and computes nothing."""
-    return text in ("-1", "+1")
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
 def read_csv(run: Path, path: Path) -> Imported:
-    """Add the decisions of a file that differ from what is in force: all of them, or none when a row is wrong.
+    """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
-    Raises OpdkitError that names the wrong rows by their line.
+    Raises OpdkitError naming the wrong rows by their line.
     """
-    every = Ledger(run).every()
-    known = {(review.turn_id, str(review.ordinal)): review for review in every}
-    now, rows = in_force(run), dict(_rows(path))
+    by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).every()}
+    in_force, rows = reviews.in_force(run), dict(_rows(path))
     wrong: list[str] = []
     lines: dict[str, int] = {}
     added: list[Review] = []
     untouched = 0
     for line, row in rows.items():
-        turn_id = unescaped(row["turn_id"])
-        before = known.get((turn_id, row["decision"].strip()))
+        turn_id = unescape(row["turn_id"])
+        before = by_number.get((turn_id, row["decision"].strip()))
         try:
             if lines.setdefault(turn_id, line) != line:
                 raise OpdkitError(f"the turn is in line {lines[turn_id]} already")
@@ -155,22 +136,18 @@ def read_csv(run: Path, path: Path) -> Imported:
             continue
         if review is None:
             untouched += 1
-        elif not (_same(review, before) or _same(review, now.get(turn_id))):
+        elif not (_is_same(review, before) or _is_same(review, in_force.get(turn_id))):
             added.append(review)
     unjudged = without_verdict(run, list(lines))
     wrong += [f"line {lines[name]}: the run has no judged turn {name}" for name in unjudged]
     if wrong:
-        raise OpdkitError(_in_words(path, wrong))
+        shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
+        more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
+        count = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
+        raise OpdkitError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
     reviews.append(run, added)
     struck = sum(review.action == "strike" for review in added)
     return Imported(len(added), struck, len(rows) - untouched - len(added), untouched)
-
-
-def _in_words(path: Path, wrong: list[str]) -> str:
-    shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
-    more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
-    rows = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
-    return f"{path}: {rows} wrong, and nothing of the file was taken:\n{shown}{more}"
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -213,33 +190,29 @@ def _refuse_columns(path: Path, names: list[str]) -> None:
 
 
 def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:
-    """What a row decides; null where it decides nothing. Raises OpdkitError."""
-    reward, hint, note = (_filled(row[name]) for name in ("reward", "hint", "note"))
-    action = _filled(row["action"]).strip().casefold()
+    """Return the decision of a row; None if it decides nothing. Raises OpdkitError."""
+    cells = {name: unescape(row[name]).replace("\r\n", "\n").strip() for name in FILLED_IN}
+    reward, hint, note, action = cells["reward"], cells["hint"], cells["note"], cells["action"].casefold()
     if action not in ("", "accept", "strike"):
         raise OpdkitError(f"action is {action!r}; {did_you_mean(action, ('accept', 'strike'))}, or empty")
-    if action == "accept" and (reward.strip() or hint.strip()):
+    if action == "accept" and (reward or hint):
         raise OpdkitError("accept leaves everything as the votes say: empty its reward and hint, or its action")
-    if not any(text.strip() for text in (reward, hint, note, action)):
+    if not (reward or hint or note or action):
         return None if before is None else Review(turn_id, action="strike")
     if action == "strike":
-        return Review(turn_id, action="strike", note=note.strip() or None)
+        return Review(turn_id, action="strike", note=note or None)
+    no_hint = unescape(row["hint"]).casefold() == _NONE  # without the space that a hint of that word begins with
     review = Review(
         turn_id,
-        reward_decided=bool(reward.strip()),
-        reward=_reward(reward.strip()),
-        hint_decided=bool(hint.strip()),
-        hint=None if hint.casefold() in ("", _NONE) else hint.strip() or None,
-        note=note.strip() or None,
+        reward_decided=bool(reward),
+        reward=_reward(reward),
+        hint_decided=bool(hint),
+        hint=None if no_hint else hint or None,
+        note=note or None,
     )
-    what = reviews.invalid(review)
-    if what is not None:
-        raise OpdkitError(what)
+    if (error := reviews.invalid(review)) is not None:
+        raise OpdkitError(error)
     return review
-
-
-def _filled(cell: str) -> str:
-    return unescaped(cell).replace("\r\n", "\n")
 
 
 def _reward(text: str) -> int | None:
@@ -254,14 +227,15 @@ def _reward(text: str) -> int | None:
     return int(number)
 
 
-def _same(review: Review, other: Review | None) -> bool:
-    """Whether two decisions come to the same; withdrawing what is not there is nothing either."""
+def _is_same(review: Review, other: Review | None) -> bool:
+    """Return True if two decisions have the same effect; withdrawing a decision that is not there has none.
+
+    A spreadsheet may end lines in its own way, so line ends and outer spaces do not count.
+    """
     if other is None or review.action == "strike":
         return other is None and review.action == "strike"
-    return _said(review) == _said(other)
-
-
-def _said(review: Review) -> tuple[object, ...]:
-    """What a row shows of a decision: a spreadsheet may end lines in its own way."""
-    hint, note = (None if text is None else text.replace("\r\n", "\n").strip() for text in (review.hint, review.note))
-    return review.reward_decided, review.reward, review.hint_decided, hint, note
+    effects = []
+    for one in (review, other):
+        texts = [None if text is None else text.replace("\r\n", "\n").strip() for text in (one.hint, one.note)]
+        effects.append((one.reward_decided, one.reward, one.hint_decided, *texts))
+    return effects[0] == effects[1]

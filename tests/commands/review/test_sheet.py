@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import message, talk, write_extract
 
-from opdkit.commands.review import read_csv, write_csv
-from opdkit.commands.review.sheet import COLUMNS, FILLED_IN, escaped, unescaped
+from opdkit.commands.review.sheet import COLUMNS, FILLED_IN, escape, read_csv, unescape, write_csv
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
@@ -77,8 +76,8 @@ def test_no_cell_is_a_formula(run):
 
 @given(st.text(max_size=8) | st.sampled_from(["=1", "+1", "-1", "'", "''=", "@x", "\t", "-1+1"]))
 def test_what_is_escaped_comes_back(text):
-    assert unescaped(escaped(text)) == text
-    assert not escaped(text).startswith(("=", "@", "\t", "\r", "\n"))
+    assert unescape(escape(text)) == text
+    assert not escape(text).startswith(("=", "@", "\t", "\r", "\n"))
 
 
 def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
