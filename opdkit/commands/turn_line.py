@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.commands.report.joined import JoinedTurn
+import numpy as np
+
+from opdkit.commands.run_turns import RunTurn
 from opdkit.config.fields import JSON
+from opdkit.store.joined import JoinedTurn
 
 CHARS = 300  # of each text of a line, at most
 
@@ -16,7 +19,7 @@ class TurnLine:
     number: int  # its place among all turns of the run
     turn_id: str
     source: str
-    state: str  # one of report.joined.STATES
+    state: str  # one of run_turns.STATES
     skip_reason: str | None
     reward: int | None
     reward_status: str | None
@@ -32,26 +35,27 @@ class TurnLine:
     next_state: str
 
 
-def turn_line(number: int, joined: JoinedTurn, verdict: JSON | None) -> TurnLine:
-    """Return the line of a turn, with its votes' verdict or the reviewed one."""
-    target = next((target for target in joined.targets if target.written is None), None)
+def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
+    """Return the line of a turn with a verdict: that of the votes, or the one that the decision in force leaves."""
+    target = next((target for target in turn.targets if target.written is None), None)
     advantages = None if target is None else target.advantages
+    strength = None if advantages is None or not len(advantages) else float(np.abs(advantages).mean())
     known = verdict or {}
-    request, reply, next_state = turn_messages(joined.turn, joined.session["messages"])
+    request, reply, next_state = turn_messages(turn)
     return TurnLine(
         number=number,
-        turn_id=joined.turn_id,
-        source=joined.session["source"],
-        state=joined.state,
-        skip_reason=joined.turn["skip_reason"],
+        turn_id=turn.turn_id,
+        source=turn.session["source"],
+        state=turn.state,
+        skip_reason=turn.turn["skip_reason"],
         reward=known.get("reward"),
         reward_status=known.get("reward_status"),
         agreement=known.get("reward_agreement"),
         hint_status=known.get("hint_status"),
         hint=known.get("hint"),
-        review=None if joined.review is None else joined.review.to_json(),
+        review=None if turn.review is None else turn.review.to_json(),
         tokens=None if target is None else target.sampled,
-        strength=None if target is None else target.strength,
+        strength=strength,
         advantage=None if advantages is None else float(advantages.sum()),
         request=_line(request),
         reply=_line(reply),
@@ -59,12 +63,12 @@ def turn_line(number: int, joined: JoinedTurn, verdict: JSON | None) -> TurnLine
     )
 
 
-def turn_messages(turn: JSON, messages: Sequence[JSON]) -> tuple[Sequence[JSON], Sequence[JSON], Sequence[JSON]]:
+def turn_messages(turn: JoinedTurn) -> tuple[Sequence[JSON], Sequence[JSON], Sequence[JSON]]:
     """Return the request (the last user message of the prompt, or nothing), the reply, and the next state."""
-    index = turn["message_index"]
+    messages, index = turn.session["messages"], turn.index
     request = next((message for message in reversed(messages[:index]) if message["role"] == "user"), None)
-    following = messages[index + 1 : index + 1 + turn["next_count"]]
-    return [] if request is None else [request], [messages[index]], following
+    next_state = messages[index + 1 : index + 1 + turn.turn["next_count"]]
+    return [] if request is None else [request], [messages[index]], next_state
 
 
 def messages_text(messages: Sequence[JSON]) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.joined import joined_turns
 from opdkit.commands.report.listed import Listing
 from opdkit.commands.report.tallies import Advantages, Hints, Shares, Votes
+from opdkit.commands.run_turns import read_turns
 from opdkit.commands.turn_line import TurnLine
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
@@ -36,7 +36,7 @@ def collect(run: Path, rows: int) -> Collected:
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     votes, hints, advantages, shares = Votes(), Hints(), Advantages(), Shares()
     listing, seen = Listing(rows), Counter[str]()
-    for turn in joined_turns(run):
+    for turn in read_turns(run):
         for tally in (votes, hints, advantages, shares, listing):
             tally.add(turn)
         seen["turns"] += 1

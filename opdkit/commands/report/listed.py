@@ -7,8 +7,8 @@ from typing import Any
 
 import xxhash
 
-from opdkit.commands.report.joined import STATES, JoinedTurn
 from opdkit.commands.report.tallies import Largest
+from opdkit.commands.run_turns import STATES, RunTurn
 from opdkit.commands.turn_line import CHARS, TurnLine, turn_line
 from opdkit.config.fields import JSON
 
@@ -22,9 +22,9 @@ class Listing:
         self._drawn: Largest[TurnLine] = Largest(most)
         self.total = 0
 
-    def add(self, joined: JoinedTurn) -> None:
+    def add(self, turn: RunTurn) -> None:
         """Add the next turn of the run. The list shows the verdict of the votes, and the review beside it."""
-        line = turn_line(self.total, joined, joined.verdict)
+        line = turn_line(self.total, turn, turn.verdict)
         self.total += 1
         if line.strength is not None:
             self._strongest.add(line, line.strength)

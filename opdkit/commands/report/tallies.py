@@ -6,9 +6,10 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from opdkit.commands.report.joined import TRAINED, JoinedTurn
+from opdkit.commands.run_turns import TRAINED, RunTurn
 from opdkit.commands.turn_line import signed
 from opdkit.config.fields import JSON
+from opdkit.store.turn_ids import logged_session_id
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ class Votes:
         self.rewards, self.statuses = Counter[str](), Counter[str]()
         self.errors, self.agreement = Counter[str](), Counter[float]()
 
-    def add(self, turn: JoinedTurn) -> None:
+    def add(self, turn: RunTurn) -> None:
         """Count the votes of a turn, and the verdict that they make."""
         verdict = turn.verdict
         if verdict is None:
@@ -107,7 +108,7 @@ class Hints:
         self.lengths, self.statuses, self.common = Counter[int](), Counter[str](), Commonest()
         self.count = self.characters = 0
 
-    def add(self, turn: JoinedTurn) -> None:
+    def add(self, turn: RunTurn) -> None:
         """Count the hint of a turn, as the decision in force leaves it."""
         if (verdict := turn.decided) is None:
             return
@@ -145,7 +146,7 @@ class Advantages:
         self._tokens, self._sum, self._near = 0, 0.0, 0
         self._by_reward, self._overlaps, self._overlap = Counter[str](), 0, 0.0
 
-    def add(self, turn: JoinedTurn) -> None:
+    def add(self, turn: RunTurn) -> None:
         """Count the tokens of a turn's targets, in bins of 0.001 nats."""
         for target in turn.targets:
             self._by_reward[signed(target.reward)] += target.sampled
@@ -197,9 +198,9 @@ class Shares:
         self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most)
         self._most, self._ended = most, 0
 
-    def add(self, turn: JoinedTurn) -> None:
+    def add(self, turn: RunTurn) -> None:
         """Count a turn for its source and for its session."""
-        source, session = turn.session["source"], turn.logged_session
+        source, session = turn.session["source"], logged_session_id(turn.session_id)
         if self._session is None or self._session[:2] != (source, session):
             self._end_session()
             self._session = (source, session, Counter())

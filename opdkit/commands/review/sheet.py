@@ -73,7 +73,7 @@ def write_csv(run: Path, stream: TextIO) -> int:
         for turn in joined_turns(run, part, reviews=in_force):
             if turn.verdict is None:
                 continue
-            messages = turn_messages(turn.turn, turn.session["messages"])
+            messages = turn_messages(turn)
             texts = [messages_text(group).replace("\x00", "\N{REPLACEMENT CHARACTER}") for group in messages]
             row = {
                 "turn_id": turn.turn_id,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import regex
 
-from opdkit.commands.report.joined import JoinedTurn, joined_turns
 from opdkit.commands.report.tallies import Largest
+from opdkit.commands.run_turns import RunTurn, read_turns
 from opdkit.commands.turn_line import TurnLine, messages_text, turn_line, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.config.show import ShowConfig
@@ -49,8 +49,8 @@ def choose_turns(config: ShowConfig) -> Chosen:
         raise ConfigError(f"--grep {config.grep!r} is not a regular expression: {error}") from error
     chosen = Chosen()
     largest = Largest[TurnLine](config.worst or config.best or config.random or config.max_turns)
-    for joined in joined_turns(config.run):
-        line = turn_line(chosen.seen, joined, joined.decided)
+    for turn in read_turns(config.run):
+        line = turn_line(chosen.seen, turn, turn.decided)
         chosen.seen += 1
         if line.reward_status is not None:
             chosen.reward_statuses[line.reward_status] += 1
@@ -58,7 +58,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
             chosen.hint_statuses[line.hint_status] += 1
         if config.status is not None and config.status not in (line.reward_status, line.hint_status):
             continue
-        if pattern is not None and not _matches(pattern, joined):
+        if pattern is not None and not _matches(pattern, turn):
             continue
         chosen.passed += 1
         rank = _rank(config, line)
@@ -83,16 +83,16 @@ def _rank(config: ShowConfig, line: TurnLine) -> float | None:
     return -line.number
 
 
-def _matches(pattern: regex.Pattern[str], joined: JoinedTurn) -> bool:
+def _matches(pattern: regex.Pattern[str], turn: RunTurn) -> bool:
     """Return True if the pattern is found in the request, the reply or a hint of a turn."""
-    request, reply, _ = turn_messages(joined.turn, joined.session["messages"])
-    decided = joined.decided or {"hints": [], "hint": None}
+    request, reply, _ = turn_messages(turn)
+    decided = turn.decided or {"hints": [], "hint": None}
     hints = [*decided["hints"], decided["hint"] or ""]
     try:
         texts = [messages_text(request), messages_text(reply).strip(), *hints]
         return any(pattern.search(text, timeout=_PATIENCE) for text in texts)
     except TimeoutError:
         raise ConfigError(
-            f"--grep {pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {joined.turn_id}: "
+            f"--grep {pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {turn.turn_id}: "
             "write it without a repetition inside a repetition"
         ) from None

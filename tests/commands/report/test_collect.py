@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.commands.report.collect import collect, dominant
-from opdkit.commands.report.joined import Target, joined_turns
 from opdkit.commands.report.listed import choose_whole, columns
 from opdkit.commands.report.tallies import Advantages, Commonest, Largest
+from opdkit.commands.run_turns import ScoredReply, read_turns
 from opdkit.commands.turn_line import TurnLine
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
@@ -187,7 +187,7 @@ def test_shown_whole_are_the_strongest_and_one_of_every_kind(run: Path) -> None:
 
 
 def test_every_turn_is_joined_with_its_own(run: Path) -> None:
-    turns = {turn.turn_id: turn for turn in joined_turns(run)}
+    turns = {turn.turn_id: turn for turn in read_turns(run)}
     assert list(turns) == [turn["turn_id"] for turn in read_all(run, "turns")]
     for verdict in read_all(run, "verdicts"):
         mine = turns[verdict["turn_id"]].verdict
@@ -233,7 +233,7 @@ class Scored:
     """As much of a turn as the tally of advantages looks at."""
 
     def __init__(self, advantages: np.ndarray) -> None:
-        self.targets = [Target(None, len(advantages), advantages, 0.5, 1)]
+        self.targets = [ScoredReply(None, len(advantages), advantages, 0.5, 1)]
 
 
 def test_the_distribution_is_that_of_numpy() -> None:

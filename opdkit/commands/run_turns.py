@@ -1,4 +1,4 @@
-"""The turns of a run in order, each joined with its rows in the tables of all stages; one part in memory at a time."""
+"""The turns of a run in order, each with its rows in the tables of all stages; one part in memory at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from opdkit.store import joined, part_count, read_arrow
 from opdkit.store.reading import is_written
 from opdkit.store.reviews import in_force
-from opdkit.store.turn_ids import logged_session_id
 
 # Of the verdicts without the judge's answers in full, which are most of the table.
 COLUMNS = {
@@ -24,8 +23,8 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Target:
-    """One reply that can be trained on."""
+class ScoredReply:
+    """A target: one reply that can be trained on, with its advantages."""
 
     written: int | None  # number of a reply that the teacher wrote; None: the logged one
     sampled: int  # tokens that the policy sampled
@@ -33,22 +32,13 @@ class Target:
     overlap: float | None
     reward: int | None
 
-    @property
-    def strength(self) -> float | None:
-        """Mean absolute advantage (nats); None where there is none."""
-        return None if self.advantages is None or not len(self.advantages) else float(np.abs(self.advantages).mean())
-
 
 @dataclass(frozen=True)
-class JoinedTurn(joined.JoinedTurn):
-    """One turn with its session, verdict, review and targets. `state` says how far it came."""
+class RunTurn(joined.JoinedTurn):
+    """One turn with its session, verdict, review and targets."""
 
-    targets: Sequence[Target]
-    state: str
-
-    @property
-    def logged_session(self) -> str:
-        return logged_session_id(self.turn["session_id"])
+    targets: Sequence[ScoredReply]
+    state: str  # one of STATES
 
 
 # How far a turn came. The first is the end of the funnel.
@@ -56,7 +46,7 @@ TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED = "trained", "target", "judged", "tr
 STATES = (TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED)
 
 
-def joined_turns(run: Path) -> Iterator[JoinedTurn]:
+def read_turns(run: Path) -> Iterator[RunTurn]:
     """Yield every turn of the finished parts, in the order of the log. Raises OpdkitError for a damaged part."""
     trained, reviews = set[str](), in_force(run)
     if is_written(run, "metrics", 0):
@@ -67,11 +57,11 @@ def joined_turns(run: Path) -> Iterator[JoinedTurn]:
             for row in turn.targets:
                 mask, old, teacher = row["response_mask"], row["old_logprobs"], row["teacher_logprobs"]
                 advantages = None if teacher is None else (teacher - old)[mask]
-                targets.append(Target(row["written"], int(mask.sum()), advantages, row["overlap"], row["reward"]))
+                targets.append(ScoredReply(row["written"], int(mask.sum()), advantages, row["overlap"], row["reward"]))
             if turn.turn_id in trained:
                 state = TRAINED
             elif targets or turn.verdict is not None:
                 state = TARGET if targets else JUDGED
             else:
                 state = TRAINABLE if turn.turn["trainable"] else SKIPPED
-            yield JoinedTurn(turn.session, turn.turn, turn.verdict, turn.review, targets, state)
+            yield RunTurn(turn.session, turn.turn, turn.verdict, turn.review, targets, state)
