@@ -14,9 +14,8 @@ from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit.chat.finish_reasons import CUT_OFF, NOT_CUT_OFF, is_cut_off
 from opdkit.chat.template import Chat
-from opdkit.commands.export import openai
-from opdkit.commands.export.messages import completion_of
-from opdkit.commands.export.turns import JudgedTurn, NotExportedError
+from opdkit.commands.export.messages import JudgedTurn, NotExportedError, completion_of
+from opdkit.commands.export.targets import openai
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
@@ -87,7 +86,7 @@ def test_every_stage_agrees_on_a_logged_reason(reason: str, cut_off: bool, logge
     else:
         assert completion_of(turn)[0]["content"] == "The answer."
     counters = Counters()
-    lines = list(openai.target((1,)).rows([turn], counters))
+    lines = list(openai([turn], (1,), counters))
     assert (len(lines), counters.dropped) == ((0, {"reply cut off": 1}) if cut_off else (1, {}))
 
 

@@ -1,80 +1,150 @@
-"""Prompts and replies as trainers take them: OpenAI's form, as opdkit's own prompts are rendered from.
+"""The judged turns of a run, and their prompts and replies in OpenAI's form, as trainers take them.
 
 A trainer encodes the rendered text as a whole. Text of a log that looks like a template's control tokens would become
-control tokens there, and forge a turn; opdkit can tell them apart when it encodes itself, an export cannot. So such
-turns are not exported.
+control tokens there, and forge a turn; opdkit can tell them apart when it encodes, an export cannot. So such turns are
+not exported.
 """
 
 import contextlib
 import json
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any, NoReturn
 
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import Message, openai_message, tool_definitions
-from opdkit.commands.export.turns import JudgedTurn, NotExportedError
+from opdkit.config.fields import JSON
+from opdkit.store import Counters
+from opdkit.store.joined import joined_turns
+from opdkit.store.reviews import Reviews
+
+class NotExportedError(Exception):
+    """Raised for a turn that has no place in the export. `reason` is what it is dropped and counted under."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
-def prompt_of(turn: JudgedTurn) -> list[Message]:
-    """All messages before the reply. Raises NotExportedError."""
-    if not turn.index:
-        raise NotExportedError("no prompt")
-    return [_exported(message) for message in turn.session["messages"][: turn.index]]
+@dataclass(frozen=True)
+class JudgedTurn:
+    """One turn with its session and its verdict."""
+
+    session: JSON
+    turn: JSON
+    verdict: JSON
+
+    @property
+    def turn_id(self) -> str:
+        """The id of the turn."""
+        return str(self.turn["turn_id"])
+
+    @property
+    def index(self) -> int:
+        """The index of the reply in the session's messages."""
+        return int(self.turn["message_index"])
+
+    @property
+    def reward(self) -> int | None:
+        """The reward of the verdict."""
+        reward: int | None = self.verdict["reward"]
+        return reward
+
+    @property
+    def hint(self) -> str | None:
+        """The hint of the verdict."""
+        hint: str | None = self.verdict["hint"]
+        return hint
 
 
-def completion_of(turn: JudgedTurn) -> list[Message]:
-    """The reply, as a list of one. Raises NotExportedError.
+def read_judged_turns(
+    run: Path, part: int, limit: int | None, reviews: Reviews, counters: Counters
+) -> Iterator[list[JudgedTurn]]:
+    """Yield the judged turns of each session of a part, within the first `limit` sessions of the run.
 
-    A reply that the token limit ended is none: a trainer would teach that it ends there.
+    `reviews` are the decisions of people that are in force: they win over the votes. All turns are counted in
+    `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as "not judged".
+    Raises what `read_part` raises.
     """
+    turns = joined_turns(run, part, limit=limit, reviews=reviews)
+    for _, group in groupby(turns, key=lambda turn: turn.session_id):
+        judged = []
+        for joined in group:
+            counters.rows_in += 1
+            if joined.decided is not None:
+                judged.append(JudgedTurn(joined.session, joined.turn, joined.decided))
+            else:
+                row = joined.turn
+                counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
+        yield judged
+
+
+def check_reward(turn: JudgedTurn, rewards: tuple[int, ...]) -> int:
+    """Return the reward of a turn. Raises NotExportedError where it is missing or not one of `rewards`."""
+    if turn.reward is None:
+        raise NotExportedError(f"no reward ({turn.verdict['reward_status']})")
+    if turn.reward not in rewards:
+        raise NotExportedError(f"reward {turn.reward:+d}" if turn.reward else "reward 0")
+    return turn.reward
+
+
+def check_not_cut_off(turn: JudgedTurn) -> None:
+    """Raise NotExportedError for a reply that the token limit ended: a trainer would teach that it ends there."""
     if is_cut_off(turn.turn["finish_reason"]):
         raise NotExportedError("reply cut off")
-    return [_exported(turn.session["messages"][turn.index])]
 
 
-def refuse_control_tokens(text: str) -> None:
+def check_control_tokens(text: str) -> None:
     """Raise NotExportedError for text that a tokenizer would read as the control tokens of a chat template."""
     if has_control_tokens(text):
         raise NotExportedError("control tokens in the text")
 
 
+def prompt_of(turn: JudgedTurn) -> list[Message]:
+    """Return all messages before the reply. Raises NotExportedError."""
+    if not turn.index:
+        raise NotExportedError("no prompt")
+    return [_exported_message(message) for message in turn.session["messages"][: turn.index]]
+
+
+def completion_of(turn: JudgedTurn) -> list[Message]:
+    """Return the reply, as a list of one. Raises NotExportedError, also for a reply that was cut off."""
+    check_not_cut_off(turn)
+    return [_exported_message(turn.session["messages"][turn.index])]
+
+
 def tools_of(turn: JudgedTurn) -> str | None:
-    """The session's tool definitions as JSON in OpenAI's wrapped form; null where there are none."""
+    """Return the session's tool definitions as JSON in OpenAI's wrapped form; None where there are none."""
     definitions = tool_definitions(turn.session["tools"])
-    return dumped(definitions) if definitions else None
+    return dump_json(definitions) if definitions else None
 
 
-def dumped(value: Any) -> str:
-    """One line of JSON."""
+def dump_json(value: Any) -> str:
+    """Return one line of JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _exported(message: Message) -> Message:
-    refuse_control_tokens("\n".join(_texts(message)))
+def _exported_message(message: Message) -> Message:
+    calls = [call[key] for call in message["tool_calls"] for key in ("name", "arguments")]
+    check_control_tokens("\n".join([message[key] or "" for key in ("content", "reasoning", "name")] + calls))
     for call in message["tool_calls"]:
-        _check_numbers(call["arguments"])
+        # Numbers that strict JSON, or a reader with 64-bit integers, refuses.
+        with contextlib.suppress(ValueError, RecursionError):  # arguments that are not JSON stay text
+            json.loads(call["arguments"], parse_constant=_raise_bad_number, parse_int=_int64, parse_float=_finite)
     return openai_message(message)
 
 
-def _texts(message: Message) -> list[str]:
-    calls = [call[key] for call in message["tool_calls"] for key in ("name", "arguments")]
-    return [message[key] or "" for key in ("content", "reasoning", "name")] + calls
-
-
-def _check_numbers(arguments: str) -> None:
-    """Raise NotExportedError for a number that strict JSON or a reader with 64-bit integers does not take."""
-    with contextlib.suppress(ValueError, RecursionError):  # no JSON: it stays text
-        json.loads(arguments, parse_constant=_refuse, parse_int=_int64, parse_float=_finite)
-
-
-def _refuse(text: str) -> NoReturn:
+def _raise_bad_number(text: str) -> NoReturn:
     raise NotExportedError("a number in a tool call that JSON readers refuse")
 
 
 def _int64(text: str) -> int:
-    return number if len(text) < 20 and -(2**63) <= (number := int(text)) < 2**63 else _refuse(text)
+    return number if len(text) < 20 and -(2**63) <= (number := int(text)) < 2**63 else _raise_bad_number(text)
 
 
 def _finite(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _refuse(text)
+    return number if math.isfinite(number := float(text)) else _raise_bad_number(text)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from labelled_runs import labelled_run
 
-from opdkit.commands.export.turns import JudgedTurn, judged_turns
+from opdkit.commands.export.messages import JudgedTurn, read_judged_turns
 from opdkit.store import Counters
 
 
@@ -17,4 +17,4 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def judged(run: Path) -> dict[str, JudgedTurn]:
     """turn_id -> turn, with session and verdict, in the run's order."""
-    return {turn.turn_id: turn for turns in judged_turns(run, 0, None, {}, Counters()) for turn in turns}
+    return {turn.turn_id: turn for turns in read_judged_turns(run, 0, None, {}, Counters()) for turn in turns}

@@ -16,7 +16,7 @@ from labelled_runs import labelled_run
 from opdkit.chat.openai_form import HINT_HEADER, openai_message
 from opdkit.commands.calibrate import measure
 from opdkit.commands.export import run as export
-from opdkit.commands.export.turns import JudgedTurn
+from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
@@ -207,8 +207,8 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
     ("options", "words"),
     [
         ({}, "say --to TARGET"),
-        ({"to": "verl", "from_": Path("x.csv")}, "say --to TARGET"),
-        ({"from_": Path("x.csv"), "out": Path("y.csv")}, "leave OUT away"),
+        ({"to": "verl", "import_reviews": Path("x.csv")}, "say --to TARGET"),
+        ({"import_reviews": Path("x.csv"), "out": Path("y.csv")}, "leave OUT away"),
         ({"to": "review-csv", "limit": 3}, "--limit is for"),
         ({"to": "trl-kt"}, "did you mean 'trl-kto'"),
     ],

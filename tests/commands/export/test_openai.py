@@ -10,8 +10,8 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from pydantic import TypeAdapter
 
 from opdkit.commands.export import run as export
-from opdkit.commands.export.openai import linked
-from opdkit.commands.export.turns import JudgedTurn
+from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.targets import link_tool_calls
 from opdkit.config.export import ExportConfig
 
 MESSAGES = TypeAdapter(list[ChatCompletionMessageParam])
@@ -81,12 +81,12 @@ def test_calls_without_ids_are_linked_in_their_order() -> None:
     nameless = [CALL | {"id": "", "name": name} for name in "fg"]
     talk = [message("user", "go"), message("assistant", None, tool_calls=nameless), message("tool", "of f"),
             message("tool", "of g"), message("assistant", None, tool_calls=[nameless[0]])]  # fmt: skip
-    found, broken = linked(talk)
+    found, broken = link_tool_calls(talk)
     assert broken == ""
     assert [c["id"] for m in found for c in m["tool_calls"]] == ["call_0", "call_1", "call_2"]
     assert [m["tool_call_id"] for m in found if m["role"] == "tool"] == ["call_0", "call_1"]
-    assert linked([*talk, message("tool", "of f"), message("tool", "of none")]) == (
-        linked([*talk, message("tool", "of f")])[0], "a tool result without its call"
+    assert link_tool_calls([*talk, message("tool", "of f"), message("tool", "of none")]) == (
+        link_tool_calls([*talk, message("tool", "of f")])[0], "a tool result without its call"
     )  # fmt: skip
 
 

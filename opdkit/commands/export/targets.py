@@ -1,0 +1,224 @@
+"""The targets of `opdkit export`: which turns are in a row, the columns, and the kinds of file.
+
+A row of most targets is one turn. OpenAI's is one session: the weights say what is learned, so what the turns of a
+session have in common is uploaded, and paid for, once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from opdkit.chat.openai_form import HINT_HEADER, Message, tool_definitions
+from opdkit.commands.export.files import PLAIN
+from opdkit.commands.export.messages import (
+    JudgedTurn,
+    NotExportedError,
+    check_control_tokens,
+    check_not_cut_off,
+    check_reward,
+    completion_of,
+    prompt_of,
+    tools_of,
+)
+from opdkit.config.fields import JSON
+from opdkit.store import Counters
+
+Rewards = tuple[int, ...]  # those whose replies are worth imitating
+
+FEWEST_LINES = 10  # OpenAI takes no smaller file
+MESSAGES = pa.list_(PLAIN)  # of another message type where the messages of a run need it
+_TEXT = pa.string()
+
+
+@dataclass(frozen=True)
+class Target:
+    """One form of export.
+
+    `rows` yields the rows of one session's judged turns. It counts the turns that are in them in `rows_out`, and all
+    others in `dropped`. `suffixes` are the kinds of file, the default first.
+    """
+
+    columns: Mapping[str, pa.DataType]
+    rows: Callable[[list[JudgedTurn], Rewards, Counters], Iterator[JSON]]
+    suffixes: tuple[str, ...] = (".parquet", ".jsonl")
+
+
+# -- one row per turn -----------------------------------------------------------------------------------------------
+
+
+def rows_of_turns(
+    row_of_turn: Callable[[JudgedTurn, Rewards, int], JSON],
+    turns: list[JudgedTurn],
+    rewards: Rewards,
+    counters: Counters,
+) -> Iterator[JSON]:
+    """Yield `row_of_turn(turn, rewards, number of rows before it)` of each turn, unless it raises NotExportedError."""
+    for turn in turns:
+        try:
+            row = row_of_turn(turn, rewards, counters.rows_out)
+        except NotExportedError as error:
+            counters.drop(error.reason)
+        else:
+            counters.rows_out += 1
+            yield row
+
+
+def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+    """Return a row for TRL's SDFT trainer (self-distillation): a prompt, and context that only the teacher may read.
+
+    The trainer writes `privileged_context` after the last user message, two line breaks between, so that its teacher
+    reads exactly what opdkit's does with `--hint-placement last-user`. It samples the replies itself. It takes no
+    prompt that ends with anything but a user message, and no tool definitions per row.
+    """
+    if turn.hint is None:
+        raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
+    check_control_tokens(turn.hint)
+    prompt = prompt_of(turn)
+    if prompt[-1]["role"] != "user":
+        raise NotExportedError(f"prompt ends with a {prompt[-1]['role']} message")
+    return {"prompt": prompt, "privileged_context": f"{HINT_HEADER}\n{turn.hint}", "turn_id": turn.turn_id}
+
+
+def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+    """Return a row for TRL's KTO trainer: prompt, reply, and whether it is desirable. KTO has no neutral replies."""
+    label = check_reward(turn, (1, -1)) == 1
+    return {"prompt": prompt_of(turn), "completion": completion_of(turn), "label": label, "tools": tools_of(turn),
+            "turn_id": turn.turn_id}  # fmt: skip
+
+
+def trl_sft(turn: JudgedTurn, rewards: Rewards, _number: int) -> JSON:
+    """Return a row for TRL's SFT trainer: a prompt with a reply worth imitating."""
+    check_reward(turn, rewards)
+    return {"prompt": prompt_of(turn), "completion": completion_of(turn), "tools": tools_of(turn),
+            "turn_id": turn.turn_id}  # fmt: skip
+
+
+def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
+    """Return a row for verl's RLHFDataset: a prompt, and what a reward function compares a fresh reply with.
+
+    In a conversation the right answer is rarely one string, so the style is "model": a judge compares the fresh reply
+    with `ground_truth`, which is the hint, or, where users were content, the logged reply
+    (`extra_info.ground_truth_is` says which).
+    """
+    if turn.hint is None and turn.reward != 1:
+        raise NotExportedError("neither a hint nor reward +1")
+    hinted = turn.hint is not None
+    truth = turn.hint if hinted else completion_of(turn)[0]["content"]
+    if not truth:
+        raise NotExportedError("a tool call is no text to compare with")
+    return {
+        "data_source": "opdkit",
+        "prompt": prompt_of(turn),
+        "ability": "chat",
+        "reward_model": {"style": "model", "ground_truth": truth},
+        "extra_info": {
+            "index": number,
+            "split": "train",
+            "turn_id": turn.turn_id,
+            "ground_truth_is": "hint" if hinted else "reply",
+            "reward": turn.reward,
+            "tools": tools_of(turn),
+        },
+    }
+
+
+# -- one row per session --------------------------------------------------------------------------------------------
+
+
+def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Iterator[JSON]:
+    """Yield a session for OpenAI's fine-tuning, up to its last reply to imitate; nothing without one.
+
+    Replies to imitate have weight 1, all others 0.
+    """
+    if not turns:
+        return
+    messages, error = link_tool_calls(turns[0].session["messages"])
+    weighted = set()
+    for turn in turns:
+        try:
+            check_reward(turn, rewards)
+            check_not_cut_off(turn)
+            if turn.index >= len(messages):
+                raise NotExportedError(error)
+        except NotExportedError as not_exported:
+            counters.drop(not_exported.reason)
+        else:
+            weighted.add(turn.index)
+    if not weighted:
+        return
+    counters.rows_out += len(weighted)
+    counters.count("conversations")
+    if without_thinking := sum(bool(messages[i]["reasoning"]) for i in weighted):  # the format has no place for it
+        counters.count("replies without the thinking", without_thinking)
+    lines = [_openai_message(message, int(i in weighted)) for i, message in enumerate(messages[: max(weighted) + 1])]
+    definitions = tool_definitions(turns[0].session["tools"])
+    yield {"messages": lines} | ({"tools": definitions} if definitions else {})
+
+
+def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
+    """Return the messages up to where OpenAI would refuse them, and why there; "" where it takes them all.
+
+    Every call needs an id, and every result the id of a call right before it. Where the log has none (ShareGPT),
+    results belong to calls in their order, and ids are made up.
+    """
+    linked, waiting, number = list[Message](), list[tuple[str, str]](), 0  # (logged id, id) of calls without a result
+    for message in messages:
+        if message["role"] == "tool":
+            logged = message["tool_call_id"] or ""
+            answered = next((pair for pair in waiting if pair[0] == logged), None)
+            if answered is None:
+                return linked, "a tool result without its call"
+            waiting.remove(answered)
+            linked.append(message | {"tool_call_id": answered[1]})
+            continue
+        if waiting:
+            return linked, "a tool call without its result"
+        calls = []
+        for call in message["tool_calls"]:
+            calls.append(call | {"id": call["id"] or f"call_{number}"})
+            number += 1
+        if len({call["id"] for call in calls}) < len(calls):
+            return linked, "tool calls that share an id"
+        waiting = [(old["id"], new["id"]) for old, new in zip(message["tool_calls"], calls, strict=True)]
+        linked.append(message | {"tool_calls": calls})
+    return linked, ""
+
+
+def _openai_message(message: Message, weight: int) -> Message:
+    role, calls = message["role"], message["tool_calls"]
+    exported: Message = {"role": role}
+    if message["content"] or not calls:
+        exported["content"] = message["content"] or ""
+    if role == "tool":
+        exported["tool_call_id"] = message["tool_call_id"]
+    if role == "assistant":
+        exported["weight"] = weight
+    if calls:
+        exported["tool_calls"] = [
+            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
+            for c in calls
+        ]
+    return exported
+
+
+_SDFT = {"prompt": MESSAGES, "privileged_context": _TEXT, "turn_id": _TEXT}
+_SFT = {"prompt": MESSAGES, "completion": MESSAGES, "tools": _TEXT, "turn_id": _TEXT}
+_KTO = {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_(), "tools": _TEXT, "turn_id": _TEXT}
+_VERL = {
+    "data_source": _TEXT,
+    "prompt": MESSAGES,
+    "ability": _TEXT,
+    "reward_model": pa.struct({"style": _TEXT, "ground_truth": _TEXT}),
+    "extra_info": pa.struct({"index": pa.int64(), "split": _TEXT, "turn_id": _TEXT, "ground_truth_is": _TEXT,
+                             "reward": pa.int8(), "tools": _TEXT}),
+}  # fmt: skip
+
+TARGETS: dict[str, Target] = {
+    "trl-sdft": Target(_SDFT, partial(rows_of_turns, trl_sdft)),
+    "trl-kto": Target(_KTO, partial(rows_of_turns, trl_kto)),
+    "trl-sft": Target(_SFT, partial(rows_of_turns, trl_sft)),
+    "verl": Target(_VERL, partial(rows_of_turns, verl), (".parquet",)),
+    "openai": Target({}, openai, (".jsonl",)),
+}
