@@ -30,17 +30,18 @@ if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenize
     from transformers import PreTrainedTokenizerBase
 
 # Without a tokenizer: what those of the common chat models read as control tokens. <|im_start|> and its kin (ChatML,
-# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, </s>, <start_of_turn>, [INST], <<SYS>>.
+# Llama 3, Phi, gpt-oss), <|turn> and <turn|> (Gemma 4), DeepSeek's wide bars, <start_of_turn>, [INST], <<SYS>>.
+# Not <s> and </s>: they are HTML, too.
 _NAMES = (
-    r"s|bos|eos|pad|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
+    r"bos|eos|pad|unk|mask|(?:start|end)_of_(?:turn|image)|(?:begin|end)_of_text|INST|SYS|SYSTEM_PROMPT|"
     r"AVAILABLE_TOOLS|TOOL_(?:CALLS|RESULTS)|gMASK|sop|eop"
 )
 _TOKEN = re.compile(
     rf"<[|｜][^<>\n]{{1,40}}[|｜]>|<[|｜]\w{{1,40}}>|<\w{{1,40}}[|｜]>|<<?/?(?:{_NAMES})>|\[/?(?:{_NAMES})\]"
 )
-# More may open one: half of a token, any case, and words that a model samples itself.
+# More may open one: half of a token, any case, </s>, and words that a model samples itself.
 _OPENING = re.compile(
-    rf"(?P<open><<|[<\[])(?=[|｜]|/?(?:{_NAMES}|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])",
+    rf"(?P<open><<|[<\[])(?=[|｜]|/?(?:s|{_NAMES}|think|tool_(?:call|response)s?|turn|channel|message)[>\]|])",
     re.IGNORECASE,
 )
 

@@ -218,7 +218,7 @@ def test_control_tokens_are_broken_for_a_server(text: str, broken: str) -> None:
         ("a<channel|>", True),
         ("<｜User｜>", True),
         ("<start_of_turn>", True),
-        ("</s>", True),
+        ("<s>struck out</s>", False),
         ("[INST] x", True),
         ("<</SYS>>", True),
         ("[TOOL_CALLS]", True),

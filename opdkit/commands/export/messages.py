@@ -22,6 +22,7 @@ from opdkit.store import Counters
 from opdkit.store.joined import joined_turns
 from opdkit.store.reviews import Reviews
 
+
 class NotExportedError(Exception):
     """Raised for a turn that has no place in the export. `reason` is what it is dropped and counted under."""
 
