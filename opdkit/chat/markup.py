@@ -5,42 +5,48 @@ import re
 import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import read_calls
+from opdkit.chat.messages import read_call
 
 _THINKING = re.compile(r"\s*(?:<think>)?(.*?)</think>", re.DOTALL)
 _END = re.compile(r"(?:(?:<\|im_end\|>|<\|eot_id\|>|<\|end\|>|<\|endoftext\|>|<end_of_turn>|</s>)\s*)+\Z")
 
 
-def without_end(text: str) -> str:
-    """A reply without the end markers of its template."""
-    return _END.sub("", text)
-
-
-def split_calls(text: str) -> tuple[str, list[JSON]]:
-    """(text, calls) of a reply that spells its calls out between `<tool_call>` tags, as Hermes and Qwen templates do.
-
-    A reply with a call that cannot be read stays as it is, without calls.
-    """
-    outside, *blocks = text.split("<tool_call>")
-    rest, calls = [outside], []
-    for block in blocks:
-        body, closed, behind = block.partition("</tool_call>")
-        try:
-            calls += read_calls([orjson.loads(body)] if closed else None)
-        except (orjson.JSONDecodeError, Unreadable):
-            return text, []
-        rest.append(behind)
-    return ("".join(rest).strip(), calls) if calls else (text, [])
+def split_reply(text: str) -> tuple[str | None, str, list[JSON]]:
+    """Return (thinking, answer, calls) of a reply as a policy wrote it, without the end markers of its template."""
+    reasoning, answer = split_thinking(_END.sub("", text))
+    return reasoning, *split_calls(answer)
 
 
 def split_thinking(text: str) -> tuple[str | None, str]:
-    """ "<think>a</think>b" -> ("a", "b"). The opening tag may be in the prompt; unclosed thinking has no answer."""
+    """Return (thinking, answer): "<think>a</think>b" -> ("a", "b").
+
+    The opening tag may be in the prompt. Thinking that never ends has no answer.
+    """
     match = _THINKING.match(text)
     if match and (text.lstrip().startswith("<think>") or "<think>" not in match[1]):
         return match[1].strip() or None, text[match.end() :].lstrip()
     if text.lstrip().startswith("<think>"):
         return text.lstrip().removeprefix("<think>").strip() or None, ""
     return None, text
+
+
+def split_calls(text: str) -> tuple[str, list[JSON]]:
+    """Return (text, calls) of a reply with calls between `<tool_call>` tags, as Hermes and Qwen templates write them.
+
+    A reply with a call that cannot be read stays as it is, without calls.
+    """
+    outside, *blocks = text.split("<tool_call>")
+    texts, calls = [outside], []
+    for block in blocks:
+        body, closed, behind = block.partition("</tool_call>")
+        if not closed:
+            return text, []
+        try:
+            calls.append(read_call(orjson.loads(body)))
+        except (orjson.JSONDecodeError, Unreadable):
+            return text, []
+        texts.append(behind)
+    return ("".join(texts).strip(), calls) if calls else (text, [])
 
 
 def final_answer(text: str, opened: bool = False) -> tuple[str, bool]:

@@ -35,7 +35,7 @@ from unittest import mock
 
 import orjson
 
-from opdkit.chat import markup
+from opdkit.chat import markup, messages
 from opdkit.chat.conversation import LEFT_OUT, Unreadable
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
@@ -172,7 +172,7 @@ def _memory(name: str, line: bytes) -> int:
     told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (json_lines, sharegpt, chains, markup, sweagent, spans, index):
+        for module in (json_lines, messages, sharegpt, chains, markup, sweagent, spans, index):
             patched.enter_context(mock.patch.object(module, "orjson", told))
         tracemalloc.start()
         try:

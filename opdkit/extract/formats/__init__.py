@@ -1,21 +1,17 @@
-"""Log formats: one module each, a dict of readers, detection, and the opening of inputs."""
+"""Log formats, one module each.
 
-from opdkit.extract.formats import (
-    anthropic,
-    claude_code,
-    langfuse,
-    lmsys,
-    openai,
-    openclaw_rl,
-    otel,
-    pi,
-    sharegpt,
-    sweagent,
-    wildchat,
-)
+To add the format NAME, write one file and add one line:
+
+1. The file `opdkit/extract/formats/NAME.py` with a `READER`: a Reader (reader.py) that says how to recognise a record,
+   what one unit of the log is, and how to turn a unit into conversations. Two functions make the usual ones:
+   `line_reader` (sessions.py) for a session per line, `call_reader` (chains.py) for a model call with its whole prompt
+   per record.
+2. The line in `FORMATS` (opdkit/config/extract.py), which is what `--format` offers.
+"""
+
+from importlib import import_module
+
+from opdkit.config.extract import FORMATS
 from opdkit.extract.formats.reader import Reader
 
-READERS: dict[str, Reader] = {
-    m.READER.name: m.READER
-    for m in (openai, anthropic, sharegpt, openclaw_rl, pi, claude_code, sweagent, wildchat, lmsys, langfuse, otel)
-}
+READERS: dict[str, Reader] = {name: import_module(f"{__name__}.{name}").READER for name in FORMATS if name != "auto"}

@@ -1,4 +1,4 @@
-"""Calls of Anthropic's Messages API: one conversation a line, its content in blocks.
+"""Calls of Anthropic's Messages API: one conversation per line, its content in blocks.
 
     {"model", "system", "messages": [{"role", "content": text or blocks}], "tools", ...}
 
@@ -8,115 +8,87 @@ Blocks and fields as https://docs.anthropic.com/en/api/messages names them. The 
 role tool; thinking becomes the reply's reasoning; images and documents leave a placeholder.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
-
-from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import flatten, message, read_messages, read_tools
-from opdkit.extract.formats.json_lines import one_by_one
-from opdkit.extract.formats.reader import Line, Reader, Rejected
+from opdkit.chat.conversation import JSON, Conversation, Note
+from opdkit.chat.messages import (
+    content_text,
+    first_text,
+    message,
+    message_key,
+    read_messages,
+    read_tools,
+    require_messages,
+)
+from opdkit.extract.formats.reader import Line
+from opdkit.extract.formats.sessions import line_reader
 
 _ENVELOPES = ("request", "body", "params")
-_REPLIES = ("response", "output", "result")
-_OWN_BLOCKS = frozenset(("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "document"))
+_REPLIES = frozenset(("response", "output", "result"))
+_OWN_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "document")
 _OF_REQUEST = frozenset(("model", "system", "messages", "tools"))
+_OF_RESPONSE = frozenset(("role", "content", "type", "stop_reason"))
 _LOOKED_AT = 12  # messages
 
 
 def recognises(record: JSON) -> bool:
-    """Messages beside a system prompt of their own, or with blocks or a response that only this interface has."""
-    request = _request(record)
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+    """Return whether messages stand beside a system prompt, or with blocks or a response of this interface alone."""
+    request, response = _split_call(record)
+    if message_key(request, ("messages",)) is None or "response_text" in record:
         return False
-    if "role" not in messages[0] or "response_text" in record:
-        return False
-    head = messages[:_LOOKED_AT]
-    apart = isinstance(request.get("system"), (str, list)) and all(_role(m) in ("user", "assistant") for m in head)
-    return apart or _is_response(_response(record)) or any(_has_own_block(m) for m in head)
+    if isinstance(response.get("content"), list) and ("stop_reason" in response or response.get("type") == "message"):
+        return True
+    head = request["messages"][:_LOOKED_AT]
+    if isinstance(request.get("system"), (str, list)) and all(
+        isinstance(item, dict) and item.get("role") in ("user", "assistant") for item in head
+    ):
+        return True
+    contents = [item["content"] for item in head if isinstance(item, dict) and isinstance(item.get("content"), list)]
+    blocks = [block for content in contents for block in content if isinstance(block, dict)]
+    return any(b.get("type") in _OWN_BLOCKS or (b.get("type") == "image" and "source" in b) for b in blocks)
 
 
-def _role(item: Any) -> Any:
-    return item.get("role") if isinstance(item, dict) else None
-
-
-def _has_own_block(item: Any) -> bool:
-    content = item.get("content") if isinstance(item, dict) else None
-    return isinstance(content, list) and any(
-        isinstance(block, dict)
-        and (block.get("type") in tuple(_OWN_BLOCKS) or (block.get("type") == "image" and "source" in block))
-        for block in content
-    )
-
-
-def _request(record: JSON) -> JSON:
-    """Where the request is: the record itself, or what it wraps."""
+def _split_call(record: JSON) -> tuple[JSON, JSON]:
+    """Return (request, response) of a record; each may be the record itself, the response {} where there is none."""
+    request = record
     if "messages" not in record:
-        for key in _ENVELOPES:
-            if isinstance(record.get(key), dict) and "messages" in record[key]:
-                inner: JSON = record[key]
-                return inner
-    return record
-
-
-def _response(record: JSON) -> JSON:
-    """The reply that was logged with the request; {} where there is none."""
+        envelopes = (record.get(key) for key in _ENVELOPES)
+        request = next((e for e in envelopes if isinstance(e, dict) and "messages" in e), record)
     for key in _REPLIES:
-        found = record.get(key)
-        if isinstance(found, dict):
-            found = found.get("message", found)
-            found = found.get("body", found) if isinstance(found, dict) else None
-            return found if isinstance(found, dict) else {}
-    return record if record.get("role") == "assistant" and "content" in record else {}
+        response = record.get(key)
+        if isinstance(response, dict):
+            for envelope in ("message", "body"):
+                response = response.get(envelope, response) if isinstance(response, dict) else {}
+            return request, response if isinstance(response, dict) else {}
+    return request, record if record.get("role") == "assistant" and "content" in record else {}
 
 
-def _is_response(response: JSON) -> bool:
-    return isinstance(response.get("content"), list) and (
-        "stop_reason" in response or response.get("type") == "message"
-    )
-
-
-def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """One line, one conversation."""
-    return one_by_one(unit, _conversation)
-
-
-def _conversation(line: Line, record: JSON) -> Conversation:
-    request, response = _request(record), _response(record)
-    items = request.get("messages")
-    if not isinstance(items, list) or not items:
-        raise Unreadable("no messages", f"messages is {'empty' if items == [] else 'a ' + type(items).__name__}")
+def read_record(line: Line, record: JSON) -> list[Conversation]:
+    """Read one call: its system prompt, its messages, its reply. The other parameters go to the metadata."""
+    request, response = _split_call(record)
+    items = require_messages(request.get("messages"), "messages")
     system = request.get("system")
-    opening = [message("system", flatten(system))] if system else []
+    opening = [message("system", content_text(system))] if system else []
     if response:
         items = [*items, {"role": "assistant", "content": response.get("content")}]
     messages, notes = read_messages(items)
     if response:
-        note = notes.setdefault(len(messages) - 1, Note())
         finish = response.get("stop_reason")
-        note.finish_reason = finish if isinstance(finish, str) else None
-    model = next((m for m in (request.get("model"), response.get("model"), record.get("model"))
-                  if isinstance(m, str) and m), None)  # fmt: skip
-    return Conversation(
-        line.source,
-        line.number,
-        opening + messages,
-        model=model,
-        tools=read_tools(request.get("tools")),
-        metadata=_metadata(record, request, response),
-        notes={index + len(opening): note for index, note in notes.items()},
-    )
+        notes.setdefault(len(messages) - 1, Note()).finish_reason = finish if isinstance(finish, str) else None
+    used = _OF_REQUEST | (_OF_RESPONSE if response is record else _REPLIES if response else set())
+    metadata = {} if request is record else {k: v for k, v in request.items() if k not in _OF_REQUEST}
+    metadata |= {k: v for k, v in record.items() if k not in used and v is not request and v is not response}
+    if "usage" in response:
+        metadata["usage"] = response["usage"]
+    return [
+        Conversation(
+            line.source,
+            line.number,
+            opening + messages,
+            model=first_text(request.get("model"), response.get("model"), record.get("model")),
+            tools=read_tools(request.get("tools")),
+            metadata=metadata,
+            notes={index + len(opening): note for index, note in notes.items()},
+        )
+    ]
 
 
-def _metadata(record: JSON, request: JSON, response: JSON) -> JSON:
-    """What was logged beside the conversation. The parameters of the request are among it."""
-    own = _OF_REQUEST | ({"role", "content", "type", "stop_reason"} if response is record else set())
-    outer = {k: v for k, v in record.items() if k not in own and v is not request and v is not response}
-    if response and response is not record:
-        outer = {k: v for k, v in outer.items() if k not in _REPLIES} | (
-            {"usage": response["usage"]} if "usage" in response else {})  # fmt: skip
-    inner = {k: v for k, v in request.items() if k not in _OF_REQUEST} if request is not record else {}
-    return inner | outer
-
-
-READER = Reader("anthropic", "line", recognises, read, closer_than="openai")
+READER = line_reader("anthropic", recognises, read_record, closer_than="openai")

@@ -1,8 +1,8 @@
 """Sessions put together from logged calls of a model, each with its whole prompt.
 
 Call B continues call A when B's prompt begins with A's prompt and A's reply. Nothing else is trusted: clients share
-session ids, turn numbers restart, lines come out of order. So the prompts are compared, as a chain of digests, one
-digest a prompt prefix, and a call only ever hangs below one whose prompt and reply it repeats. Digests are held, not
+session ids, turn numbers restart, lines come out of order. So the prompts are compared, as a chain of digests with one
+digest per prompt prefix, and a call only ever hangs below one whose prompt and reply it repeats. Digests are held, not
 messages: a unit may be as long as its log.
 """
 
@@ -14,15 +14,15 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.markup import split_calls, split_thinking, without_end
+from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import dump
 from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import LeftOut, Line, Rejected, rejected
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it
 REPEATED = "repeated record"
-_DIGEST = 12  # bytes; a million records collide with a chance of 1e-17
+_DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
 
 
 @dataclass(slots=True)
@@ -40,49 +40,68 @@ class Call:
     session: str | None = None
 
 
-def unit_of(call: Call) -> str:
-    """The id under which a call is looked for with those that it continues: its session's, where the log says.
+ReadCall = Callable[[JSON], Call | LeftOut]
 
-    Else a digest of how the prompt begins, up to its first user message: a call that continues another begins as that
-    does, whatever trace it is in.
+
+def call_reader(
+    name: str,
+    recognises: Callable[[JSON], bool],
+    read_call: ReadCall,
+    id_of: Callable[[JSON], str | None] | None = None,
+    unfold: Callable[[JSON], list[JSON]] | None = None,
+) -> Reader:
+    """Return the reader of a format with a call of a model per record. Without `id_of`, session_key groups the calls.
+
+    `read_call` raises Unreadable.
+    """
+
+    def key_of(record: JSON) -> str | None:
+        call = read_call(record)
+        return None if isinstance(call, LeftOut) else session_key(call)
+
+    def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
+        return read_chains(unit, read_call)
+
+    return Reader(name, "id", recognises, read, id_of=id_of or key_of, unfold=unfold)
+
+
+def session_key(call: Call) -> str:
+    """Return the id that groups a call with those that it may continue: the session's, where the log has one.
+
+    Otherwise it is a digest of the prompt up to its first user message: a call that continues another begins with the
+    same messages, whatever trace it is in.
     """
     if call.session:
         return call.session
     chain = hashlib.blake2b(digest_size=_DIGEST)
-    for told in call.prompt:
-        chain.update(_canonical(told))
-        if told["role"] == "user":
+    for message in call.prompt:
+        chain.update(_canonical(message))
+        if message["role"] == "user":
             break
     return f"~{chain.hexdigest()}"
-
-
-ReadCall = Callable[[JSON], Call | LeftOut]
 
 
 # -- comparing -------------------------------------------------------------------------------------------------------
 
 
-def _canonical(told: JSON) -> bytes:
-    """What of a message must agree for two to be the same: no whitespace, no thinking, no end marker, calls parsed."""
-    text, calls = told["content"] or "", told["tool_calls"]
-    if told["role"] == "assistant":
-        text, markup = split_calls(split_thinking(without_end(text))[1])
+def _canonical(message: JSON) -> bytes:
+    """Return what must agree for two messages to be the same: no whitespace, thinking or end marker, calls parsed."""
+    text, calls = message["content"] or "", message["tool_calls"]
+    if message["role"] == "assistant":
+        _, text, markup = split_reply(text)
         calls = calls or markup
-    said = [told["role"], "".join(text.split())]
-    try:
-        found = [_call(c["name"], c["arguments"]) for c in calls]
-        return orjson.dumps([*said, found], option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # it reads arguments nested deeper than it writes: then their text must agree
-        return orjson.dumps([*said, [[c["name"], "".join(c["arguments"].split())] for c in calls]])
-
-
-def _call(name: Any, arguments: Any) -> list[Any]:
-    if isinstance(arguments, str):
+    agreed = [message["role"], "".join(text.split())]
+    parsed: list[list[Any]] = []
+    for call in calls:
+        arguments = call["arguments"]
         try:
-            arguments = orjson.loads(arguments)
+            parsed.append([call["name"], orjson.loads(arguments)])
         except orjson.JSONDecodeError:
-            arguments = "".join(arguments.split())
-    return [name, arguments]
+            parsed.append([call["name"], "".join(arguments.split())])
+    try:
+        return orjson.dumps([*agreed, parsed], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError:  # it reads arguments nested deeper than it writes: then their text must agree
+        return orjson.dumps([*agreed, [[call["name"], "".join(call["arguments"].split())] for call in calls]])
 
 
 @dataclass(slots=True)
@@ -95,26 +114,33 @@ class _Node:
     tail: bytes  # digest of prompt and reply
     prefixes: bytes  # digests of the prompt up to each of its assistant messages, that one included
     turn: Any
-    last: bytes  # the prompt's last message
-    next: bytes | None  # its next state as logged
+    last: bytes  # digest of the prompt's last message
+    next: bytes | None  # digest of its next state as logged
     parent: "_Node | None" = None
     children: list["_Node"] = field(default_factory=list)
 
 
-def _node(position: int, call: Call) -> _Node:
+def _make_node(position: int, call: Call) -> _Node:
     chain = hashlib.blake2b(digest_size=_DIGEST)
     prefixes = []
     last = b""
-    for told in call.prompt:
-        last = _canonical(told)
+    for message in call.prompt:
+        last = _canonical(message)
         chain.update(last)
-        if told["role"] == "assistant":
+        if message["role"] == "assistant":
             prefixes.append(chain.copy().digest())
-    before = chain.digest()
+    prompt = chain.digest()
     chain.update(_canonical(call.reply))
-    reaction = _digest(_canonical(call.following[-1])) if call.following else None
-    return _Node(position, len(call.prompt), before, chain.digest(), b"".join(prefixes), call.turn, _digest(last),
-                 reaction)  # fmt: skip
+    return _Node(
+        position,
+        len(call.prompt),
+        prompt,
+        chain.digest(),
+        b"".join(prefixes),
+        call.turn,
+        _digest(last),
+        _digest(_canonical(call.following[-1])) if call.following else None,
+    )
 
 
 def _digest(data: bytes) -> bytes:
@@ -124,12 +150,12 @@ def _digest(data: bytes) -> bytes:
 # -- linking ---------------------------------------------------------------------------------------------------------
 
 
-def _without_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
-    """(kept, repeats): of records with one prompt, one reply and one next state, only the first that knows it."""
+def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
+    """Return (kept, repeats): of records with one prompt, reply and next state, the first that knows it is kept."""
     repeats: dict[int, _Node] = {}
-    told: dict[bytes, list[_Node]] = {}
+    by_tail: dict[bytes, list[_Node]] = {}
     for node in nodes:
-        same = told.setdefault(node.tail, [])
+        same = by_tail.setdefault(node.tail, [])
         twin = next((k for k in same if node.next in (None, k.next) or k.next is None), None)
         if twin is not None and twin.next is None and node.next is not None:
             same.remove(twin)  # the same record again, now with its next state
@@ -148,15 +174,15 @@ def _link(nodes: Sequence[_Node]) -> None:
         tails.setdefault(node.tail, []).append(node)
     for node in nodes:
         for end in range(len(node.prefixes), 0, -_DIGEST):
-            found = tails.get(node.prefixes[end - _DIGEST : end])
-            if found:
-                node.parent = next((f for f in found if f.next == node.last), found[0])
+            parents = tails.get(node.prefixes[end - _DIGEST : end])
+            if parents:
+                node.parent = next((p for p in parents if p.next == node.last), parents[0])
                 node.parent.children.append(node)
                 break
 
 
-def _retries(nodes: Sequence[_Node]) -> set[int]:
-    """Positions of the replies that were thrown away: another reply to the same prompt went on, this one did not."""
+def _find_retries(nodes: Sequence[_Node]) -> set[int]:
+    """Return positions of replies that were thrown away: another reply to the prompt went on, this one did not."""
     siblings: dict[bytes, list[_Node]] = {}
     for node in nodes:
         siblings.setdefault(node.prompt, []).append(node)
@@ -171,90 +197,76 @@ def _retries(nodes: Sequence[_Node]) -> set[int]:
     return lost
 
 
-def _foreign(node: _Node, after: _Node | None) -> bool:
-    """True when the logged next state is the first message of another conversation that shares the session id.
+def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
+    """Return whether the logged next state is the first message of another conversation under the session id.
 
     The recorder takes the last message of whatever prompt comes next under the id. If that prompt neither continues
-    this one nor counts on (as it does after a compaction), its message is no reaction to this reply.
+    this one nor has the next turn number (as it does after a compaction), its message is no reaction to this reply.
     """
     if after is None or node.next is None or after.last != node.next or after.parent is node:
         return False
     return not (isinstance(node.turn, int) and isinstance(after.turn, int) and after.turn == node.turn + 1)
 
 
-# -- telling ---------------------------------------------------------------------------------------------------------
+# -- conversations ---------------------------------------------------------------------------------------------------
 
 
 def read_chains(unit: Sequence[Line], read_call: ReadCall) -> Iterator[Conversation | Rejected | LeftOut]:
-    """All calls under one logged id -> their conversations, the main ones first, in the order they ended."""
+    """Yield the conversations of all calls under one logged id, the main ones first, in the order they ended."""
     nodes: list[_Node] = []
     for position, line in enumerate(unit):
         try:
-            found = _read_node(position, line, read_call)
-        except Unreadable as why:
-            yield rejected(line, why)
-            continue
-        if isinstance(found, LeftOut):
-            yield found
-        else:
-            nodes.append(found)
-    nodes, repeats = _without_repeats(nodes)
+            call = read_call(parse(line))
+            if isinstance(call, LeftOut):
+                yield call
+                continue
+            dump({"records": [call.logged]})  # what cannot be written sets aside this call, not its whole session
+            nodes.append(_make_node(position, call))
+        except Unreadable as problem:
+            yield line.reject(problem)
+    nodes, repeats = _split_repeats(nodes)
     for node in repeats:
-        yield rejected(unit[node.position], Unreadable(REPEATED))
+        yield unit[node.position].reject(Unreadable(REPEATED))
     _link(nodes)
-    retries = _retries(nodes)
+    retries = _find_retries(nodes)
     following = dict(zip((n.position for n in nodes), nodes[1:], strict=False))
-    told: set[int] = set()
+    used: set[int] = set()  # positions of records that an earlier conversation holds
     leaves = [n for n in nodes if not n.children]
     for leaf in sorted(leaves, key=lambda n: (n.position in retries, n.position)):
         path = [leaf]
         while path[-1].parent is not None:
             path.append(path[-1].parent)
         path.reverse()
-        trusted = not _foreign(leaf, following.get(leaf.position))
-        yield _tell(unit, read_call, path, retries, told, trusted)
-        told.update(n.position for n in path)
+        with_next = not _is_next_state_foreign(leaf, following.get(leaf.position))
+        conversation = _read_path(unit, read_call, path, with_next)
+        for node in path:
+            note = conversation.notes[node.depth]
+            skip = RETRY if node.position in retries else DUPLICATE if node.position in used else None
+            note.skip_reason = skip or note.skip_reason
+        used.update(n.position for n in path)
+        yield conversation
 
 
-def _read_node(position: int, line: Line, read_call: ReadCall) -> _Node | LeftOut:
-    """What is held of a call; its record is let go."""
-    call = read_call(parse(line))
-    if isinstance(call, LeftOut):
-        return call
-    dump({"records": [call.logged]})  # a call is set aside by itself, and never the session that it is told in
-    return _node(position, call)
+def _read_path(unit: Sequence[Line], read_call: ReadCall, path: Sequence[_Node], with_next: bool) -> Conversation:
+    """Return the conversation that ends with `path[-1]`: its prompt, in it the replies as they were logged, its reply.
 
-
-def _tell(
-    unit: Sequence[Line], read_call: ReadCall, path: Sequence[_Node], retries: set[int], told: set[int], trusted: bool
-) -> Conversation:
-    """The conversation that ends with `path[-1]`: its prompt, in it the replies as they were logged, its reply."""
+    The calls were read before and let go. They are read again one by one: each holds a whole prompt.
+    """
     leaf = path[-1]
-    last = _again(unit, leaf, read_call)
-    messages = [*last.prompt, last.reply, *(last.following if trusted else [])]
+    last = read_call(parse(unit[leaf.position]))
+    assert isinstance(last, Call)
+    messages = [*last.prompt, last.reply, *(last.following if with_next else [])]
     notes = {i: Note(skip_reason=NO_RECORD) for i, m in enumerate(messages) if m["role"] == "assistant"}
-    logged = []
+    records = []
     for node in path:
-        own = last if node is leaf else _again(unit, node, read_call)
-        messages[node.depth] = _merged(own.reply, messages[node.depth])
-        notes[node.depth] = own.note
-        skip = RETRY if node.position in retries else DUPLICATE if node.position in told else None
-        own.note.skip_reason = skip or own.note.skip_reason
-        logged.append({"line": unit[node.position].number} | own.logged | {"message_index": node.depth})
+        call = last if node is leaf else read_call(parse(unit[node.position]))
+        assert isinstance(call, Call)
+        # The tool results in the next prompt refer to the call ids of that prompt.
+        for own, later in zip(call.reply["tool_calls"], messages[node.depth]["tool_calls"], strict=False):
+            own["id"] = later["id"] or own["id"]
+        messages[node.depth] = call.reply
+        notes[node.depth] = call.note
+        records.append({"line": unit[node.position].number} | call.logged | {"message_index": node.depth})
     first = unit[path[0].position]
-    metadata = {"session_id": last.session, "records": logged}
+    metadata = {"session_id": last.session, "records": records}
     return Conversation(first.source, first.number, messages, last.model, last.tools, metadata, notes)
-
-
-def _again(unit: Sequence[Line], node: _Node, read_call: ReadCall) -> Call:
-    """The call of a node, which was read before and let go."""
-    call = read_call(parse(unit[node.position]))
-    assert isinstance(call, Call)
-    return call
-
-
-def _merged(reply: JSON, in_prompt: JSON) -> JSON:
-    """The reply as recorded, with the call ids that the tool results in the next prompt refer to."""
-    for call, later in zip(reply["tool_calls"], in_prompt["tool_calls"], strict=False):
-        call["id"] = later["id"] or call["id"]
-    return reply

@@ -1,73 +1,51 @@
-"""Rows of LMSYS-Chat-1M, and of the Chatbot Arena: one conversation a row, or the two that a person compared.
+"""Rows of LMSYS-Chat-1M, and of the Chatbot Arena: one conversation per row, or the two that a person compared.
 
 Fields: https://huggingface.co/datasets/lmsys/lmsys-chat-1m and .../lmsys/chatbot_arena_conversations. Of a comparison
-both conversations are told, each with its own model; the metadata say which one it is (`answer`: a or b), `winner`,
-and `won` where the person decided. The scores of the moderation model become `flagged`.
+both conversations are read, each with its own model; the metadata name it (`answer`: a or b), the `winner`, and whether
+this one `won` where the person decided. The scores of the moderation model become `flagged`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from opdkit.chat.conversation import JSON, Conversation
+from opdkit.chat.messages import first_text, read_messages, require_messages
+from opdkit.extract.formats.reader import Line
+from opdkit.extract.formats.sessions import line_reader
 
-from opdkit.chat.conversation import JSON, Conversation, Unreadable
-from opdkit.chat.messages import read_messages
-from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import Line, Reader, Rejected, rejected
-
-_LEFT_OUT = frozenset(("conversation", "conversation_a", "conversation_b", "model", "model_a", "model_b",
-                       "openai_moderation"))  # fmt: skip
-_BESIDE = ("openai_moderation", "redacted", "turn")
+_LEFT_OUT = frozenset(
+    ("conversation", "conversation_a", "conversation_b", "model", "model_a", "model_b", "openai_moderation")
+)
 _WINNERS = {"model_a": "a", "a": "a", "model_b": "b", "b": "b"}
 
 
 def recognises(record: JSON) -> bool:
-    """A conversation with its id and what LMSYS notes of it, or two of two models."""
+    """Return whether the record has a conversation with LMSYS' id and notes, or two conversations of two models."""
     if isinstance(record.get("conversation_a"), list) and isinstance(record.get("conversation_b"), list):
         return True
-    return "conversation_id" in record and isinstance(record.get("conversation"), list) and any(
-        key in record for key in _BESIDE)  # fmt: skip
+    noted = any(key in record for key in ("openai_moderation", "redacted", "turn"))
+    return noted and "conversation_id" in record and isinstance(record.get("conversation"), list)
 
 
-def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """One line, one or two conversations."""
-    for line in unit:
-        try:
-            yield from _conversations(line, parse(line))
-        except Unreadable as why:
-            yield rejected(line, why)
-
-
-def _conversations(line: Line, record: JSON) -> list[Conversation]:
-    if "conversation_a" in record or "conversation_b" in record:
-        return [_conversation(line, record, f"_{answer}", _of_answer(record, answer)) for answer in "ab"]
-    return [_conversation(line, record, "", {})]
-
-
-def _conversation(line: Line, record: JSON, suffix: str, more: JSON) -> Conversation:
-    items = record.get(f"conversation{suffix}")
-    if not isinstance(items, list) or not items:
-        found = "empty" if items == [] else f"a {type(items).__name__}"
-        raise Unreadable("no messages", f"conversation{suffix} is {found}")
-    messages, notes = read_messages(items)
-    metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT} | more
-    flagged = _flagged(record.get("openai_moderation"))
-    if flagged is not None:
-        metadata["flagged"] = flagged
-    model = record.get(f"model{suffix}")
-    known = model if isinstance(model, str) and model else None
-    return Conversation(line.source, line.number, messages, model=known, metadata=metadata, notes=notes)
-
-
-def _of_answer(record: JSON, answer: str) -> JSON:
-    winner = record.get("winner")
-    won = _WINNERS.get(winner) if isinstance(winner, str) else None
-    return {"answer": answer} | ({"won": won == answer} if won else {})
-
-
-def _flagged(moderation: Any) -> bool | None:
-    """Whether any message was flagged; None where nothing says so."""
+def read_record(line: Line, record: JSON) -> list[Conversation]:
+    """Read the conversation of a row, or both that were compared."""
+    moderation, winner = record.get("openai_moderation"), record.get("winner")
     verdicts = moderation if isinstance(moderation, list) else [moderation]
-    found = [v["flagged"] for v in verdicts if isinstance(v, dict) and isinstance(v.get("flagged"), bool)]
-    return any(found) if found else None
+    flags = [v["flagged"] for v in verdicts if isinstance(v, dict) and isinstance(v.get("flagged"), bool)]
+    won = _WINNERS.get(winner) if isinstance(winner, str) else None
+    conversations = []
+    for answer in "ab" if "conversation_a" in record or "conversation_b" in record else ("",):
+        suffix = f"_{answer}" if answer else ""
+        messages, notes = read_messages(require_messages(record.get(f"conversation{suffix}"), f"conversation{suffix}"))
+        metadata = {k: v for k, v in record.items() if k not in _LEFT_OUT}
+        if answer:
+            metadata["answer"] = answer
+        if answer and won:
+            metadata["won"] = won == answer
+        if flags:
+            metadata["flagged"] = any(flags)
+        model = first_text(record.get(f"model{suffix}"))
+        conversations.append(
+            Conversation(line.source, line.number, messages, model=model, metadata=metadata, notes=notes)
+        )
+    return conversations
 
 
-READER = Reader("lmsys", "line", recognises, read, closer_than="openai")
+READER = line_reader("lmsys", recognises, read_record, closer_than="openai")

@@ -1,36 +1,35 @@
-"""Session event files of the pi coding agent, which OpenClaw writes too: one event a line, one session a file.
+"""Session event files of the pi coding agent, which OpenClaw writes too: one event per line, one session per file.
 
 The messages of a session are what the agent sends to its model: user, assistant and tool messages, shell commands the
 user ran and messages of extensions as user messages. From version 2 on the events form a tree by `id` and `parentId`;
-the active branch is the way from the last event up to the root, and the other branches are left out. A compaction
+the active branch is the path from the last event up to the root, and the other branches are left out. A compaction
 replaces the beginning of the prompt by a summary; the table keeps the whole conversation, and the metadata says before
 which messages the prompt was compacted. Token usage, signatures and the private details of tools are left out.
 """
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import flatten, message, read_call
-from opdkit.extract.formats.gaps import mark_gaps
+from opdkit.chat.messages import content_text, first_text, message, read_call
 from opdkit.extract.formats.json_lines import COMMENT, parse
-from opdkit.extract.formats.reader import Line, Reader, Rejected, rejected
+from opdkit.extract.formats.reader import Line, Reader, Rejected
+from opdkit.extract.formats.sessions import mark_gaps
 
 _HEADER_ONLY = frozenset(("type", "modelId"))
-_STOPPED = {"aborted": "aborted", "error": "error"}
+_STOPPED = {"aborted": "aborted", "error": "error"}  # stop reason -> skip reason
+_SUMMARIES = ("branchSummary", "compactionSummary")
+_EXTENSIONS = ("custom", "hookMessage")
+_ROLES = ("user", "assistant", "toolResult", "bashExecution", *_SUMMARIES, *_EXTENSIONS)
 
 
 def recognises(record: JSON) -> bool:
-    """A session header, or a message event."""
+    """Return whether the record is a session header, or a message event."""
     kind, body = record.get("type"), record.get("message")
     if kind == "session":
         return "id" in record and "timestamp" in record
     return kind == "message" and isinstance(body, dict) and "role" in body
-
-
-_Told = tuple[JSON, Note | None, bool]  # a message, what is noted about a reply, whether a tool failed
 
 
 @dataclass(slots=True)
@@ -40,38 +39,67 @@ class _Event:
     kind: str
     id: str | None
     parent: str | None
-    told: _Told | None
-    model: str | None
-    logged: JSON  # a header's other fields
+    message: JSON | None = None
+    note: Note | None = None  # on a reply
+    tool_failed: bool = False
+    model: str | None = None
+    header: JSON = field(default_factory=dict)  # the other fields of a session header
 
 
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-    """All lines of one session -> one conversation."""
+    """Read all lines of one session as one conversation."""
     events: list[_Event] = []
     gaps: set[int] = set()  # positions in `events` right before which a line could not be read
-    first: Line | None = None  # that could be read: the session's own place among what is set aside
+    first: Line | None = None  # that could be read: it stands for the session where that is rejected
     for line in unit:
         try:
-            events.append(_event(parse(line)))
+            events.append(_read_event(parse(line)))
             first = first or line
-        except Unreadable as why:
-            yield rejected(line, why)
-            if why.reason != COMMENT:
+        except Unreadable as problem:
+            yield line.reject(problem)
+            if problem.reason != COMMENT:
                 gaps.add(len(events))
-    branch = _active_branch(events, gaps)
-    conversation = _conversation(unit[0], [events[i] for i in branch], _on_branch(branch, gaps))
-    if conversation.messages:
+    branch, gaps = _find_active_branch(events, gaps)
+    conversation = Conversation(unit[0].source, unit[0].number, [])
+    messages = conversation.messages
+    compacted: list[int] = []
+    tool_errors: list[int] = []
+    message_gaps: set[int] = set()
+    for position, event in enumerate(events[i] for i in branch):
+        if position in gaps:
+            message_gaps.add(len(messages))
+        if event.kind == "compaction":
+            compacted.append(len(messages))
+        conversation.model = conversation.model or event.model
+        if event.note is not None:
+            conversation.notes[len(messages)] = event.note
+        if event.tool_failed:
+            tool_errors.append(len(messages))
+        if event.message is not None:
+            messages.append(event.message)
+    if len(branch) in gaps:
+        message_gaps.add(len(messages))
+    mark_gaps(conversation, message_gaps)
+    conversation.metadata = next((events[i].header for i in branch if events[i].kind == "session"), {})
+    conversation.metadata |= {"compacted_before": compacted} if compacted else {}
+    conversation.metadata |= {"tool_errors": tool_errors} if tool_errors else {}
+    if messages:
         yield conversation
     elif first is not None:
-        yield rejected(first, Unreadable("no messages", "a session without one message"))
+        yield first.reject(Unreadable("no messages", "a session without one message"))
 
 
-def _active_branch(events: Sequence[_Event], gaps: set[int]) -> list[int]:
-    """Positions in `events` of what is told: all of them, or from the last one up the parents."""
+def _find_active_branch(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int], set[int]]:
+    """Return (positions of the events that count, gaps as positions in that list).
+
+    All events count, or where they form a tree those from the last one up its parents. Where lines could not be read, a
+    parent that is not there was one of them: the event before it takes its place.
+    """
     by_id = {event.id: i for i, event in enumerate(events) if event.id is not None}
     if not by_id:
-        return list(range(len(events)))
+        return list(range(len(events))), gaps
     branch: list[int] = []
+    breaks = set(gaps)
     seen: set[int] = set()
     position: int | None = max(by_id.values())
     while position is not None and position not in seen:  # a damaged log may run in a circle
@@ -80,139 +108,72 @@ def _active_branch(events: Sequence[_Event], gaps: set[int]) -> list[int]:
         parent = events[position].parent
         before = by_id.get(parent) if parent is not None else None
         if parent is not None and before is None:
-            # Where lines could not be read, the parent was one of them: go on with the event before it.
             before = position - 1 if gaps and position else None
-            gaps.add(position)
+            breaks.add(position)
         position = before
-    return branch[::-1]
+    branch.reverse()
+    return branch, {bisect.bisect_left(branch, gap) for gap in breaks}
 
 
-def _on_branch(branch: Sequence[int], gaps: set[int]) -> set[int]:
-    """The gaps as positions in the branch: each lies before the first event that comes after it."""
-    return {bisect.bisect_left(branch, gap) for gap in gaps}
-
-
-def _conversation(first: Line, events: Sequence[_Event], gaps: set[int]) -> Conversation:
-    header = next((e for e in events if e.kind == "session"), None)
-    told = Conversation(first.source, first.number, [])
-    compacted: list[int] = []
-    tool_errors: list[int] = []
-    gaps_at: set[int] = set()  # indices of messages
-    for position, event in enumerate(events):
-        if position in gaps:
-            gaps_at.add(len(told.messages))
-        if event.kind == "compaction":
-            compacted.append(len(told.messages))
-        told.model = told.model or event.model
-        if event.told is None:
-            continue
-        body, note, failed = event.told
-        if note is not None:
-            told.notes[len(told.messages)] = note
-        if failed:
-            tool_errors.append(len(told.messages))
-        told.messages.append(body)
-    if len(events) in gaps:
-        gaps_at.add(len(told.messages))
-    mark_gaps(told, gaps_at)
-    found = {"compacted_before": compacted, "tool_errors": tool_errors}
-    told.metadata = (header.logged if header else {}) | {k: v for k, v in found.items() if v}
-    return told
-
-
-def _text(item: JSON, key: str) -> str | None:
-    value = item.get(key)
-    return value if isinstance(value, str) and value else None
-
-
-# -- one event -------------------------------------------------------------------------------------------------------
-
-
-def _event(record: JSON) -> _Event:
-    kind = _text(record, "type")
+def _read_event(record: JSON) -> _Event:
+    kind = first_text(record.get("type"))
     if kind is None:
         raise Unreadable("event without a type")
-    event = _Event(kind, None, _text(record, "parentId"), None, None, {})
-    if "parentId" in record:
-        event.id = _text(record, "id")
+    event = _Event(kind, first_text(record.get("id")) if "parentId" in record else None,
+                   first_text(record.get("parentId")))  # fmt: skip
     if kind == "message":
         body = record.get("message")
         if not isinstance(body, dict):
             raise Unreadable("message is no object", f"it is a {type(body).__name__}")
-        role = _text(body, "role")
+        role = first_text(body.get("role"))
         if role not in _ROLES:
             raise Unreadable("unknown role", f"role {str(body.get('role'))[:100]!r}")
-        event.told, event.model = _ROLES[role](body), _text(body, "model")
+        event.model = first_text(body.get("model"))
+        _add_message(event, role, body)
     elif kind == "custom_message":
-        event.told = _custom(record)
-    elif kind == "branch_summary" and _text(record, "summary"):
-        event.told = _summary(record)
+        _add_message(event, "custom", record)
+    elif kind == "branch_summary" and first_text(record.get("summary")):
+        _add_message(event, "branchSummary", record)
     elif kind == "session":
-        event.model = _text(record, "modelId")
-        event.logged = {k: v for k, v in record.items() if k not in _HEADER_ONLY}
+        event.model = first_text(record.get("modelId"))
+        event.header = {k: v for k, v in record.items() if k not in _HEADER_ONLY}
     return event  # model and thinking changes, compactions, labels, private notes of extensions add no message
 
 
-def _user(body: JSON) -> _Told:
-    return message("user", _content(body)), None, False
-
-
-def _assistant(body: JSON) -> _Told:
+def _add_message(event: _Event, role: str, body: JSON) -> None:
+    """Set the message of an event, in the words in which the agent shows it to its model."""
     content = body.get("content")
-    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-    kinds = [b.get("type") if isinstance(b, dict) else None for b in blocks]
-    thoughts = [b["thinking"] for b, k in zip(blocks, kinds, strict=True)
-                if k == "thinking" and isinstance(b.get("thinking"), str)]  # fmt: skip
-    calls = [read_call(b) for b, k in zip(blocks, kinds, strict=True) if k == "toolCall"]
-    rest = [b for b, k in zip(blocks, kinds, strict=True) if k not in ("thinking", "toolCall")]
-    reason = _text(body, "stopReason")
-    reply = message("assistant", flatten(rest) if rest else None, reasoning="\n".join(thoughts) or None,
-                    tool_calls=calls)  # fmt: skip
-    return reply, Note(finish_reason=reason, skip_reason=_STOPPED.get(reason or "")), False
+    if role == "assistant":
+        blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+        kinds = [block.get("type") if isinstance(block, dict) else None for block in blocks]
+        by_kind = list(zip(kinds, blocks, strict=True))
+        thoughts = [b["thinking"] for k, b in by_kind if k == "thinking" and isinstance(b.get("thinking"), str)]
+        calls = [read_call(b) for k, b in by_kind if k == "toolCall"]
+        rest = [b for k, b in by_kind if k not in ("thinking", "toolCall")]
+        text = content_text(rest) if rest else None
+        event.message = message("assistant", text, reasoning="\n".join(thoughts) or None, tool_calls=calls)
+        reason = first_text(body.get("stopReason"))
+        event.note = Note(finish_reason=reason, skip_reason=_STOPPED.get(reason or ""))
+    elif role == "toolResult":
+        name, call = first_text(body.get("toolName")), first_text(body.get("toolCallId"))
+        event.message = message("tool", content_text(content), name=name, tool_call_id=call)
+        event.tool_failed = body.get("isError") is True
+    elif role == "bashExecution":
+        if body.get("excludeFromContext"):
+            return
+        output, code = first_text(body.get("output")), body.get("exitCode")
+        text = f"Ran `{body.get('command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")
+        if body.get("cancelled"):
+            text += "\n\n(command cancelled)"
+        elif isinstance(code, int) and code != 0:
+            text += f"\n\nCommand exited with code {code}"
+        event.message = message("user", text, name="bash")
+    elif role in _SUMMARIES:
+        event.message = message("user", first_text(body.get("summary")), name="summary")
+    elif role in _EXTENSIONS:
+        event.message = message("user", content_text(content), name=first_text(body.get("customType")) or "custom")
+    else:
+        event.message = message("user", content_text(content))
 
-
-def _tool_result(body: JSON) -> _Told:
-    told = message("tool", _content(body), name=_text(body, "toolName"), tool_call_id=_text(body, "toolCallId"))
-    return told, None, body.get("isError") is True
-
-
-def _shell(body: JSON) -> _Told | None:
-    """A command the user ran, in the words in which the agent shows it to the model."""
-    if body.get("excludeFromContext"):
-        return None
-    output, code = _text(body, "output"), body.get("exitCode")
-    text = f"Ran `{body.get('command')}`\n" + (f"```\n{output}\n```" if output else "(no output)")
-    if body.get("cancelled"):
-        text += "\n\n(command cancelled)"
-    elif isinstance(code, int) and code != 0:
-        text += f"\n\nCommand exited with code {code}"
-    return message("user", text, name="bash"), None, False
-
-
-def _custom(body: JSON) -> _Told:
-    return message("user", _content(body), name=_text(body, "customType") or "custom"), None, False
-
-
-def _summary(body: JSON) -> _Told:
-    return message("user", _text(body, "summary"), name="summary"), None, False
-
-
-def _content(body: JSON) -> str | None:
-    content: Any = body.get("content")
-    if content is None:
-        return None
-    return content if isinstance(content, str) else flatten(content)
-
-
-_ROLES: dict[str | None, Callable[[JSON], _Told | None]] = {
-    "user": _user,
-    "assistant": _assistant,
-    "toolResult": _tool_result,
-    "bashExecution": _shell,
-    "custom": _custom,
-    "hookMessage": _custom,
-    "branchSummary": _summary,
-    "compactionSummary": _summary,
-}
 
 READER = Reader("pi", "session", recognises, read)

@@ -1,4 +1,4 @@
-"""Log formats: their lines, their readers, and the records that are set aside."""
+"""Log formats: the lines of a log, the reader of a format, and the records that are set aside."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,6 @@ from typing import NamedTuple
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
 
 RAW_LIMIT = 2_000  # characters of a rejected line that are kept
-
-
-class Line(NamedTuple):
-    """One line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
-
-    source: str
-    number: int  # from 1
-    data: bytes
-    problem: Unreadable | None = None
 
 
 @dataclass(slots=True)
@@ -29,12 +20,25 @@ class Rejected:
     raw: bytes = b""
 
     def row(self, redact: Callable[[str], str] = str) -> JSON:
-        """The row of tables.REJECTED, its texts as `redact` leaves them."""
+        """Return the row of tables.REJECTED, its texts as `redact` leaves them."""
         # A character is at most four bytes: no need to decode a line of 100 MB to show its beginning. Twice as much, so
         # that what is redacted is not first cut in two.
         text = redact(self.raw[: 8 * RAW_LIMIT].decode("utf-8", "replace").rstrip("\r\n"))[:RAW_LIMIT]
         detail = redact(self.detail.encode("utf-8", "replace").decode())[:RAW_LIMIT]
         return {"source": self.source, "line": self.line, "reason": self.reason, "detail": detail, "raw": text}
+
+
+class Line(NamedTuple):
+    """One line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
+
+    source: str
+    number: int  # from 1
+    data: bytes
+    problem: Unreadable | None = None
+
+    def reject(self, problem: Unreadable) -> Rejected:
+        """Return this line as a row of the rejected table."""
+        return Rejected(self.source, self.number, problem.reason, problem.detail, self.data)
 
 
 @dataclass(slots=True)
@@ -44,32 +48,23 @@ class LeftOut:
     reason: str  # begins with LEFT_OUT
 
 
-def rejected(line: Line, why: Unreadable) -> Rejected:
-    """`line` as a row of the rejected table."""
-    return Rejected(line.source, line.number, why.reason, why.detail, line.data)
-
-
-def no_id(record: JSON) -> str | None:
-    """The session id of a record of a format whose units are no ids."""
-    return None
-
-
 @dataclass(frozen=True)
 class Reader:
-    """One log format.
+    """One log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
 
-    `grouping` says what one unit of the log is: a non-blank `line`, a `session` header with all lines up to the next
-    one, or all lines with one logged `id`, wherever they are. `read` turns the lines of one unit into conversations,
-    and sets aside what it cannot read; it never raises on bad input.
+    `grouping` names the unit of the log: a non-blank `line`, a `session` header with all lines up to the next one, or
+    all lines with one logged `id`, wherever they are. `read` turns the lines of one unit into conversations, and sets
+    aside what it cannot read; it never raises on bad input.
     """
 
     name: str
     grouping: str
     recognises: Callable[[JSON], bool]
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
-    id_of: Callable[[JSON], str | None] = no_id  # grouping by id: the logged id of a record, None where it has none
+    # Grouping by id: returns the logged id of a record, None where it has none.
+    id_of: Callable[[JSON], str | None] = lambda record: None
     # Grouping by id: a line without an id belongs to the session of the line before it, and is no unit of its own.
     carries: bool = False
-    # Grouping by id: the records of a line that holds many, which may be of many sessions.
+    # Grouping by id: returns the records of a line that holds many, which may be of many sessions.
     unfold: Callable[[JSON], list[JSON]] | None = None
     closer_than: str = ""  # a format that also recognises these records, and describes them less closely

@@ -9,83 +9,74 @@ all become {"llm": {"model_name": "m"}}. Lists are often flattened with an index
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
 
-_DEEPEST = 24  # names in a key, objects in each other: conventions have ten at most, what is deeper stays as it is
+_DEEPEST = 24  # names in a key, nested objects: conventions have ten at most, what is deeper stays as it is
 _INT = re.compile(r"-?[0-9]{1,19}")
 _PREFIX = "attributes."
 _SCALARS = ("stringValue", "intValue", "doubleValue", "boolValue", "bytesValue")
 _MOST = 100_000  # index of a flattened list
 
 
-def spans_of(record: JSON) -> list[JSON]:
-    """The spans of an OTLP batch; a record that is none is one span. Raises Unreadable."""
+def split_spans(record: JSON) -> list[JSON]:
+    """Return the spans of an OTLP batch. Any other record is one span. Raises Unreadable."""
     if "resourceSpans" not in record:
         return [record]
-    found: list[JSON] = []
-    for resource in _objects(record["resourceSpans"]):
-        for key in ("scopeSpans", "instrumentationLibrarySpans"):
-            for scope in _objects(resource.get(key, [])):
-                found += _objects(scope.get("spans", []))
-    return found or [record]
+    objects: list[JSON] = [record]
+    for keys in (("resourceSpans",), ("scopeSpans", "instrumentationLibrarySpans"), ("spans",)):
+        lists = [holder.get(key, []) for holder in objects for key in keys]
+        if not all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists):
+            raise Unreadable("spans of unknown shape", "a list of objects is needed")
+        objects = [item for items in lists for item in items]
+    return objects or [record]
 
 
-def _objects(value: Any) -> list[JSON]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise Unreadable("spans of unknown shape", "a list of objects is needed")
-    return value
-
-
-def attributes_of(holder: JSON) -> JSON:
-    """The attributes of a span or an event, nested."""
-    tree: JSON = {}
-    for key, value in _pairs(holder):
-        _put(tree, key.split("."), value, 0)
-    return {key: _listed(value, 1) for key, value in tree.items()}
-
-
-def _pairs(holder: JSON) -> Iterator[tuple[str, Any]]:
-    found = holder.get("attributes")
-    if isinstance(found, dict):
-        yield from found.items()
-    elif isinstance(found, list):
-        for item in found:
+def nest_attributes(holder: JSON) -> JSON:
+    """Return the attributes of a span or an event as nested objects."""
+    logged = holder.get("attributes")
+    pairs: list[tuple[str, Any]] = []
+    if isinstance(logged, dict):
+        pairs += logged.items()
+    elif isinstance(logged, list):
+        for item in logged:
             if isinstance(item, dict) and isinstance(item.get("key"), str):
-                yield item["key"], plain(item.get("value"))
-    for key, value in holder.items():
-        if key.startswith(_PREFIX) and value is not None:
-            yield key.removeprefix(_PREFIX), value
+                pairs.append((item["key"], otlp_value(item.get("value"))))
+    pairs += [(k.removeprefix(_PREFIX), v) for k, v in holder.items() if k.startswith(_PREFIX) and v is not None]
+    tree: JSON = {}
+    for key, value in pairs:
+        _put(tree, key.split("."), value, 0)
+    return {key: _restore_lists(value, 1) for key, value in tree.items()}
 
 
-def plain(value: Any) -> Any:
-    """A value of OTLP JSON, `{"stringValue": "x"}`, as what it means. It never is deeper than JSON can be read."""
+def otlp_value(value: Any) -> Any:
+    """Return what a value of OTLP JSON, `{"stringValue": "x"}`, means. JSON bounds how deeply it is nested."""
     if not isinstance(value, dict):
         return value
     for key in _SCALARS:
         if key in value:
-            found = value[key]
-            return int(found) if key == "intValue" and isinstance(found, str) and _INT.fullmatch(found) else found
-    array, pairs = value.get("arrayValue"), value.get("kvlistValue")
-    if isinstance(array, dict):
-        values = array.get("values")
-        return [plain(item) for item in values] if isinstance(values, list) else []
-    if isinstance(pairs, dict):
-        values = pairs.get("values")
-        entries = values if isinstance(values, list) else []
-        return {
-            e["key"]: plain(e.get("value")) for e in entries if isinstance(e, dict) and isinstance(e.get("key"), str)
-        }
-    return None
+            scalar = value[key]
+            return int(scalar) if key == "intValue" and isinstance(scalar, str) and _INT.fullmatch(scalar) else scalar
+    is_array = isinstance(value.get("arrayValue"), dict)
+    nested = value.get("arrayValue" if is_array else "kvlistValue")
+    if not isinstance(nested, dict):
+        return None
+    items = nested["values"] if isinstance(nested.get("values"), list) else []
+    if is_array:
+        return [otlp_value(item) for item in items]
+    return {
+        i["key"]: otlp_value(i.get("value")) for i in items if isinstance(i, dict) and isinstance(i.get("key"), str)
+    }
 
 
 def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
-    """Set a value at a path, objects in it with dotted keys of their own; what another value stands in the way of is
-    left out."""
+    """Set a value at a path. Objects in it may have dotted keys too.
+
+    A value whose place is taken by another value is left out.
+    """
     depth += len(path)
     if len(path) > _DEEPEST:
         return
@@ -108,28 +99,33 @@ def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
             _put(below, key.split("."), item, depth)
 
 
-def _listed(tree: Any, depth: int) -> Any:
-    """Objects whose keys are all indices, as lists in their order."""
+def _restore_lists(tree: Any, depth: int) -> Any:
+    """Return the tree with lists, in order, for objects whose keys are all indices."""
     if not isinstance(tree, dict) or depth > 2 * _DEEPEST:
         return tree
-    inner = {key: _listed(value, depth + 1) for key, value in tree.items()}
+    inner = {key: _restore_lists(value, depth + 1) for key, value in tree.items()}
     if inner and all(key.isdecimal() and len(key) < 7 and int(key) < _MOST for key in inner):
         return [inner[key] for key in sorted(inner, key=int)]
     return inner
 
 
-def at(tree: Any, *names: str) -> Any:
-    """What lies under these names; None where nothing does."""
+def look_up(tree: Any, *names: str) -> Any:
+    """Return the value under these names; None where there is none."""
     for name in names:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
 
 
-def parsed(value: Any) -> Any:
-    """JSON that is held as text, as in attributes, which hold no objects; anything else as it is."""
+def parse_text(value: Any) -> Any:
+    """Return the objects and lists that a text holds as JSON, as attributes have to; anything else as it is."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return orjson.loads(value)
         except orjson.JSONDecodeError:
             return value
     return value
+
+
+def without_empty(fields: JSON) -> JSON:
+    """Return the fields that hold something."""
+    return {key: value for key, value in fields.items() if value not in (None, "", [], {})}

@@ -6,7 +6,7 @@ import pytest
 from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
-from opdkit.extract.formats.anthropic import read
+from opdkit.extract.formats.anthropic import READER
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.reader import Line, Rejected
 
@@ -27,7 +27,7 @@ REQUEST = {"model": "claude-x", "system": [{"type": "text", "text": "Be brief."}
 
 
 def read_one(record: dict) -> Conversation | Rejected:
-    (item,) = read([Line("log", 1, json.dumps(record).encode())])
+    (item,) = READER.read([Line("log", 1, json.dumps(record).encode())])
     return item
 
 

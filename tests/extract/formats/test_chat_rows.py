@@ -26,7 +26,7 @@ ARENA = {"question_id": "q", "model_a": "vicuna", "model_b": "koala", "winner": 
 
 
 def read(module, record) -> list[Conversation | Rejected]:
-    return list(module.read([Line("log", 1, json.dumps(record).encode())]))
+    return list(module.READER.read([Line("log", 1, json.dumps(record).encode())]))
 
 
 @pytest.mark.parametrize(("record", "name"), [(WILD, "wildchat"), (LMSYS, "lmsys"), (ARENA, "lmsys"),

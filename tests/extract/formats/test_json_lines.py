@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import dump
 from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import Line, Rejected, rejected
+from opdkit.extract.formats.reader import Line, Rejected
 
 
 def read(data: bytes) -> dict:
@@ -84,7 +84,7 @@ def test_a_problem_of_the_line_is_its_problem():
 
 
 def test_a_rejected_row_holds_at_most_two_thousand_characters():
-    row = rejected(Line("log", 4, "é".encode() * 3_000 + b"\xff\n"), Unreadable("not JSON", "d" * 9_000)).row()
+    row = Line("log", 4, "é".encode() * 3_000 + b"\xff\n").reject(Unreadable("not JSON", "d" * 9_000)).row()
     assert row == {"source": "log", "line": 4, "reason": "not JSON", "detail": "d" * 2_000, "raw": "é" * 2_000}
     assert Rejected("log", 1, "r", "\ud800", b"a\xff\r\n").row()["raw"] == "a\ufffd"
     assert Rejected("log", 1, "r", "\ud800").row()["detail"] == "?"

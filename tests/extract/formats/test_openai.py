@@ -4,8 +4,7 @@ import orjson
 import pytest
 
 from opdkit.chat.conversation import Conversation
-from opdkit.extract.formats.openai import read as read_unit
-from opdkit.extract.formats.openai import recognises
+from opdkit.extract.formats.openai import READER, recognises
 from opdkit.extract.formats.reader import Line, Rejected
 
 USER = {"role": "user", "content": "hi"}
@@ -13,7 +12,7 @@ REPLY = {"role": "assistant", "content": "hello"}
 
 
 def read(record) -> Conversation | Rejected:
-    (told,) = read_unit([Line("log", 3, orjson.dumps(record))])
+    (told,) = READER.read([Line("log", 3, orjson.dumps(record))])
     return told
 
 

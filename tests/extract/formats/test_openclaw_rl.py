@@ -11,8 +11,7 @@ from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
 from opdkit.chat.markup import split_calls, split_thinking
-from opdkit.extract.formats.openclaw_rl import read as read_unit
-from opdkit.extract.formats.openclaw_rl import recognises, reply_of
+from opdkit.extract.formats.openclaw_rl import READER, read_reply, recognises
 from opdkit.extract.formats.reader import Line, Rejected
 
 
@@ -44,7 +43,7 @@ def dialogue(*texts: str, think: str = "", **more) -> list[dict]:
 
 def read(records: list) -> tuple[list[Conversation], list[Rejected]]:
     lines = [Line("log", i, r if isinstance(r, bytes) else orjson.dumps(r)) for i, r in enumerate(records, 1)]
-    told = list(read_unit(lines))
+    told = list(READER.read(lines))
     return [t for t in told if isinstance(t, Conversation)], [t for t in told if isinstance(t, Rejected)]
 
 
@@ -224,14 +223,14 @@ def test_a_reply_that_is_the_whole_conversation():
     """pitfall 4: where the prompt was no prefix, the recorder logged everything as the reply."""
     whole = record([user("u1")], "a1")
     whole["response_text"] = whole["prompt_text"].replace("u1", "u1 ") + "a1<|im_end|>\n"
-    assert reply_of(whole)["content"] == "a1"
+    assert read_reply(whole)["content"] == "a1"
     whole |= {"prompt_text": "[INST] u1 [/INST]", "response_text": "[INST] u1 [/INST] a1"}
     assert read([whole])[1][0].reason == "reply is the whole conversation"
 
 
 def test_an_empty_reply_is_null_not_empty_text():
-    assert reply_of(record([user("u1")], ""))["content"] is None
-    assert reply_of(record([user("u1")], "code:\n\n  x "))["content"] == "code:\n\n  x "
+    assert read_reply(record([user("u1")], ""))["content"] is None
+    assert read_reply(record([user("u1")], "code:\n\n  x "))["content"] == "code:\n\n  x "
 
 
 def test_logged_tokens_and_side_turns():

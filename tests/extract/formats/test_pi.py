@@ -8,7 +8,6 @@ from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.pi import READER, recognises
-from opdkit.extract.formats.pi import read as read_unit
 from opdkit.extract.formats.reader import Line, Rejected
 
 HEADER = {"type": "session", "id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "modelId": "m"}
@@ -44,7 +43,7 @@ def lines(*events) -> list[Line]:
 
 
 def read(*events) -> tuple[Conversation, list[Rejected]]:
-    told = list(read_unit(lines(*events)))
+    told = list(READER.read(lines(*events)))
     (conversation,) = [t for t in told if isinstance(t, Conversation)]
     return conversation, [t for t in told if isinstance(t, Rejected)]
 
@@ -170,7 +169,7 @@ def test_an_event_that_cannot_be_read_is_set_aside(event):
 
 
 def test_a_session_without_a_message_is_set_aside():
-    (aside,) = read_unit(lines(HEADER, {"type": "model_change", "modelId": "x"}))
+    (aside,) = READER.read(lines(HEADER, {"type": "model_change", "modelId": "x"}))
     assert (aside.line, aside.reason) == (1, "no messages")
 
 

@@ -4,12 +4,11 @@ import orjson
 import pytest
 
 from opdkit.extract.formats.reader import Line, Rejected
-from opdkit.extract.formats.sharegpt import read as read_unit
-from opdkit.extract.formats.sharegpt import recognises
+from opdkit.extract.formats.sharegpt import READER, recognises
 
 
 def read(record):
-    (told,) = read_unit([Line("log", 1, orjson.dumps(record))])
+    (told,) = READER.read([Line("log", 1, orjson.dumps(record))])
     return told
 
 

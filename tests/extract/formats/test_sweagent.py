@@ -6,11 +6,11 @@ from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
 from opdkit.extract.formats.reader import Line, Rejected
-from opdkit.extract.formats.sweagent import DEMONSTRATION, read
+from opdkit.extract.formats.sweagent import DEMONSTRATION, READER
 
 
 def read_one(record: dict) -> Conversation | Rejected:
-    (item,) = read([Line("log", 1, json.dumps(record).encode())])
+    (item,) = READER.read([Line("log", 1, json.dumps(record).encode())])
     return item
 
 

@@ -11,7 +11,7 @@ from opdkit.config.conditions import parse_filters, refused
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
-from opdkit.extract.formats.spans import attributes_of, plain
+from opdkit.extract.formats.spans import nest_attributes, otlp_value
 
 U, A, V = ({"role": r, "content": c} for r, c in (("user", "u"), ("assistant", "a"), ("user", "no")))
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"q": 1}'}}
@@ -162,7 +162,7 @@ def as_otlp(attributes: dict) -> list[dict]:
 
 
 def nested(attributes: dict) -> dict:
-    return attributes_of({"attributes": attributes})
+    return nest_attributes({"attributes": attributes})
 
 
 @pytest.mark.parametrize("form", [dict, as_otlp, nested])
@@ -296,8 +296,8 @@ def test_tools_of_openllmetry():
 def test_values_of_otlp():
     value = {"arrayValue": {"values": [{"intValue": "7"}, {"kvlistValue": {"values": [
         {"key": "a", "value": {"boolValue": True}}]}}, {"doubleValue": 0.5}, {}]}}  # fmt: skip
-    assert plain(value) == [7, {"a": True}, 0.5, None]
-    assert plain({"intValue": "9" * 5_000}) == "9" * 5_000
+    assert otlp_value(value) == [7, {"a": True}, 0.5, None]
+    assert otlp_value({"intValue": "9" * 5_000}) == "9" * 5_000
 
 
 def test_hostile_attributes_cost_no_more_than_they_weigh():
@@ -305,10 +305,12 @@ def test_hostile_attributes_cost_no_more_than_they_weigh():
     deep: object = "x"
     for _ in range(900):
         deep = {"a": deep}
-    tree = attributes_of({"attributes": {"a." * 1_000: 1, "b": 1, "b.c": 2, "l.999999999999": 1, "l.0": 2, "d": deep}})
+    tree = nest_attributes(
+        {"attributes": {"a." * 1_000: 1, "b": 1, "b.c": 2, "l.999999999999": 1, "l.0": 2, "d": deep}}
+    )
     assert (tree["b"], tree["l"]) == (1, {"999999999999": 1, "0": 2})
     assert "a" not in tree
-    assert attributes_of({"attributes": {"0": {"x": 1}, "1": 2}}) == {"0": {"x": 1}, "1": 2}
+    assert nest_attributes({"attributes": {"0": {"x": 1}, "1": 2}}) == {"0": {"x": 1}, "1": 2}
 
 
 @pytest.mark.parametrize(("record", "name"), [

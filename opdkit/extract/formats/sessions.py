@@ -1,0 +1,44 @@
+"""Readers of a session per line, and sessions of which some lines cannot be read."""
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+
+from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line, Reader, Rejected
+
+GAP = "unreadable line beside it"
+
+
+def line_reader(
+    name: str,
+    recognises: Callable[[JSON], bool],
+    read_record: Callable[[Line, JSON], list[Conversation]],
+    closer_than: str = "",
+) -> Reader:
+    """Return the reader of a format with a session per line. A line that cannot be read is rejected by itself.
+
+    `read_record(line, record)` returns the conversations of a record, mostly one. It raises Unreadable.
+    """
+
+    def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
+        for line in unit:
+            try:
+                yield from read_record(line, parse(line))
+            except Unreadable as problem:
+                yield line.reject(problem)
+
+    return Reader(name, "line", recognises, read, closer_than=closer_than)
+
+
+def mark_gaps(conversation: Conversation, gaps: set[int]) -> None:
+    """Mark the replies on both sides of every gap as not trainable. A gap is the index of the message behind it.
+
+    The reply before an unreadable line lacks part of its next state, the reply after it part of its prompt.
+    """
+    replies = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    for gap in gaps:
+        after = bisect.bisect_left(replies, gap)
+        for index in replies[max(0, after - 1) : after + 1]:
+            note = conversation.notes.setdefault(index, Note())
+            note.skip_reason = note.skip_reason or GAP
