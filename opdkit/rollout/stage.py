@@ -1,11 +1,10 @@
-"""The loop of `opdkit rollout`: the on-policy round.
+"""Loop of `opdkit rollout`: the on-policy round.
 
-The student as it is now answers the prompts of the hinted turns of a run afresh. Its replies are the sessions and
-turns of another run, the hints carry over, and `opdkit teacher` and `opdkit train` work on that run as on any other.
+The student as it is now answers the prompts of the hinted turns of a run. Its replies are the sessions and turns of
+another run, the hints carry over, and `opdkit teacher` and `opdkit train` work on that run as on any other.
 
-Two tables' worth of work, one after the other, both by parts: replies (the `extract` stage of the new run), then
-verdicts on the committed replies (its `judge` stage). So whatever is killed in between, no prompt is answered twice,
-and the student is out of the way when a local judge is loaded.
+Two stages of the new run, one after the other: replies (`extract`), then verdicts on the committed replies (`judge`).
+So no prompt is answered twice after a kill in between, and the student is released before a local judge is loaded.
 """
 
 from dataclasses import replace
@@ -18,7 +17,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
 from opdkit.model.folder import refuse_no_model
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
-from opdkit.rollout.rewards import Judge, write_verdicts
+from opdkit.rollout.rewards import open_reply_judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
@@ -31,15 +30,24 @@ def run(config: RolloutConfig) -> Summary:
     """Answer the hinted turns of `--from-run`; parts that are done are skipped.
 
     Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
-    replies are kept then, and the same command goes on with them.
+    replies are kept then, and the same command resumes with them.
     """
     config = replace(config, template_arg=template_arg(config))
     parts, reviews = part_count(config.from_run, "judge"), in_force(config.from_run)
-    refuse_without_hints(config, parts, reviews)
+    check_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
-    sample_parts(config, replies, reviews)
-    judge_parts(config, verdicts, reviews)
-    summary = both(replies.summary(), verdicts.summary())
+    if todo := replies.todo():
+        student = load_student(config)
+        for part in progress(todo, "rollout", len(todo), "parts"):
+            with replies.writing(part) as out:
+                write_replies(config, student, hinted_turns(config, part, reviews), out)
+        del student  # a local judge may need the room
+    if todo := verdicts.todo():
+        judge = open_reply_judge(config) if config.judge_model else None
+        for part in todo:
+            with verdicts.writing(part) as out:
+                write_verdicts(config, judge, part, reviews, out)
+    summary = merge_summaries(replies.summary(), verdicts.summary())
     if config.judge_model is None:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
             "--judge-model gives rewards")  # fmt: skip
@@ -48,37 +56,19 @@ def run(config: RolloutConfig) -> Summary:
     return summary
 
 
-def sample_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
-    """Replies for the parts of this shard that have none yet."""
-    if todo := stage.todo():
-        student = load_student(config)
-        for part in progress(todo, "rollout", len(todo), "parts"):
-            with stage.writing(part) as out:
-                write_replies(config, student, part, reviews, out)
-
-
-def judge_parts(config: RolloutConfig, stage: Stage, reviews: Reviews) -> None:
-    """Verdicts on the replies of this shard's parts that have none yet."""
-    if todo := stage.todo():
-        judge = Judge(config) if config.judge_model else None
-        for part in todo:
-            with stage.writing(part) as out:
-                write_verdicts(config, judge, part, reviews, out)
-
-
 # -- setting up -----------------------------------------------------------------------------------------------------
 
 
 def template_arg(config: RolloutConfig) -> tuple[str, ...]:
-    """`--template-arg`, or what the teacher stage of the source run rendered its prompts with."""
+    """Return `--template-arg`, or the arguments with which the teacher stage of the source run rendered its prompts."""
     if config.template_arg or not (stage_dir(config.from_run, "teacher") / "manifest.json").exists():
         return config.template_arg
     return tuple(manifest(config.from_run, "teacher")["plan"]["config"]["template_arg"])
 
 
-def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
+def check_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
-    if not any(True for part in range(parts) for _ in hinted_turns(config, part, reviews)):
+    if not any(hinted_turns(config, part, reviews) for part in range(parts)):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         raise OpdkitError(
             f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in the closing "
@@ -88,9 +78,9 @@ def refuse_without_hints(config: RolloutConfig, parts: int, reviews: Reviews) ->
 
 
 def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:
-    """The two stages of the new run that this command writes.
+    """Open the two stages of the new run that this command writes: replies and verdicts.
 
-    Who judges is no part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
+    The judge is not part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
     costs no second sampling.
     """
     for name in (config.model, *([config.judge_model] if config.judge_model and not config.judge_url else [])):
@@ -98,50 +88,51 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     inputs: JSON = {
         "model": model_identity(config.model),
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}
-        | plan_inputs({name: each["hint"] for name, each in decisions(reviews).items() if "hint" in each}),
+        | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
     judge = {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
+    tables = [SESSIONS, TURNS, REJECTED]
     try:
-        replies = _open(sampling, "extract", parts, inputs)
+        replies = Stage.open(sampling, "extract", tables, parts=parts, inputs=inputs, command="rollout")
     except OpdkitError:
         if not config.overwrite:
             raise
-        replies = _open(replace(sampling, overwrite=True), "extract", parts, inputs)
-    return replies, _open(config, "judge", parts, inputs | judge)
+        again = replace(sampling, overwrite=True)
+        replies = Stage.open(again, "extract", tables, parts=parts, inputs=inputs, command="rollout")
+    return replies, Stage.open(
+        config, "judge", [VERDICTS], parts=parts, inputs=inputs | judge, upstream=["extract"], command="rollout"
+    )
 
 
-def _open(config: RolloutConfig, stage: str, parts: int, inputs: JSON) -> Stage:
-    tables, upstream = ([VERDICTS], ["extract"]) if stage == "judge" else ([SESSIONS, TURNS, REJECTED], [])
-    return Stage.open(config, stage, tables, parts=parts, inputs=inputs, upstream=upstream, command="rollout")
+# -- results ---------------------------------------------------------------------------------------------------------
 
 
-# -- what came of it ------------------------------------------------------------------------------------------------
-
-
-def both(replies: Summary, verdicts: Summary) -> Summary:
-    """One closing line for both stages: hinted turns in, replies out."""
+def merge_summaries(replies: Summary, verdicts: Summary) -> Summary:
+    """Return one closing line for both stages: hinted turns in, replies out."""
     counters = replies.counters
     counters.merge(Counters(seconds=verdicts.counters.seconds, counts=verdicts.counters.counts))
     return replace(verdicts, stage="rollout", counters=counters, where=replies.where)
 
 
 def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
-    """In words, what looks wrong with the replies as a whole."""
-    found = mostly_dropped("rollout", counters)
+    """Return messages about what looks wrong with the replies as a whole."""
+    messages = mostly_dropped("rollout", counters)
     if counters.dropped[NO_ROOM]:
         prompts = counters.dropped[NO_ROOM]
-        found.append(f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
-                     f"{config.max_new_tokens} "
-                     "of what the model was built for: lower it")  # fmt: skip
+        messages.append(
+            f"{counted(prompts, 'prompt')} {verb(prompts, 'leaves', 'leave')} less than --max-new-tokens "
+            f"{config.max_new_tokens} of what the model was built for: lower it"
+        )
     cut_off, replies = counters.total(CUT_OFF), counters.total("replies")
     if 2 * cut_off > replies:
-        found.append(
+        messages.append(
             f"{cut_off:,} of {counted(replies, 'reply')} {verb(cut_off, 'was', 'were')} cut off: raise --max-new-tokens"
         )
     failed, votes, unrewarded = (counters.total(name) for name in ("failed votes", "votes", "no reward"))
     if 2 * failed > votes:
-        found.append(f"{failed:,} of {counted(votes, 'vote')} failed, {counted(unrewarded, 'reply')} "
-                     f"{verb(unrewarded, 'has', 'have')} no reward: is --judge-model a chat model that does as it is "
-                     "told?")  # fmt: skip
-    return found + all_alike(counters)
+        messages.append(
+            f"{failed:,} of {counted(votes, 'vote')} failed, {counted(unrewarded, 'reply')} "
+            f"{verb(unrewarded, 'has', 'have')} no reward: is --judge-model a chat model that follows instructions?"
+        )
+    return messages + all_alike(counters)
