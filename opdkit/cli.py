@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from opdkit.config.commands import COMMANDS, CONFIGURED, Command, configure, load_function
-from opdkit.config.fields import WHERE, Field, fields_of, find_option, order_panels
+from opdkit.config.fields import WHERE, Field, fields_of, order_panels
 from opdkit.config.renamed import RENAMED
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.errors import OpdkitError
@@ -125,13 +125,12 @@ class OptionsCommand(TyperCommand):
     """A command whose -h shows its usual options in panels, and which names the successors of renamed options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Raise typer.Exit(2) for an option that has another name now; else parse as click does."""
-        name = str(self.name)
+        """Parse as click does, but refuse a renamed option with its new name and exit code 2."""
+        renamed = RENAMED.get(str(self.name), {})
         for word in args[: args.index("--") if "--" in args else len(args)]:
             flag = word.partition("=")[0]
-            if flag[:2] == "--" and flag[2:].replace("-", "_") in RENAMED.get(name, {}):
-                with errors_as_exit_codes(debug=False):
-                    find_option(name, flag[2:], fields_of(COMMANDS[name].config), f"opdkit {name}")
+            if flag.startswith("--") and (new := renamed.get(flag[2:].replace("-", "_"))):
+                _fail(f"opdkit {self.name} has no option {flag} any more; it is now --{new.replace('_', '-')}", 2)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

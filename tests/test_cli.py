@@ -41,7 +41,7 @@ def test_every_command_has_help_and_an_example() -> None:
     commands = {c.name for c in app.registered_commands}
     assert commands == set(COMMANDS)
     for name in commands:
-        shown = opdkit(name, "-h").stdout
+        shown = CliRunner().invoke(app, [name, "-h"]).stdout
         assert f"  {COMMANDS[name].example}\n" in shown, "one line, to be pasted"
 
 

@@ -28,7 +28,7 @@ class EvalConfig(ModelOptions):
     samples: int = option(
         4, "sampled replies per prompt", "eval adds one greedy reply", unit="replies", low=0, panel=HOW
     )
-    temperature: float = option(1.0, "sampling temperature of a reply", low=0.01, high=5.0, panel=HOW)
+    temperature: float = option(1.0, "sampling temperature", low=0.01, high=5.0, panel=HOW)
     max_new_tokens: int = option(256, "longest reply", unit="tokens", low=1, panel=HOW)
     neutral_text: str | None = option(
         None,

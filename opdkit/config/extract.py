@@ -54,7 +54,11 @@ class ExtractConfig(StageConfig):
     )
     workers: int = option(1, "processes that share this shard", unit="processes", low=1, plan=False, panel=SPEED)
     dry_run: bool = option(
-        False, "report on the first 1,000 lines, write nothing", "of each input", plan=False, panel=WHERE
+        False,
+        "report what would be done, write nothing",
+        "with 1,000 lines of each input",
+        plan=False,
+        panel=WHERE,
     )
     part_mb: float | None = option(
         None,

@@ -48,9 +48,9 @@ class JudgeConfig(ModelOptions):
         panel=WHAT,
     )
     votes: int = option(5, "per question and turn", "rules always give one", unit="votes", low=1, high=255, panel=HOW)
-    temperature: float = option(0.6, "sampling temperature of a vote", low=0.0, high=5.0, panel=HOW)
+    temperature: float = option(0.6, "sampling temperature", low=0.0, high=5.0, panel=HOW)
     max_new_tokens: int = option(
-        512, "longest vote", "a vote that is cut off does not count", unit="tokens", low=1, panel=HOW
+        512, "longest reply", "a vote that is cut off does not count", unit="tokens", low=1, panel=HOW
     )
     hint_select: str = option(
         "consensus",

@@ -86,7 +86,7 @@ class TeacherConfig(ModelOptions):
         panel=HOW,
     )
     max_new_tokens: int = option(
-        512, "longest sampled reply", "with --teacher-samples", unit="tokens", low=1, panel=HOW, expert=True
+        512, "longest reply", "with --teacher-samples", unit="tokens", low=1, panel=HOW, expert=True
     )
     batch_tokens: int = option(16384, "tokens in memory at once", unit="tokens", low=1, panel=SPEED)
     turn_by_turn: bool = option(

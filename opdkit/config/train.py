@@ -220,7 +220,9 @@ class TrainConfig(ModelOptions):
         plan=False,
         panel=MEMORY,
     )
-    shard: str = option("auto", "only auto: training is not divided into parts", plan=False, panel=WHERE, expert=True)
+    shard: str = option(
+        "auto", "which parts to do, as I/N", "training has no parts: only auto", plan=False, panel=WHERE, expert=True
+    )
     checkpoint_every: int = option(
         100,
         "steps between checkpoints",
@@ -240,7 +242,7 @@ class TrainConfig(ModelOptions):
     tracker: str | None = option(
         None, "also log to", choices=("tensorboard", "wandb", "trackio"), plan=False, panel=WHERE, expert=True
     )
-    dry_run: bool = option(False, "report the plan of the training, write nothing", plan=False, panel=WHERE)
+    dry_run: bool = option(False, "report what would be done, write nothing", plan=False, panel=WHERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
