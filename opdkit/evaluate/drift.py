@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
-from opdkit.model.memory import OutOfMemory, TooLargeError, budget_of, in_batches
+from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.model.scoring import batches, response_logits_by_rows, score, token_logprobs
+from opdkit.model.scoring import batch_by_length, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
 
 # Enough for an interval of a few hundredths of a nat; more would only take longer.
@@ -97,11 +97,12 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batc
     found: dict[tuple[int, ...], Shift] = {}
     each = list(distinct.items())
     lengths, budget = [len(s) for _, s in each], budget_of(before, "comparing two models")
-    shifts_of = lambda batch: _batch_shifts(before, after, [each[i][1] for i in batch])  # noqa: E731
-    for batch, shifts in in_batches(budget, lengths, batch_tokens, batches, shifts_of):
-        if isinstance(shifts, OutOfMemory):
-            raise TooLargeError(f"a prompt and reply of {lengths[batch[0]]:,} tokens", "try --dtype bfloat16")
-        found.update(zip((each[i][0] for i in batch), shifts, strict=True))
+    for attempt in budget.batches(lengths, batch_tokens, batch_by_length):
+        with attempt:
+            shifts = _batch_shifts(before, after, [each[i][1] for i in attempt.items])
+            found.update(zip((each[i][0] for i in attempt.items), shifts, strict=True))
+        if attempt.too_large:
+            raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
     return [found[key] for key in keys]
 
 

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import read_config, refuse_no_model
-from opdkit.model.memory import TooLargeError, is_out_of_memory
+from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
 
 transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
@@ -74,6 +74,7 @@ def load_model(
             **({"device_map": device_map} if device_map else {}),
             **({"distributed_config": DistributedConfig(tp_plan="auto")} if tensor_parallel else {}),
         )
+        state_of(model).lockstep = tensor_parallel
         return (model if device_map or tensor_parallel else model.to(place)).eval()
     except Exception as error:
         if is_out_of_memory(error):

@@ -13,24 +13,24 @@ from torch import Tensor, nn
 
 
 class OutputLayer:
-    """What a model does with the last hidden states, after its layers have run once."""
+    """The part of a model that turns its last hidden states into logits."""
 
     def __init__(self, model: nn.Module, output: Any) -> None:
-        """`output` is what the layers below returned; nothing of it is kept but its type."""
+        """Take `output` from the layers below; only its type is kept."""
         self._model: Any = model
         self._output = replace(output, **dict.fromkeys(output))
 
     def __call__(self, hidden_nH: Tensor) -> Tensor:
-        """[n, V] in the model's own dtype; differentiable."""
-        there = replace(self._output, last_hidden_state=hidden_nH.unsqueeze(0))
+        """Return logits [n, V] in the model's own dtype; differentiable."""
+        output = replace(self._output, last_hidden_state=hidden_nH.unsqueeze(0))
         ids_1n = torch.zeros((1, len(hidden_nH)), dtype=torch.long, device=hidden_nH.device)
-        # The whole model, so that what it does around the output layer (soft-capping, scaling) still happens.
-        with forward_replaced(self._model.get_decoder(), lambda *args, **kwargs: there):
+        # The whole model runs, so that what it does around the output layer (soft-capping, scaling) still happens.
+        with forward_replaced(self._model.get_decoder(), lambda *args, **kwargs: output):
             return self._model(input_ids=ids_1n, use_cache=False).logits[0]
 
 
-def is_apart(model: nn.Module) -> bool:
-    """Whether the output layer of `model` can be told from the layers below."""
+def has_separate_output_layer(model: nn.Module) -> bool:
+    """Return whether the output layer is no part of the decoder, so that both can run apart."""
     whole: Any = model
     head, body = whole.get_output_embeddings(), whole.get_decoder()
     return body is not None and body is not model and all(module is not head for module in body.modules())
@@ -38,7 +38,7 @@ def is_apart(model: nn.Module) -> bool:
 
 @contextmanager
 def forward_replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module runs `forward` for its own."""
+    """Replace the module's `forward` within the `with` block."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

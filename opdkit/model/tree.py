@@ -1,43 +1,55 @@
-"""Sequences that begin alike as one tree, and the order in which a causal model reads every token of it once.
+"""Token trees: sequences that begin alike, and the passes in which a causal model reads each of their tokens once.
 
 The prompts of a session repeat each other: turn 7 begins with all that turn 6 has read, and a hinted prompt is the
-student's up to the hint. Where two sequences part is taken from their ids and never from what a template should do: one
-that strips thinking, or writes a date, parts early.
+student's up to the hint. Three sequences, and the tree that they make; each node is a token with its position:
 
-Pure arithmetic on token ids; `opdkit.model.tree_reading` runs it.
+    turn 2          a b c d e f                 a0-b1-c2-d3-e4-f5          trunk
+    turn 1          a b c d x                       |     |
+    turn 1, hinted  a b p q                         |     +--x4            branch, after a prefix of 4 tokens
+                                                    +--p2-q3               branch, after a prefix of 2 tokens
+
+15 tokens are given, 9 are read, in two passes through the model:
+
+    pass 1, the trunk        a b c d e f        a causal sequence; its keys and values stay in the cache
+    pass 2, its branches     x p q              the cache is cropped to the longest prefix that they need: a b c d
+
+        visible_prefix       4 2 2              tokens of the cached prefix that a token sees
+        subtree_end          1 3 3              the place in the pass where the subtree of a token ends
+
+In a pass, a token sees itself and its ancestors: token j is an ancestor of token i where j < i < subtree_end[j]. The
+trunk is the path from the root that has most tokens in its subtrees. Branches are read from the last to the first that
+leaves the trunk, so that the cache only ever shrinks; a branch that is too large for a pass is read as a trunk itself.
+
+Where two sequences part is taken from their ids and never from what a chat template should do: one that strips
+thinking, or writes a date, parts early. Pure arithmetic on token ids; `opdkit.model.tree_reading` runs it.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Tokens that go through the model at once. They follow the first `kept` tokens of what was read before.
+    """Tokens that go through the model at once, after the first `prefix` tokens of the cache. One entry per token."""
 
-    A token sees the first `sees` of those, and in this pass itself and its ancestors: token j is an ancestor of token
-    i where j < i < `ends[j]`.
-    """
-
-    kept: int
+    prefix: int
     ids: tuple[int, ...]
-    positions: tuple[int, ...]
-    sees: tuple[int, ...]
-    ends: tuple[int, ...]
+    positions: tuple[int, ...]  # depth in the tree, from 0
+    visible_prefix: tuple[int, ...]  # how many tokens of the prefix it sees
+    subtree_end: tuple[int, ...]  # index in this pass after the last token that sees it
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def is_chain(self) -> bool:
-        """Whether each token sees all that comes before it, so that plain causal attention reads the pass."""
-        return min(self.sees) == self.kept and min(self.ends) == len(self.ids)
+        """Whether each token sees all tokens before it, so that plain causal attention reads the pass."""
+        return min(self.visible_prefix) == self.prefix and min(self.subtree_end) == len(self.ids)
 
     def __str__(self) -> str:
         shape = "in a row" if self.is_chain else "of branches"
-        return f"{len(self)} tokens {shape} after {self.kept}"
+        return f"{len(self)} tokens {shape} after {self.prefix}"
 
 
 @dataclass(frozen=True)
@@ -48,49 +60,53 @@ class Plan:
     """
 
     passes: tuple[Pass, ...]
-    runs: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in its order
+    paths: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in its order
 
     @property
     def tokens(self) -> int:
-        """Tokens read."""
+        """Number of tokens that are read."""
         return sum(map(len, self.passes))
 
     @property
     def saved(self) -> int:
-        """Tokens that would be read beside these, one sequence at a time."""
-        return sum(len(run) for runs in self.runs for run in runs) - self.tokens
+        """Number of tokens that reading one sequence at a time would read beside these."""
+        return sum(len(nodes) for path in self.paths for nodes in path) - self.tokens
 
     def nodes(self, sequence: int, start: int, stop: int) -> list[int]:
-        """The nodes of the tokens [start, stop) of a sequence."""
-        found, position = list[int](), 0
-        for run in self.runs[sequence]:
-            found += run[max(0, start - position) : max(0, stop - position)]
-            position += len(run)
-        return found
+        """Return the nodes of the tokens [start, stop) of a sequence."""
+        nodes, position = list[int](), 0
+        for part in self.paths[sequence]:
+            nodes += part[max(0, start - position) : max(0, stop - position)]
+            position += len(part)
+        return nodes
 
     def __str__(self) -> str:
-        lines = [f"{len(self.runs)} sequences: {self.tokens:,} tokens read, {self.saved:,} saved"]
-        return "\n".join(lines + [f"  {each}" for each in self.passes])
+        lines = [f"{len(self.paths)} sequences: {self.tokens:,} tokens read, {self.saved:,} saved"]
+        return "\n".join(lines + [f"  {one}" for one in self.passes])
 
 
-def plan(sequences: Items[list[int]], pack: int) -> Plan:
-    """How to read each token of the tree of these sequences once, no sequence being empty.
+def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan:
+    """Return passes that read each token of the tree of these sequences once. No sequence may be empty.
 
-    A trunk, the way from the root that has most tokens beneath it, is read in a row and kept. The branches that leave
-    it follow, the last to leave first, as many at once as are `pack` tokens together; a branch of more is a trunk.
+    Branches are read together, up to `pack_tokens` tokens per pass.
     """
-    tree = _Tree.of(sequences)
-    passes, place = list[Pass](), dict[int, int]()  # the first node of each segment
-    roots = [i for i, s in enumerate(tree.segments) if s.parent is None]
-    for some in _order(tree, roots, pack):
+    tree = _Tree(sequences)
+    passes, first_node = list[Pass](), dict[int, int]()  # of each segment
+    for segments in _order_passes(tree, tree.roots, pack_tokens):
         first = sum(map(len, passes))
-        passes.append(_pass(tree, some))
-        offsets = accumulate((len(tree.segments[s].ids) for s in some), initial=first)
-        place |= zip(some, offsets, strict=False)
-    runs = tuple(
-        tuple(range(place[s], place[s] + len(tree.segments[s].ids)) for s in tree.way_to(leaf)) for leaf in tree.leaves
+        passes.append(_make_pass(tree, segments))
+        offsets = accumulate((len(tree.segments[s].ids) for s in segments), initial=first)
+        first_node |= zip(segments, offsets, strict=False)
+    paths = tuple(
+        tuple(range(first_node[s], first_node[s] + len(tree.segments[s].ids)) for s in tree.path_to(leaf))
+        for leaf in tree.leaves
     )
-    return Plan(tuple(passes), runs)
+    return Plan(tuple(passes), paths)
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two sequences have in common at their beginnings."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 # -- the tree -------------------------------------------------------------------------------------------------------
@@ -98,54 +114,49 @@ def plan(sequences: Items[list[int]], pack: int) -> Plan:
 
 @dataclass
 class _Segment:
-    """Tokens in a row, from position `start`, that the same sequences have in common; `size` with all beneath."""
+    """Consecutive tokens, from position `start`, that the same sequences have in common: no fork within them."""
 
     ids: list[int]
     start: int
     parent: int | None
-    size: int = 0
+    size: int = 0  # tokens of the segment and all segments beneath it
     children: list[int] = field(default_factory=list)
 
 
-@dataclass
 class _Tree:
-    segments: list[_Segment]  # each before what is beneath it
-    leaves: list[int]  # the last segment of each sequence
+    """The segments of a tree, each before those beneath it, and the last segment (leaf) of each sequence."""
 
-    @classmethod
-    def of(cls, sequences: Items[list[int]]) -> "_Tree":
-        tree = cls([], [0] * len(sequences))
-        order = sorted(range(len(sequences)), key=lambda i: sequences[i])  # those that begin alike stand together
+    def __init__(self, sequences: Sequence[list[int]]) -> None:
+        self.segments: list[_Segment] = []
+        self.leaves = [0] * len(sequences)
+        order = sorted(range(len(sequences)), key=lambda i: sequences[i])  # those that begin alike are neighbours
         todo: list[tuple[list[int], int, int | None]]
-        todo = [(some, 0, None) for some in _apart(sequences, order, 0)]  # a stack: there may be a level a turn
+        todo = [(group, 0, None) for group in _split(sequences, order, 0)]  # a stack: a fork per turn nests deeply
         while todo:
-            some, start, parent = todo.pop()
-            first, last = sequences[some[0]], sequences[some[-1]]
-            end = start + in_common(first[start:], last[start:])
-            here = tree._add(first[start:end], start, parent)
-            for i in some:
-                tree.leaves[i] = here
-            todo += [(rest, end, here) for rest in _apart(sequences, [i for i in some if len(sequences[i]) > end], end)]
-        for segment in reversed(tree.segments):
-            segment.size = len(segment.ids) + sum(tree.segments[c].size for c in segment.children)
-        return tree
+            group, start, parent = todo.pop()
+            first, last = sequences[group[0]], sequences[group[-1]]
+            end = start + common_length(first[start:], last[start:])
+            segment = len(self.segments)
+            self.segments.append(_Segment(first[start:end], start, parent))
+            if parent is not None:
+                self.segments[parent].children.append(segment)
+            for i in group:
+                self.leaves[i] = segment
+            longer = [i for i in group if len(sequences[i]) > end]
+            todo += [(rest, end, segment) for rest in _split(sequences, longer, end)]
+        for node in reversed(self.segments):
+            node.size = len(node.ids) + sum(self.segments[c].size for c in node.children)
+        self.roots = [i for i, node in enumerate(self.segments) if node.parent is None]
 
-    def _add(self, ids: list[int], start: int, parent: int | None) -> int:
-        self.segments.append(_Segment(ids, start, parent))
-        if parent is not None:
-            self.segments[parent].children.append(len(self.segments) - 1)
-        return len(self.segments) - 1
+    def path_to(self, segment: int) -> list[int]:
+        """Return the segments from the root down to this one."""
+        path = [segment]
+        while (parent := self.segments[path[-1]].parent) is not None:
+            path.append(parent)
+        return path[::-1]
 
-    def way_to(self, segment: int) -> list[int]:
-        """From the root down."""
-        way, at = list[int](), self.segments[segment]
-        while at.parent is not None:
-            way.append(segment)
-            segment, at = at.parent, self.segments[at.parent]
-        return [segment, *reversed(way)]
-
-    def beneath(self, segment: int) -> list[int]:
-        """The segment and all beneath it, each before what is beneath it and apart from its siblings'."""
+    def subtree(self, segment: int) -> list[int]:
+        """Return the segment and all beneath it, depth first: each subtree is contiguous."""
         found, todo = list[int](), [segment]
         while todo:
             found.append(todo.pop())
@@ -153,69 +164,60 @@ class _Tree:
         return found
 
     def trunk(self, segment: int) -> list[int]:
-        """The way down from a segment that has most tokens beneath it."""
-        way = [segment]
-        while children := self.segments[way[-1]].children:
-            way.append(max(children, key=lambda c: self.segments[c].size))
-        return way
+        """Return the path down from a segment that goes on, at each fork, with the largest subtree."""
+        path = [segment]
+        while children := self.segments[path[-1]].children:
+            path.append(max(children, key=lambda c: self.segments[c].size))
+        return path
 
 
-def _apart(sequences: Items[list[int]], order: list[int], depth: int) -> list[list[int]]:
-    """Sorted sequences by their token at `depth`, the last group first."""
-    return [list(some) for _, some in groupby(order, key=lambda i: sequences[i][depth])][::-1]
+def _split(sequences: Sequence[list[int]], order: list[int], depth: int) -> list[list[int]]:
+    """Return sorted sequences in groups of equal token at `depth`, the last group first."""
+    return [list(group) for _, group in groupby(order, key=lambda i: sequences[i][depth])][::-1]
 
 
-def in_common(a: Items[int], b: Items[int]) -> int:
-    """How many tokens two sequences begin with alike."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+# -- passes ---------------------------------------------------------------------------------------------------------
 
 
-# -- the order of reading -------------------------------------------------------------------------------------------
+def _order_passes(tree: _Tree, branches: list[int], pack_tokens: int) -> Iterator[list[int]]:
+    """Yield the segments of each pass, for branches that leave one trunk.
 
-
-def _order(tree: _Tree, branches: list[int], pack: int) -> Iterator[list[int]]:
-    """The segments of each pass, for branches that leave one trunk.
-
-    The last to leave it are read first: then the rest of the trunk is needed no more, and a branch that is a trunk
-    itself may take its place.
+    The last branch to leave it is read first: then the rest of the trunk is needed no more, and a branch that is a
+    trunk itself may take its place in the cache.
     """
     waiting, tokens = list[int](), 0
     for branch in sorted(branches, key=lambda s: -tree.segments[s].start):
         size = tree.segments[branch].size
-        if waiting and tokens + size > pack:
-            yield _all_beneath(tree, waiting)
+        if waiting and tokens + size > pack_tokens:
+            yield waiting
             waiting, tokens = [], 0
-        if size <= pack:
-            waiting, tokens = [*waiting, branch], tokens + size
+        if size <= pack_tokens:
+            waiting, tokens = [*waiting, *tree.subtree(branch)], tokens + size
             continue
         trunk = tree.trunk(branch)
         yield trunk
         leaving = {c for s in trunk for c in tree.segments[s].children}.difference(trunk)
-        yield from _order(tree, sorted(leaving), pack)
+        yield from _order_passes(tree, sorted(leaving), pack_tokens)
     if waiting:
-        yield _all_beneath(tree, waiting)
+        yield waiting
 
 
-def _all_beneath(tree: _Tree, branches: list[int]) -> list[int]:
-    return [s for branch in branches for s in tree.beneath(branch)]
-
-
-def _pass(tree: _Tree, some: list[int]) -> Pass:
-    """Segments, each before what is beneath it, as tokens."""
-    segments = [tree.segments[s] for s in some]
-    at = {s: i for i, s in enumerate(some)}
-    parents = [None if s.parent is None else at.get(s.parent) for s in segments]  # in this pass
-    sees, last = [s.start for s in segments], list(range(len(some)))  # `last`: the last one beneath each
+def _make_pass(tree: _Tree, order: list[int]) -> Pass:
+    """Return the pass that reads these segments in this order, each before those beneath it."""
+    segments = [tree.segments[s] for s in order]
+    index_of = {s: i for i, s in enumerate(order)}
+    parents = [None if s.parent is None else index_of.get(s.parent) for s in segments]  # None: not in this pass
+    visible, last = [s.start for s in segments], list(range(len(order)))  # `last`: the last segment beneath each
     for i, parent in enumerate(parents):
-        sees[i] = sees[i] if parent is None else sees[parent]
+        visible[i] = visible[i] if parent is None else visible[parent]
     for i, parent in reversed(list(enumerate(parents))):
         if parent is not None:
             last[parent] = max(last[parent], last[i])
     stops = list(accumulate(len(s.ids) for s in segments))
     return Pass(
-        kept=max(sees),
+        prefix=max(visible),
         ids=tuple(i for s in segments for i in s.ids),
         positions=tuple(s.start + i for s in segments for i in range(len(s.ids))),
-        sees=tuple(seen for s, seen in zip(segments, sees, strict=True) for _ in s.ids),
-        ends=tuple(stops[end] for s, end in zip(segments, last, strict=True) for _ in s.ids),
+        visible_prefix=tuple(seen for s, seen in zip(segments, visible, strict=True) for _ in s.ids),
+        subtree_end=tuple(stops[end] for s, end in zip(segments, last, strict=True) for _ in s.ids),
     )

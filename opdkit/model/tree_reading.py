@@ -1,12 +1,14 @@
-"""Log-probs of sequences that begin alike, each token of their tree read once.
+"""Log-probs of sequences that begin alike: a model reads each token of their tree once (see `opdkit.model.tree`).
 
-Shapes as in `opdkit.model.scoring`, and W the nodes of the tree from which a response token is predicted.
+    trees = read_trees([(model, sequences)], batch_tokens)
+    logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, read=trees.batch)
+
+Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence as Items
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,251 +18,256 @@ from transformers.cache_utils import DynamicLayer
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import input_device
-from opdkit.model.memory import is_out_of_memory
-from opdkit.model.output_layer import OutputLayer, is_apart
-from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, Reading, Rows, logprobs_of
-from opdkit.model.tree import Pass, Plan, plan
+from opdkit.model.memory import is_out_of_memory, state_of
+from opdkit.model.output_layer import OutputLayer, has_separate_output_layer
+from opdkit.model.scoring import (
+    LogprobQuery,
+    Mixture,
+    PaddedBatch,
+    PromptResponse,
+    ResponseLogits,
+    logprobs_of,
+    score,
+)
+from opdkit.model.tree import Pass, Plan, plan_passes
 
-# Tokens of branches that are read at once. Each of them is compared with all the others and with the trunk, most of
-# it for nothing: many more would cost time, many fewer would leave a GPU idle.
-PACK = 512
+# Tokens of branches that are read in one pass. Each of them is compared with all the others and with the prefix, most
+# of it for nothing: many more would cost time, many fewer would leave a GPU idle.
+PACK_TOKENS = 512
 
 # Share of the tokens that a tree must save; else padded batches, which need no mask of their own, are as good.
-_WORTH = 0.1
+_MIN_SAVED = 0.1
 
 # Tokens of a trunk that are read at once where it is longer than the budget: what the layers make of them is thrown
 # away before the next are read, so that only keys and values grow with the length of a session. In one piece it needs
 # no mask and takes three quarters of the time (a trunk of 8,192 tokens on a CPU).
 _CHUNK = 4096
 
-# The largest difference in a log-prob between the two ways that is rounding, in nats. Half precision rounds a logit
-# of 20 by 0.06, here and there by more: what is rounding there, a mean over many tokens tells.
+# The largest difference in a log-prob between the two ways of reading that is rounding, in nats. Half precision rounds
+# a logit of 20 by 0.06, now and then by more: there the mean over many tokens decides.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_ROUNDING = 0.1
 
 # Tokens of the first session that are read both ways; more where its shortest turn is longer.
-_COMPARED = 4096
-
-_checked: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-_compared: WeakSet[PreTrainedModel] = WeakSet()
+_COMPARED_TOKENS = 4096
 
 
-class Trees:
-    """What some models read of some sessions: their trees, and for what shares too little, plain batches.
+@dataclass
+class TreesRead:
+    """The trees that models have read, and how many tokens went through their layers."""
 
-    `tokens` are read once `read` is asked for all of it, `saved` are those that plain batches would read besides.
-    With `whole` False all is read in plain batches. Raises OpdkitError where the first tree that a model reads gives
-    other numbers than plain batches.
+    by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; none: padded batches
+    tokens: int = 0  # read, once all batches are
+    saved: int = 0  # that padded batches would read besides
+
+    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> ResponseLogits:
+        """Return the logits of some of the sequences, from the model's tree or else in a padded batch."""
+        tree = self.by_model.get(id(model))
+        return PaddedBatch(model, sequences) if tree is None else tree.batch(model, sequences)
+
+
+def read_trees(
+    asked: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
+) -> TreesRead:
+    """Let each model read the tree of its sequences, where that saves enough and gives the model's own numbers.
+
+    With `whole` False, all is left to padded batches. Raises OpdkitError where the first tree that a model reads gives
+    other numbers than padded batches.
     """
+    trees = TreesRead()
+    for model in {id(model): model for model, _ in asked}.values():
+        sequences = [s for m, some in asked if m is model for s in some]
+        if not whole:
+            trees.tokens += sum(map(len, sequences))
+            continue
+        plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], min(PACK_TOKENS, batch_tokens))
+        total = plan.tokens + plan.saved
+        if plan.saved <= _MIN_SAVED * total or not check_tree_reading(model):
+            trees.tokens += total
+            continue
+        tree = ReadTree(model, sequences, plan, max(_CHUNK, batch_tokens))
+        if not bool(tree.hidden_WH.isfinite().all()):
+            # A masked NaN is still a NaN times 0. Read in padded batches, it stays with the turns that have it.
+            trees.tokens += plan.tokens + total
+            continue
+        if not state_of(model).tree_compared:
+            _compare_with_padded(tree)
+            state_of(model).tree_compared = True
+        trees.by_model[id(model)] = tree
+        trees.tokens, trees.saved = trees.tokens + plan.tokens, trees.saved + plan.saved
+    return trees
 
-    def __init__(
-        self, asked: Items[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
-    ) -> None:
-        self._readings: dict[int, _TreeReading] = {}
-        self.tokens = self.saved = 0
-        for model in {id(model): model for model, _ in asked}.values():
-            sequences = [s for m, some in asked if m is model for s in some]
-            if not whole:
-                self.tokens += sum(map(len, sequences))
-                continue
-            tree = plan([s.prompt_ids + s.response_ids for s in sequences], min(PACK, batch_tokens))
-            if tree.saved > _WORTH * (tree.tokens + tree.saved) and reads_trees(model):
-                self._read(model, sequences, tree, max(_CHUNK, batch_tokens))
+
+# -- checks of a model ----------------------------------------------------------------------------------------------
+
+
+def check_tree_reading(model: PreTrainedModel) -> bool:
+    """Check once per model that a tree gives the numbers of padded batches; return whether it does, and warn if not.
+
+    The answer comes from the build of the model and from a small tree of made-up sequences (early forks, late forks,
+    forks in branches; one pass and many), the same ones every time: whatever the order of a run's sessions, they are
+    all read in one way. `read_trees` compares real sequences, once, and stops where they differ.
+    """
+    state = state_of(model)
+    if state.reads_trees is None:
+        problem = _build_problem(model)
+        if problem is None:
+            draw = torch.Generator().manual_seed(0)
+            size = min(model.get_input_embeddings().weight.shape[0], 1000)
+            a, b, c, d = torch.randint(0, size, (4, 16), generator=draw).tolist()
+            pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
+            sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
+            padded = torch.cat(score(model, sequences, batch_tokens=1))
+            worst, limit = 0.0, 0.0
+            try:
+                for pack_tokens, most in ((1, 1000), (40, 20), (1000, 1000)):
+                    plan = plan_passes([prompt + response for prompt, response in pairs], pack_tokens)
+                    tree = ReadTree(model, sequences, plan, most)
+                    queries = [LogprobQuery((s,)) for s in sequences]
+                    answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
+                    difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
+                    worst = max(worst, difference)
+            except Exception as error:  # whatever a model makes of an argument that it was not written for
+                if is_out_of_memory(error):
+                    raise
+                problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
             else:
-                self.tokens += tree.tokens + tree.saved
-
-    def _read(self, model: PreTrainedModel, sequences: list[PromptResponse], tree: Plan, most: int) -> None:
-        reading = _TreeReading(model, sequences, tree, most)
-        if bool(reading.hidden_WH.isfinite().all()):
-            _compare_once(reading)
-            self._readings[id(model)] = reading
-            self.tokens, self.saved = self.tokens + tree.tokens, self.saved + tree.saved
-        else:
-            # A masked NaN is still a NaN times 0: read apart, it stays with the turns that have it.
-            self.tokens += 2 * tree.tokens + tree.saved
-
-    def read(self, model: PreTrainedModel, sequences: Items[PromptResponse]) -> Rows:
-        """Some of the sequences, as `opdkit.model.scoring.logprobs_of` asks for them."""
-        reading = self._readings.get(id(model))
-        return Reading(model, sequences, repeated=True) if reading is None else reading.of(sequences)
-
-
-def reads_trees(model: PreTrainedModel) -> bool:
-    """Whether the numbers of a tree are those of plain batches; says so once for a model where they are not.
-
-    Decided by what the model is and by a few made-up sequences, the same ones every time: whatever the order of a
-    run's sessions, they are all read in one way. `Trees` compares real ones, once, and stops where they differ.
-    """
-    if model not in _checked:
-        reason = _why_not(model) or _difference(model)
-        if reason:
+                problem = f"else its log-probs would differ by {worst:.1g} nats" if worst > limit else None
+        if problem:
             name = model.name_or_path or type(model).__name__
-            warn(f"{name} reads each turn from its beginning, not the conversation once: {reason}")
-        _checked[model] = reason is None
-    return _checked[model]
+            warn(f"{name} reads each turn from its beginning, not the conversation once: {problem}")
+        state.reads_trees = problem is None
+    return state.reads_trees
 
 
-def _why_not(model: PreTrainedModel) -> str | None:
-    """What of a model's build rules out a tree: a token must see its ancestors, all of them, and them alone."""
+def _build_problem(model: PreTrainedModel) -> str | None:
+    """Return what of a model's build rules out a tree: a token must see its ancestors, all of them, and only them."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in ("sdpa", "eager"):
         return f"its attention ({config._attn_implementation}) takes no mask of our own"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
         return "not all of its layers see all that comes before a token"
-    if {"dynamic", "longrope"} & _rope_types(getattr(config, "rope_parameters", None) or {}):
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
+    every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
+    if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
         return "its position embeddings depend on the length of what is read"
-    if not is_apart(model):
+    if not has_separate_output_layer(model):
         return "its output layer cannot be told from the layers below"
     return None
 
 
-def _rope_types(parameters: dict[str, Any]) -> set[str]:
-    """One set of parameters, or one a kind of layer."""
-    every = [parameters, *(p for p in parameters.values() if isinstance(p, dict))]
-    return {p["rope_type"] for p in every if "rope_type" in p}
+def _difference(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """Return how far log-probs are apart, and how far they may be, in nats: the largest, in half precision the mean.
 
-
-def _difference(model: PreTrainedModel) -> str | None:
-    """What is wrong with the numbers of a small tree: forks early, late, in branches; in one pass and in many."""
-    draw = torch.Generator().manual_seed(0)
-    size = min(model.get_input_embeddings().weight.shape[0], 1000)
-    a, b, c, d = torch.randint(0, size, (4, 16), generator=draw).tolist()
-    sequences = [
-        PromptResponse(a + b + c, d),
-        PromptResponse(a, b[:9] + d),
-        PromptResponse(a + d + b, c),
-        PromptResponse(a + d + c, c),
-    ]
-    questions = [LogprobQuery((s,)) for s in sequences]
-    plain = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), questions, batch_tokens=1)])
-    ids = [s.prompt_ids + s.response_ids for s in sequences]
-    apart = list[Tensor]()
-    for pack, piece in ((1, 1000), (40, 20), (1000, 1000)):
-        try:
-            reading = _TreeReading(model, sequences, plan(ids, pack), piece)
-            answers = logprobs_of(
-                Mixture((model,)),
-                questions,
-                batch_tokens=1000,
-                read=lambda _, some, reading=reading: reading.of(some),  # type: ignore[misc]
-            )
-        except Exception as error:  # what a model makes of an argument that it was not written for
-            if is_out_of_memory(error):
-                raise
-            return f"it cannot be read with a mask and a cache ({type(error).__name__})"
-        apart.append(torch.cat([x.logprobs for x in answers]) - plain)
-    off, most = max(_apart(each, model.dtype) for each in apart)
-    return None if off <= most else f"else its log-probs would differ by {off:.1g} nats"
-
-
-def _apart(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """How far log-probs are apart, and how far they may be: the largest in full precision, in half precision the mean.
-
-    What is no number is infinitely far apart.
+    NaN is infinitely far apart.
     """
     whole = _ROUNDING.get(dtype)
-    off = float(differences.abs().mean() if whole is None else differences.abs().max())
-    return (off if off == off else float("inf")), _HALF_ROUNDING if whole is None else whole
+    difference = float(differences.abs().mean() if whole is None else differences.abs().max())
+    return (difference if difference == difference else float("inf")), _HALF_ROUNDING if whole is None else whole
 
 
-def _compare_once(reading: "_TreeReading") -> None:
-    """Raise OpdkitError unless real sequences, of the first tree of a model, have the numbers of plain batches."""
-    model = reading.model
-    if model in _compared:
-        return
-    questions = [LogprobQuery((s,)) for s in _some(reading.sequences, _COMPARED)]
-    in_tree, plain = (
-        torch.cat([a.logprobs for a in logprobs_of(Mixture((model,)), questions, batch_tokens=_COMPARED, read=read)])
-        for read in (lambda _, some: reading.of(some), None)
+def _compare_with_padded(tree: "ReadTree") -> None:
+    """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
+    model = tree.model
+    queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
+    in_tree, padded = (
+        torch.cat([answer.logprobs for answer in answers])
+        for answers in (
+            logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, read=tree.batch),
+            logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS),
+        )
     )
-    off, most = _apart(in_tree - plain, model.dtype)
-    if off > most:
+    difference, limit = _difference(in_tree - padded, model.dtype)
+    if difference > limit:
         raise OpdkitError(
             f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
-            f"{off:.1g} nats from those of its turns read one by one, and more than {most:g} is no rounding. Nothing "
-            "is written; pass --turn-by-turn, and report the model to opdkit"
+            f"{difference:.1g} nats from those of its turns read one by one, and more than {limit:g} is no rounding. "
+            "Nothing is written; pass --turn-by-turn, and report the model to opdkit"
         )
-    _compared.add(model)
 
 
-def _some(sequences: Items[PromptResponse], tokens: int) -> list[PromptResponse]:
-    """The shortest sequence, and then the longest ones that fit into so many tokens with it."""
+def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[PromptResponse]:
+    """Return the shortest sequence, then the longest ones that fit into so many tokens with it."""
     shortest, *rest = sorted(sequences, key=len)
-    found, room = [shortest], tokens - len(shortest)
-    for each in reversed(rest):
-        if len(each) <= room:
-            found, room = [*found, each], room - len(each)
-    return found
+    chosen, room = [shortest], tokens - len(shortest)
+    for sequence in reversed(rest):
+        if len(sequence) <= room:
+            chosen, room = [*chosen, sequence], room - len(sequence)
+    return chosen
 
 
 # -- one tree -------------------------------------------------------------------------------------------------------
 
 
-class _TreeReading:
-    """The last hidden states [W, H] of the nodes that predict a response token, read in the passes of a plan."""
+class ReadTree:
+    """A tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Items[PromptResponse], tree: Plan, most: int) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan, most: int) -> None:
+        """Read the passes of the plan; a trunk of more than `most` tokens in pieces."""
         self.model, self.sequences = model, list(sequences)  # kept alive: they are known by their identity
-        nodes = [torch.tensor(tree.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
-        wanted_W = torch.cat(nodes).unique()
-        self._rows = {id(s): torch.searchsorted(wanted_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
+        nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
+        nodes_W = torch.cat(nodes).unique()
+        self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         with torch.inference_mode():
-            self.output_layer, self.hidden_WH = _hidden_states(model, tree.passes, wanted_W, most)
+            self.output_layer, self.hidden_WH = _hidden_states(model, plan.passes, nodes_W, most)
 
-    def of(self, sequences: Items[PromptResponse]) -> "_SomeRows":
-        return _SomeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
+    def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> ResponseLogits:
+        """Return the logits of some of its sequences, one sequence after the other."""
+        return _TreeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
 
 
-class _SomeRows:
-    """The response positions of some sequences of a tree, one sequence after the other."""
+class _TreeRows:
+    """The response positions of some sequences of a tree: a ResponseLogits."""
 
-    def __init__(self, reading: _TreeReading, rows_N: Tensor) -> None:
-        self._reading, self.device = reading, reading.hidden_WH.device
+    def __init__(self, tree: ReadTree, rows_N: Tensor) -> None:
+        self._tree, self.device = tree, tree.hidden_WH.device
         self._rows_N = rows_N.to(self.device)
 
-    def logits(self, some: slice) -> Tensor:
-        """[n, V] in the model's own dtype."""
-        return self._reading.output_layer(self._reading.hidden_WH[self._rows_N[some]])
+    def logits(self, rows: slice) -> Tensor:
+        """Return logits [n, V] in the model's own dtype."""
+        return self._tree.output_layer(self._tree.hidden_WH[self._rows_N[rows]])
 
 
 def _hidden_states(
-    model: PreTrainedModel, passes: Items[Pass], wanted_W: Tensor, most: int
+    model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, most: int
 ) -> tuple[OutputLayer, Tensor]:
-    """The hidden states [W, H] of the wanted nodes, and what makes logits of them."""
-    cache, found, first = DynamicCache(config=model.config), list[Tensor](), 0
-    body: Callable[..., Any] = model.get_decoder()
-    pieces = [(each, piece) for each in passes for piece in _pieces(each, most)]
-    for each, piece in progress(pieces, "reading", len(pieces), "passes"):
-        if piece.start == 0 and each.kept == 0:
+    """Return the last hidden states [W, H] of these nodes, and the layer that makes logits of them."""
+    device, body = input_device(model), cast(Any, model).get_decoder()
+    cache, hidden, first = DynamicCache(config=model.config), list[Tensor](), 0
+    pieces = [(one, piece) for one in passes for piece in _pieces(one, most)]
+    for one, piece in progress(pieces, "reading", len(pieces), "passes"):
+        if piece.start == 0 and one.prefix == 0:
             cache = DynamicCache(config=model.config)
         elif piece.start == 0:
-            cache.crop(each.kept - cache.get_seq_length())
-        ids_1n = torch.tensor([each.ids[piece.start : piece.stop]], device=input_device(model))
-        # In a row, positions and mask are what the model makes of a cache: the way that generates text.
-        own = {} if each.is_chain else {"position_ids": torch.tensor([each.positions], device=input_device(model)),
-                                        "attention_mask": _mask(each, model)}  # fmt: skip
-        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **own)
-        here = wanted_W[(wanted_W >= first) & (wanted_W < first + len(piece))] - first
-        found.append(output.last_hidden_state[0, here.to(output.last_hidden_state.device)])
+            cache.crop(one.prefix - cache.get_seq_length())
+        ids_1n = torch.tensor([one.ids[piece.start : piece.stop]], device=device)
+        # A chain needs no positions and mask: the model makes them from the cache, as when it generates text.
+        given: dict[str, Tensor] = {}
+        if not one.is_chain:
+            given["position_ids"] = torch.tensor([one.positions], device=device)
+            given["attention_mask"] = _mask(one, model)
+        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **given)
+        nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
+        hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
         first += len(piece)
-    return OutputLayer(model, output), torch.cat(found)
+    return OutputLayer(model, output), torch.cat(hidden)
 
 
-def _pieces(each: Pass, most: int) -> list[range]:
-    """The tokens of a pass that go through the layers together: all, or some of a trunk of more than `most`."""
-    size = min(_CHUNK, most) if each.is_chain and len(each) > most else len(each)
-    return [range(start, min(start + size, len(each))) for start in range(0, len(each), size)]
+def _pieces(one: Pass, most: int) -> list[range]:
+    """Return the tokens of a pass that go through the layers together: all, or pieces of a chain longer than `most`."""
+    size = min(_CHUNK, most) if one.is_chain and len(one) > most else len(one)
+    return [range(start, min(start + size, len(one))) for start in range(0, len(one), size)]
 
 
-def _mask(each: Pass, model: PreTrainedModel) -> Tensor:
-    """[1, 1, n, kept + n]: which tokens each one sees. True and False for sdpa; 0 and a very negative one for eager."""
+def _mask(one: Pass, model: PreTrainedModel) -> Tensor:
+    """Return [1, 1, n, prefix + n] which tokens each token sees: bool for sdpa, 0 or a lowest number for eager."""
     device = input_device(model)
-    sees_n, ends_n = (torch.tensor(x, device=device) for x in (each.sees, each.ends))
-    order_n = torch.arange(len(each), device=device)
-    before_nk = torch.arange(each.kept, device=device) < sees_n[:, None]
+    visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
+    order_n = torch.arange(len(one), device=device)
+    before_nk = torch.arange(one.prefix, device=device) < visible_n[:, None]
     within_nn = (order_n <= order_n[:, None]) & (order_n[:, None] < ends_n)
     seen = torch.cat([before_nk, within_nn], -1)[None, None]
     if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
         return seen
-    hidden = torch.finfo(model.dtype).min
-    return torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill(~seen, hidden)
+    lowest = torch.finfo(model.dtype).min
+    return torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill(~seen, lowest)

@@ -1,4 +1,4 @@
-"""The behaviour policy: who wrote the log, and whether that is the student. Imports nothing heavy."""
+"""The behaviour policy: the model that wrote the log, and whether it is the student. Imports nothing heavy."""
 
 import json
 import re
@@ -8,46 +8,48 @@ from pathlib import Path
 from opdkit.console import counted, verb
 from opdkit.model.folder import weights_name
 
-# Counted once per session, whatever is scored of it.
-OTHER_MODEL, UNROUTED = "sessions of another model", "sessions without a teacher"
+OTHER_MODEL = "sessions of another model"  # counter, labelled by the model's name
 LONGEST_NAME = 80  # characters of a logged name that are kept
 _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
 def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
-    """What a log may call the student: the name it was given, its folder's, the one in its config.json, its weights'.
+    """Return the names that a log may give the student: as passed, its folder's, its config.json's, its weights'.
 
-    `files` are the digests of a folder's files, as `model_identity` finds them.
+    `files` are the digests of a folder's files, as `model_identity` returns them.
     """
     names: list[str | None] = [model, weights_name(model, files)]
     folder = Path(model)
     if folder.is_dir():
         names += [folder.resolve().name, _name_in(folder / "config.json")]
-    return frozenset(_bare(name) for name in names if name)
+    return frozenset(_normalize(name) for name in names if name)
 
 
-def is_another(logged: str | None, student: frozenset[str]) -> bool:
-    """Whether a log names another model than the student. A log that names none says nothing."""
-    return bool(logged) and _bare(logged or "") not in student
+def is_other_model(logged: str | None, student: frozenset[str]) -> bool:
+    """Return whether a log names another model than the student; False where it names none."""
+    return bool(logged) and _normalize(logged or "") not in student
 
 
-def off_policy(found: Mapping[str, int], model: str) -> str | None:
-    """Say that the log was written by other models than the student, `found` with their sessions; None without any."""
-    if not found:
+def off_policy_warning(sessions: Mapping[str, int], model: str) -> str | None:
+    """Return a warning about sessions of other models (name -> number of sessions); None without any."""
+    if not sessions:
         return None
-    named = ", ".join(f"{name} ({found[name]:,})" for name in sorted(found, key=lambda n: (-found[n], n))[:3])
-    more = f" and {len(found) - 3:,} more" if len(found) > 3 else ""
-    sessions = sum(found.values())
+    names = sorted(sessions, key=lambda name: (-sessions[name], name))
+    listed = ", ".join(f"{name} ({sessions[name]:,})" for name in names[:3])
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    total = sum(sessions.values())
     return (
-        f"{counted(sessions, 'session')} {verb(sessions, 'was', 'were')} written by another model than {model}, says "
-        f"the log: {named}{more}. "
-        "The student learns from replies that it would not have given (off-policy): where the log holds no log-probs "
-        "of that model, nothing corrects for it"
+        f"according to the log, {counted(total, 'session')} {verb(total, 'was', 'were')} written by another model than "
+        f"{model}: {listed}{more}. The student learns from replies that it would not have given (off-policy); where "
+        "the log has no log-probs of that model, nothing corrects for it"
     )
 
 
-def _bare(name: str) -> str:
-    """ "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name; of a name with a digest, the digest is what counts."""
+def _normalize(name: str) -> str:
+    """Return the last part of a name, lower case; of a name with a digest of the weights, the digest alone.
+
+    So "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name.
+    """
     bare = name.rstrip("/").rpartition("/")[2].casefold()
     with_digest = _WITH_DIGEST.fullmatch(bare)
     return with_digest[1] if with_digest else bare

@@ -2,16 +2,16 @@
 
 Student and teacher read the very same response tokens after two prompts, as token ids; only the prompts differ, by
 the hint. A turn that cannot be scored is dropped under a named reason and counted.
+
+    run -> score_part -> score_replies -> score_session -> logprobs_of
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from functools import cache
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 from torch import Tensor, isfinite
 
 from opdkit.chat.template import ChatError
@@ -19,7 +19,7 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError
-from opdkit.model.memory import TOO_LARGE, Budget, OutOfMemory, budget_of, run_or_out_of_memory
+from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.store import (
     Counters,
     Stage,
@@ -27,23 +27,38 @@ from opdkit.store import (
     manifest,
     mostly_dropped,
     part_count,
+    part_path,
+    read_counters,
     refuse_nothing,
 )
-from opdkit.store.joined import joined_turns
-from opdkit.store.reviews import Reviews, in_force, part_inputs
-from opdkit.store.tables import TARGETS
-from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, UNROUTED, is_another, off_policy
-from opdkit.teacher.examples import Example, prepare
+from opdkit.store.reviews import in_force, part_inputs
+from opdkit.store.tables import TARGETS, to_arrow
+from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
+from opdkit.teacher.examples import Example, make_example
 from opdkit.teacher.lockstep import join
-from opdkit.teacher.policies import Scorer, Teacher, identities, load_scorer
-from opdkit.teacher.reviewed import JudgedSession, reviewed_targets
-from opdkit.teacher.session import Scores, Target, Wanted, score_session
-from opdkit.teacher.written import Hinted, written
+from opdkit.teacher.policies import Scorer, Teacher, load_scorer, model_inputs
+from opdkit.teacher.reviewed import (
+    JudgedSession,
+    decided_verdict,
+    judged_sessions,
+    turns_to_score_again,
+    with_decided_rewards,
+)
+from opdkit.teacher.samples import HintedTurn, sample_replies
+from opdkit.teacher.session import ScoreOptions, Scores, score_session
 
 Row = dict[str, Any]
-Scored = tuple[Example, Scores]
 
-_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k does not say
+_OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
+_UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
+
+
+@dataclass
+class TurnResult:
+    """The rows of one turn, the logged reply's before those that the teacher sampled, and reasons of dropped ones."""
+
+    rows: list[Row] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
 
 def run(config: TeacherConfig) -> Summary:
@@ -51,27 +66,37 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
-    crew, config = join(replace(config, template_arg=sampled_template_args(config)))
-    # Once: what is decided from now on is for the next time.
-    decided = part_inputs(config.run, crew.agreed(in_force(config.run)))
-    scorer = cache(lambda: load_scorer(config))  # another reward needs no model
-    if config.overwrite:
-        scorer()  # before anything is thrown away for it
-    stage = crew.in_turn(lambda first: _open(config if first else replace(config, overwrite=False), decided))
-    if todo := crew.agreed(stage.todo()):
-
-        def score(sessions: list[JudgedSession], counters: Counters) -> list[Row]:
-            return part_rows(config, scorer(), sessions, counters)
-
-        for part in progress(todo, "teacher", len(todo), "parts"):
-            crew.stop_if_asked()
-            with stage.writing(part) as out:
-                sessions = list(judged_sessions(config.run, part, config.limit, {}))
-                by_people = decided(part).get("reviews", {})
-                targets, counters = reviewed_targets(config, part, sessions, by_people, score)
-                out.table("targets", targets)
-                out.counters.merge(counters)
-    crew.leave()
+    group, config = join(replace(config, template_arg=sampled_template_args(config)))
+    # Read once: a decision of a person from now on is for the next run of this command.
+    inputs_of_part = part_inputs(config.run, group.broadcast(in_force(config.run)))
+    scorer = load_scorer(config) if config.overwrite else None  # before anything is thrown away for it
+    with group.main_first():
+        stage = Stage.open(
+            replace(config, overwrite=config.overwrite and group.rank == 0),
+            "teacher",
+            [TARGETS],
+            parts=part_count(config.run, "judge"),
+            inputs=model_inputs(config),
+            upstream=["extract", "judge"],
+            part_inputs=inputs_of_part,
+        )
+    todo = group.broadcast(stage.todo())
+    for part in progress(todo, "teacher", len(todo), "parts"):
+        group.stop_if_asked()
+        with stage.writing(part) as out:
+            sessions = list(judged_sessions(config.run, part, config.limit))
+            decided = inputs_of_part(part).get("reviews", {})
+            table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
+            if table is None:
+                scorer = scorer or load_scorer(config)
+                table = score_part(config, scorer, sessions, decided, out.counters)
+            else:
+                out.counters.merge(read_counters(part_path(config.run, "targets", part)))
+            turn_ids = {verdict["turn_id"] for _, judged in sessions for _, verdict in judged}
+            out.counters.counts.pop(_DECIDED, None)  # of the decisions before
+            out.counters.count(_DECIDED, len(turn_ids & decided.keys()))
+            out.table("targets", table)
+    group.leave()
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -80,16 +105,10 @@ def run(config: TeacherConfig) -> Summary:
     return summary
 
 
-def _open(config: TeacherConfig, decided: Callable[[int], JSON]) -> Stage:
-    parts, inputs = part_count(config.run, "judge"), identities(config)
-    return Stage.open(config, "teacher", [TARGETS], parts=parts, inputs=inputs, upstream=["extract", "judge"],
-                      part_inputs=decided)  # fmt: skip
-
-
 def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
-    """The chat template's arguments: in a run of fresh replies (`opdkit rollout`), those that they were sampled with.
+    """Return the chat template's arguments: in a run of fresh replies (`opdkit rollout`), those they were sampled with.
 
-    Raises ConfigError when `--template-arg` says otherwise: the prompts would not be those that the replies answer.
+    Raises ConfigError when `--template-arg` differs: the prompts would not be those that the replies answer.
     """
     sampled = manifest(config.run, "extract")["plan"]["config"].get("template_arg")
     if sampled is None:
@@ -103,148 +122,144 @@ def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
     return tuple(sampled)
 
 
-def judged_sessions(run: Path, part: int, limit: int | None, reviews: Reviews) -> Iterator[JudgedSession]:
-    """The sessions of a part (of the first `limit` of the run) with their judged turns, in the verdicts' order.
+# -- one part -------------------------------------------------------------------------------------------------------
 
-    The verdicts are as the decisions of people leave them.
+
+def score_part(
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decided: JSON, counters: Counters
+) -> pa.Table:
+    """Return the targets of a part: logged replies in the order of their turns, then those that the teacher sampled.
+
+    `decided` is what people decided about its turns; opdkit/teacher/reviewed.py says how it is taken into account.
     """
-    judged = (turn for turn in joined_turns(run, part, limit=limit, reviews=reviews) if turn.verdict is not None)
-    for _, group in groupby(judged, key=lambda turn: turn.session_id):
-        turns = list(group)
-        yield turns[0].session, [(turn.turn, turn.decided or {}) for turn in turns]
+    for session, _ in sessions:
+        try:
+            scorer.teacher_of(session)
+        except ChatError:
+            counters.count(_UNROUTED)
+        else:
+            if is_other_model(session["model"], scorer.names):
+                counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
+    results: dict[str, TurnResult] = {}
+    for together in ([*sessions], *([one] for one in turns_to_score_again(sessions, decided, config.teacher_hint))):
+        again = {verdict["turn_id"]: TurnResult() for _, judged in together for _, verdict in judged}
+        examples = _make_examples(config, scorer, together, again, counters)
+        turns = score_replies(config, scorer, examples, again, counters)
+        if config.teacher_samples:
+            order = {turn_id: n for n, turn_id in enumerate(again)}
+            turns.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
+            sampled = sample_replies(config, scorer, turns, counters)
+            score_replies(config, scorer, sampled, again, counters)
+        results |= again
+    rows = [row for result in results.values() for row in result.rows]
+    verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
+    for row in rows:
+        if row["written"] is None:  # nobody has reacted to what the teacher wrote
+            row["reward"] = verdicts[row["turn_id"]]["reward"]
+    for result in results.values():
+        counters.rows_in += len(result.rows) + len(result.dropped)
+        counters.dropped.update(result.dropped)
+    counters.count("with a hint", sum(row["hint"] is not None for row in rows))
+    rows.sort(key=lambda row: row["written"] is not None)
+    return to_arrow(TARGETS, rows)
 
 
-def part_rows(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], counters: Counters) -> list[Row]:
-    """The rows of `targets` for the sessions of a part, in their order; then what the teacher writes itself."""
-    order = sorted(range(len(sessions)), key=lambda i: -_length(sessions[i]))
-    tracked = progress(order, "scoring", len(order), "sessions")
-    prepared = ((i, *found) for i in tracked if (found := _examples(config, scorer, sessions[i], counters)))
-    logged = scored(config, scorer, prepared, counters)
-    own: list[Scored] = []
-    if config.teacher_samples:
-        hinted = [
-            Hinted(example, scorer.teacher_of(sessions[i][0]), scores.chosen)
-            for i in sorted(logged)
-            for example, scores in logged[i]
-            if scores.chosen is not None
-        ]
-        replies = enumerate(written(config, scorer, hinted, counters))
-        own = _in_order(scored(config, scorer, ((n, *found) for n, found in replies), counters))
-    return [row(example, scores) for example, scores in _in_order(logged) + own]
-
-
-def _in_order(groups: dict[int, list[Scored]]) -> list[Scored]:
-    return [found for i in sorted(groups) for found in groups[i]]
-
-
-def _length(session: JudgedSession) -> int:
-    """Characters, which are about as many as tokens for the purpose of an order."""
-    return sum(len(message["content"] or "") for message in session[0]["messages"])
-
-
-def _examples(
-    config: TeacherConfig, scorer: Scorer, session: JudgedSession, counters: Counters
-) -> tuple[Teacher, list[Example]] | None:
-    """A session as token ids, and who teaches it; turns that cannot be scored are dropped and counted."""
-    row, judged = session
-    counters.rows_in += len(judged)
-    try:
-        teacher = scorer.teacher_of(row)
-    except ChatError as error:
-        counters.drop(error.reason, len(judged))
-        counters.count(UNROUTED)
-        return None
-    if is_another(row["model"], scorer.names):
-        counters.count(OTHER_MODEL, label=row["model"][:LONGEST_NAME])
-    return teacher, list(prepare(config, scorer, teacher, row, judged, counters))
-
-
-def together(
-    prepared: Iterable[tuple[int, Teacher, list[Example]]], batch_tokens: Callable[[], int]
-) -> Iterator[tuple[Teacher, list[tuple[int, list[Example]]]]]:
-    """Neighbours of one teacher that are at most `batch_tokens` (now) together; a longer session goes alone."""
-    waiting, tokens, of = list[tuple[int, list[Example]]](), 0, None
-    for i, teacher, examples in prepared:
-        size = sum(example.target.tokens for example in examples)
-        if of is not None and (teacher is not of or tokens + size > batch_tokens()):
-            yield of, waiting
-            waiting, tokens = [], 0
-        waiting, tokens, of = [*waiting, (i, examples)], tokens + size, teacher
-    if of is not None:
-        yield of, waiting
-
-
-def scored(
+def _make_examples(
     config: TeacherConfig,
     scorer: Scorer,
-    prepared: Iterable[tuple[int, Teacher, list[Example]]],
+    sessions: list[JudgedSession],
+    results: dict[str, TurnResult],
     counters: Counters,
-) -> dict[int, list[Scored]]:
-    """The scores of groups of examples, each group under its number; what has none is dropped and counted.
+) -> Iterator[tuple[Teacher, list[Example]]]:
+    """Yield each session as token ids, the longest first, and its teacher; turns that cannot be scored are dropped."""
+    # Characters are in about the same order as tokens.
+    order = sorted(sessions, key=lambda one: -sum(len(message["content"] or "") for message in one[0]["messages"]))
+    for session, judged in progress(order, "scoring", len(order), "sessions"):
+        try:
+            teacher = scorer.teacher_of(session)
+        except ChatError as error:
+            for _, verdict in judged:
+                results[verdict["turn_id"]].dropped.append(error.reason)
+            continue
+        examples = []
+        for turn, verdict in judged:
+            try:
+                examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
+            except ChatError as error:
+                results[verdict["turn_id"]].dropped.append(error.reason)
+        yield teacher, examples
 
-    Neighbours are scored together, as many as are `batch_tokens` together, or as fit into memory.
+
+def batch_sessions(
+    sessions: Iterable[tuple[Teacher, list[Example]]], budget: Budget, batch_tokens: int
+) -> Iterator[tuple[Teacher, list[Example]]]:
+    """Yield neighbours of one teacher together, at most `batch_tokens` tokens within the budget of the moment.
+
+    A longer session goes alone.
     """
-    budget = budget_of(scorer.student.model, "scoring sessions")
-    groups: dict[int, list[Scored]] = {}
-    for teacher, some in together(prepared, lambda: budget.within(config.batch_tokens)):
-        targets = [example.target for _, examples in some for example in examples]
-        every = iter(_scores(config, scorer, teacher, targets, budget, counters))
-        for i, examples in some:
-            both = [(example, s) for example in examples if (s := next(every)) is not None]
-            if len(both) < len(examples):
-                counters.drop(TOO_LARGE, len(examples) - len(both))
-            groups[i] = [found for found in both if _is_finite(*found, counters)]
-    return groups
+    waiting, tokens, last = list[Example](), 0, None
+    for teacher, examples in sessions:
+        size = sum(example.readings.tokens for example in examples)
+        if last is not None and (teacher is not last or tokens + size > budget.within(batch_tokens)):
+            yield last, waiting
+            waiting, tokens = [], 0
+        waiting, tokens, last = [*waiting, *examples], tokens + size, teacher
+    if last is not None:
+        yield last, waiting
 
 
-def _scores(
-    config: TeacherConfig, scorer: Scorer, teacher: Teacher, targets: list[Target], budget: Budget, counters: Counters
-) -> list[Scores | None]:
-    """The scores of targets that are read together; where that does not fit into memory, of each half by itself.
+def score_replies(
+    config: TeacherConfig,
+    scorer: Scorer,
+    sessions: Iterable[tuple[Teacher, list[Example]]],
+    results: dict[str, TurnResult],
+    counters: Counters,
+) -> list[HintedTurn]:
+    """Score the examples and put their rows into `results`; return the turns that have a hint.
 
-    None for a target that does not fit alone, each of its sequences read by itself.
+    Neighbouring sessions are scored together; where that does not fit into memory, each half by itself; a reply that
+    does not fit alone, one of its prompts at a time.
     """
-
-    def score(batch_tokens: int, whole: bool) -> tuple[list[Scores], Counter[str]]:
-        counted = Counter[str]()
-        model, what = scorer.student.model, wanted(config, scorer)
-        found = score_session(
-            model, teacher.mixture, targets, what, batch_tokens=batch_tokens, whole=whole, counted=counted
-        )
-        return found, counted
-
-    found = run_or_out_of_memory(lambda: score(budget.within(config.batch_tokens), not config.turn_by_turn))
-    if isinstance(found, OutOfMemory) and len(targets) > 1:
-        budget.halve(sum(target.tokens for target in targets))
-        half = len(targets) // 2
-        halves = targets[:half], targets[half:]
-        return [s for some in halves for s in _scores(config, scorer, teacher, some, budget, counters)]
-    if isinstance(found, OutOfMemory):
-        found = run_or_out_of_memory(lambda: score(1, False))
-    if isinstance(found, OutOfMemory):
-        return [None]
-    for name, n in found[1].items():
-        counters.count(name, n)
-    return list(found[0])
-
-
-def _is_finite(example: Example, scores: Scores, counters: Counters) -> bool:
-    counters.count("tokens scored", len(scores.old) * example.target.readings)
-    if not all(isfinite(x).all() for x in scores.stored()):
-        counters.drop("log-probs are not finite")
-        return False
-    counters.count("with a hint", int(scores.chosen is not None))
-    return True
-
-
-def wanted(config: TeacherConfig, scorer: Scorer) -> Wanted:
-    """What the options ask for beside the log-probs of the replies."""
+    student, turns = scorer.student.model, list[HintedTurn]()
     overlap = (config.top_k or _OVERLAP_TOP) if config.teacher_hint == "overlap" else 0
-    return Wanted(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
+    options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
+    budget = budget_of(student, "scoring sessions")
+    for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
+        for attempt in budget.halves([example.readings.tokens for example in examples]):
+            batch = [examples[i] for i in attempt.items]
+            replies, tokens = [example.readings for example in batch], Counter[str]()
+            with attempt:
+                size, whole = budget.within(config.batch_tokens), not config.turn_by_turn
+                scores = score_session(
+                    student, teacher.mixture, replies, options, batch_tokens=size, whole=whole, counted=tokens
+                )
+            failed = attempt.failed
+            if attempt.too_large:
+                with Attempt() as alone:
+                    scores = score_session(
+                        student, teacher.mixture, replies, options, batch_tokens=1, whole=False, counted=tokens
+                    )
+                failed = alone.failed
+                if failed:
+                    results[batch[0].verdict["turn_id"]].dropped.append(TOO_LARGE)
+            if failed:
+                continue
+            for example, score in zip(batch, scores, strict=True):
+                tokens["tokens scored"] += len(score.old) * len(example.readings.every())
+                result = results[example.verdict["turn_id"]]
+                if not all(isfinite(x).all() for x in score.stored()):
+                    result.dropped.append("log-probs are not finite")
+                    continue
+                result.rows.append(_make_row(example, score))
+                if score.chosen is not None:
+                    turns.append(HintedTurn(example, teacher, score.chosen))
+            for name, number in tokens.items():
+                counters.count(name, number)
+    return turns
 
 
-def row(example: Example, scores: Scores) -> Row:
-    """One row of `targets`. Without a hint there are no teacher log-probs, whatever the model."""
+def _make_row(example: Example, scores: Scores) -> Row:
+    """Return one row of `targets`. Without a hint there are no teacher log-probs, whatever the model."""
     support = scores.support
     return {
         "turn_id": example.verdict["turn_id"],
@@ -254,8 +269,8 @@ def row(example: Example, scores: Scores) -> Row:
         "response_ids": example.reply.ids,
         "response_mask": example.reply.mask,
         "old_logprobs": scores.old.tolist(),
-        "teacher_logprobs": _list(scores.teacher),
-        "unhinted_logprobs": _list(scores.unhinted),
+        "teacher_logprobs": _to_list(scores.teacher),
+        "unhinted_logprobs": _to_list(scores.unhinted),
         "behavior_logprobs": example.behavior_logprobs,
         "hint": None if scores.chosen is None else example.hints[scores.chosen],
         "overlap": scores.overlap,
@@ -266,20 +281,22 @@ def row(example: Example, scores: Scores) -> Row:
     }
 
 
-def _list(logprobs: Tensor | None) -> list[float] | None:
+def _to_list(logprobs: Tensor | None) -> list[float] | None:
     return None if logprobs is None else logprobs.tolist()
 
 
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
-    """In words, what looks wrong with a stage's targets as a whole."""
-    found = mostly_dropped("teacher", counters)
-    if counters.rows_in and counters.total(UNROUTED) and not counters.rows_out:
-        found.append(
+    """Return, in words, what looks wrong with a stage's targets as a whole."""
+    messages = mostly_dropped("teacher", counters)
+    if counters.rows_in and counters.total(_UNROUTED) and not counters.rows_out:
+        messages.append(
             f"no session's metadata field {config.teacher_route!r} names a teacher: give each as NAME=PATH with a "
             "name that stands in that field (the column `metadata` of the sessions table shows what does)"
         )
     if long := counters.dropped["too long"]:
-        found.append(f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves "
-                     "out the beginnings of such conversations")  # fmt: skip
-    message = off_policy(counters.labels(OTHER_MODEL), config.model)
-    return [*found, message] if message else found
+        messages.append(
+            f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves out the "
+            "beginnings of such conversations"
+        )
+    off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
+    return [*messages, off_policy] if off_policy else messages

@@ -7,8 +7,8 @@ forwards without exchange.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.model.scoring import PromptResponse, batches
-from opdkit.model.tree import in_common
+from opdkit.model.scoring import PromptResponse, batch_by_length
+from opdkit.model.tree import common_length
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def plan_forwards(
     else:
         trees = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
     sizes = [tree.tokens for tree in trees]
-    group = pack_side_by_side if packed else batches
+    group = pack_side_by_side if packed else batch_by_length
     forwards_by_process: list[list[Forward]] = []
     for hand in deal(sizes, processes):
         groups = group([sizes[i] for i in hand], budget)
@@ -76,7 +76,7 @@ def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], bu
         ids = [sequences[i].prompt_ids + sequences[i].response_ids for i in turns]
         tree = Tree((turns[0],), len(ids[0]))
         for turn, previous, current in zip(turns[1:], ids, ids[1:], strict=False):
-            new = len(current) - in_common(previous, current)
+            new = len(current) - common_length(previous, current)
             if tree.tokens + new <= limit:
                 tree = Tree((*tree.turns, turn), tree.tokens + new)
             else:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opdkit.model.output_layer import OutputLayer
-from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
 from opdkit.train.objective import entropy, gathered_logprobs
 
@@ -25,7 +25,7 @@ class Policy(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.packed = packs(model)
+        self.packed = enable_packing(model)
 
     def forward(self, trees: Sequence[Sequence[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [N, K] of `ids_NK` at the response tokens of all sequences, and entropies [N] without graph.

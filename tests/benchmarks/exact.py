@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opdkit.chat.template import Chat
 from opdkit.model.scoring import Mixture
-from opdkit.teacher.session import Target, Wanted, score_session
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .models import build
@@ -66,7 +66,7 @@ def chat_of(log_tokenizer: PreTrainedTokenizerBase, template: str) -> Chat:
 
 
 @torch.no_grad()
-def alone(model: PreTrainedModel, targets: Sequence[Target]) -> list[Tensor]:
+def alone(model: PreTrainedModel, targets: Sequence[ReplyReadings]) -> list[Tensor]:
     """[R] of each reading, in the order of `usual.samples`."""
     found = []
     for s in usual.samples(targets):
@@ -76,11 +76,13 @@ def alone(model: PreTrainedModel, targets: Sequence[Target]) -> list[Tensor]:
     return found
 
 
-def compared(template: str, model: PreTrainedModel, sessions: Sequence[list[Target]], dropped: Counter[str]) -> Found:
+def compared(
+    template: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], dropped: Counter[str]
+) -> Found:
     """Every session in one call, as `opdkit teacher` asks for it, and every reading of it alone."""
     found = Found(template, dropped=dict(dropped.most_common()))
     for targets in filter(None, sessions):
-        scores = score_session(model, Mixture((model,)), targets, Wanted(), batch_tokens=BATCH_TOKENS)
+        scores = score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=BATCH_TOKENS)
         ours = [x for s in scores for x in (s.old, s.teacher) if x is not None]
         for a, b in zip(ours, alone(model, targets), strict=True):
             if not (torch.isfinite(a).all() and torch.isfinite(b).all()):

@@ -25,7 +25,7 @@ from opdkit.extract import stage as extract
 from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
 from opdkit.model.load import load_tokenizer, token_generator
 from opdkit.model.sampling import Request, Sample, sample
-from opdkit.model.sampling.shares import groups
+from opdkit.model.sampling.batches import group_prompts
 from opdkit.store import read_all
 
 from .models import SIZES, build
@@ -83,7 +83,7 @@ def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> l
         "tokens of a prompt (mean)": round(length),
         "tokens of an answer": new_tokens,
         "prompt tokens": sum(map(len, asked)),
-        "prompt tokens read": sum(group.tokens for group in groups(asked)),
+        "prompt tokens read": sum(group.tokens for group in group_prompts(asked)),
         "million weights": round(sum(p.numel() for p in model.parameters()) / 1e6),
         "threads": torch.get_num_threads(),
     }

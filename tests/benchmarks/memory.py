@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import Target, Wanted, score_session
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .pairs import RESULTS, save_rows
@@ -37,15 +37,17 @@ def model(vocabulary: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config).eval()
 
 
-def one_turn(ids: list[int]) -> list[Target]:
-    return [Target(PromptResponse(ids[:PROMPT], ids[PROMPT:]))]
+def one_turn(ids: list[int]) -> list[ReplyReadings]:
+    return [ReplyReadings(PromptResponse(ids[:PROMPT], ids[PROMPT:]))]
 
 
-def session(ids: list[int]) -> list[Target]:
+def session(ids: list[int]) -> list[ReplyReadings]:
     """The same tokens as a conversation: turns of one length, each almost all reply."""
     size = len(ids) // TURNS
     starts = range(0, TURNS * size, size)
-    return [Target(PromptResponse(ids[: s + PROMPT // TURNS], ids[s + PROMPT // TURNS : s + size])) for s in starts]
+    return [
+        ReplyReadings(PromptResponse(ids[: s + PROMPT // TURNS], ids[s + PROMPT // TURNS : s + size])) for s in starts
+    ]
 
 
 def run(way: str, network: Qwen3ForCausalLM, ids: list[int]) -> None:
@@ -54,7 +56,7 @@ def run(way: str, network: Qwen3ForCausalLM, ids: list[int]) -> None:
         usual.logprobs(network, [t.student for t in one_turn(ids)])
         return
     targets = one_turn(ids) if way == "ours, one turn" else session(ids)
-    score_session(network, Mixture((network,)), targets, Wanted(SUPPORT), batch_tokens=16_384)
+    score_session(network, Mixture((network,)), targets, ScoreOptions(SUPPORT), batch_tokens=16_384)
 
 
 WAYS = ("usual", "ours, one turn", "ours, a session of 8 turns")

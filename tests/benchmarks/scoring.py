@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat
 from opdkit.model.scoring import Mixture
-from opdkit.model.tree import plan
-from opdkit.model.tree_reading import PACK
-from opdkit.teacher.session import Scores, Target, Wanted, score_session
+from opdkit.model.tree import plan_passes
+from opdkit.model.tree_reading import PACK_TOKENS
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, Scores, score_session
 
 from . import usual
 from .models import SIZES, build, weights
@@ -31,13 +31,13 @@ BATCH_TOKENS = 16384
 WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one session of a coding agent"}
 
 
-def once(model: PreTrainedModel, sessions: Sequence[list[Target]]) -> list[Scores]:
+def once(model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]]) -> list[Scores]:
     """Our way, as `opdkit teacher` goes through a part: short sessions together."""
-    found, waiting, tokens = list[Scores](), list[Target](), 0
+    found, waiting, tokens = list[Scores](), list[ReplyReadings](), 0
     for targets in [*sessions, None]:
         size = sum(t.tokens for t in targets) if targets else 0
         if waiting and (targets is None or tokens + size > BATCH_TOKENS):
-            found += score_session(model, Mixture((model,)), waiting, Wanted(), batch_tokens=BATCH_TOKENS)
+            found += score_session(model, Mixture((model,)), waiting, ScoreOptions(), batch_tokens=BATCH_TOKENS)
             waiting, tokens = [], 0
         waiting, tokens = waiting + (targets or []), tokens + size
     return found
@@ -52,17 +52,19 @@ def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> f
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-def tokens_read(sessions: Sequence[list[Target]]) -> tuple[int, int]:
+def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
     """By the usual way, without padding, and by ours."""
     once, each = 0, 0
     for targets in sessions:
         if targets:
-            tree = plan([s.prompt_ids + s.response_ids for s in usual.samples(targets)], PACK)
+            tree = plan_passes([s.prompt_ids + s.response_ids for s in usual.samples(targets)], PACK_TOKENS)
             once, each = once + tree.tokens, each + tree.tokens + tree.saved
     return each, once
 
 
-def compare(name: str, model: PreTrainedModel, sessions: Sequence[list[Target]], pairs: int, facts: dict) -> Comparison:
+def compare(
+    name: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], pairs: int, facts: dict
+) -> Comparison:
     """Both ways over the same sessions; the first pair warms up and is not counted."""
     targets = [t for session in sessions for t in session]
     results: dict[str, list[Tensor]] = {}
@@ -115,7 +117,7 @@ def single(name: str, size: str, path: Path, count: int, pairs: int, *, hinted: 
     log = read(path)
     tokenizer = tokenizer_of(log)
     sessions: Tokenized = tokenized(log, Chat(tokenizer, {}))
-    first = [s[:1] if hinted else [Target(s[0].student)] for s in sessions.sessions if s][:count]
+    first = [s[:1] if hinted else [ReplyReadings(s[0].student)] for s in sessions.sessions if s][:count]
     return compare(f"{name}, {size} model", build(size, len(tokenizer)), first, pairs, {})
 
 

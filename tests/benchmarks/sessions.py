@@ -15,7 +15,7 @@ from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store import read_all
-from opdkit.teacher.session import Target
+from opdkit.teacher.session import ReplyReadings
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT.parent / "shared" / "data"
@@ -35,11 +35,11 @@ class Log:
 class Tokenized:
     """Sessions as targets; turns that a template cannot render are dropped, by reason."""
 
-    sessions: list[list[Target]] = field(default_factory=list)
+    sessions: list[list[ReplyReadings]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ReplyReadings]:
         return [t for session in self.sessions for t in session]
 
 
@@ -95,19 +95,19 @@ def tokenized(log: Log, chat: Chat) -> Tokenized:
     return found
 
 
-def _target(chat: Chat, session: dict, index: int) -> Target:
+def _target(chat: Chat, session: dict, index: int) -> ReplyReadings:
     messages = session["messages"]
     reply, before = chat.reply(messages, index, session["tools"]).ids, messages[:index]
     if not reply:
         raise ChatError("no response tokens")
     plain = ScoredSequence(chat.prompt_ids(before, session["tools"]), reply)
     if before[-1]["role"] != "user":
-        return Target(plain)
+        return ReplyReadings(plain)
     hinted = chat.prompt_ids(with_hint(before, HINT, "last-user"), session["tools"])
-    return Target(plain, ((ScoredSequence(hinted, reply),),))
+    return ReplyReadings(plain, ((ScoredSequence(hinted, reply),),))
 
 
-def length(targets: Sequence[Target]) -> int:
+def length(targets: Sequence[ReplyReadings]) -> int:
     """Tokens of the longest turn of a session."""
     return max((len(t.student) for t in targets), default=0)
 

@@ -11,7 +11,7 @@ from benchmarks.scoring import compare, flat, once, tokens_read
 from benchmarks.sessions import evenly_spaced
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import Target, Wanted, score_session
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
@@ -89,7 +89,7 @@ def test_neighbours_in_time_alternate():
 def test_the_usual_way_gives_the_numbers_of_ours():
     model, targets = build("1m", turns.VOCABULARY), turns.session(5)
     expected = usual.logprobs(model, usual.samples(targets))
-    found = flat(score_session(model, Mixture((model,)), targets, Wanted(), batch_tokens=10_000))
+    found = flat(score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=10_000))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=0)
 
@@ -112,7 +112,7 @@ def test_sessions_of_a_log_are_scored_together_in_their_order():
 def test_a_comparison_says_what_it_is_of(capsys):
     model = build("1m", turns.VOCABULARY)
     found = compare(
-        "two sessions", model, [turns.session(2), [Target(PromptResponse([1, 2], [3]))]], 1, {"share": "1%"}
+        "two sessions", model, [turns.session(2), [ReplyReadings(PromptResponse([1, 2], [3]))]], 1, {"share": "1%"}
     )
     assert (found.facts["turns"], found.facts["turns with a hint"], found.facts["share"]) == (3, 2, "1%")
     assert float(found.facts["largest difference in nats"]) < 1e-4

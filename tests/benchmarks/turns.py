@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import Target, Wanted, score_session
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .models import SIZES, build, weights
@@ -27,7 +27,7 @@ VOCABULARY = 4096
 BATCH_TOKENS = 16_384
 
 
-def session(turns: int, seed: int = 0) -> list[Target]:
+def session(turns: int, seed: int = 0) -> list[ReplyReadings]:
     draw = torch.Generator().manual_seed(seed)
 
     def ids(count: int) -> list[int]:
@@ -36,7 +36,7 @@ def session(turns: int, seed: int = 0) -> list[Target]:
     history, found = list[int](), []
     for _ in range(turns):
         asked, reply = history + ids(USER), ids(REPLY)
-        found.append(Target(PromptResponse(asked, reply), ((PromptResponse(asked + ids(HINT), reply),),)))
+        found.append(ReplyReadings(PromptResponse(asked, reply), ((PromptResponse(asked + ids(HINT), reply),),)))
         history = asked + reply
     return found
 
@@ -49,7 +49,7 @@ def compare(turns: int, size: str, pairs: int) -> Comparison:
         results["usual"] = usual.logprobs(model, usual.samples(targets))
 
     def ours() -> None:
-        scores = score_session(model, Mixture((model,)), targets, Wanted(), batch_tokens=BATCH_TOKENS)
+        scores = score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=BATCH_TOKENS)
         results["ours"] = flat(scores)
 
     ours()  # the check of the first session

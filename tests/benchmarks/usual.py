@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.teacher.session import Target
+from opdkit.teacher.session import ReplyReadings
 
 try:
     from trl.trainer.utils import selective_log_softmax
@@ -22,7 +22,7 @@ except ImportError:
 BATCH = 8
 
 
-def samples(targets: Sequence[Target]) -> list[ScoredSequence]:
+def samples(targets: Sequence[ReplyReadings]) -> list[ScoredSequence]:
     """What is read: each reply after the student's prompt, and after the teacher's where there is a hint."""
     return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
 

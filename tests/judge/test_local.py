@@ -16,8 +16,8 @@ from opdkit.judge.exchange import Question
 from opdkit.judge.local import open_judge, open_model
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.model.load import load_tokenizer
-from opdkit.model.tree import in_common
-from opdkit.model.tree_reading import reads_trees
+from opdkit.model.tree import common_length
+from opdkit.model.tree_reading import check_tree_reading
 from opdkit.store import read_all
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks") for n in range(6)}
@@ -136,11 +136,11 @@ def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_m
     )
     common = turn_text(talk("Hi", "Hello " * 300, "Use Celsius"), 1, 1, 6000)
     messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
-    assert reads_trees(judge.model)  # which it looks at once
+    assert check_tree_reading(judge.model)  # which it looks at once
     read.clear()
     judge.answers([Question("s:1", name, asked) for name, asked in messages.items()])
     hint, reward = (judge.chat.prompt_ids(asked) for asked in messages.values())
-    alike = in_common(hint, reward)
+    alike = common_length(hint, reward)
     assert alike > 0.8 * len(reward)
     assert sum(read) == alike + (len(hint) - alike) + (len(reward) - alike)
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.model.memory import Budget, OutOfMemory, budget_of, in_batches, is_out_of_memory, run_or_out_of_memory
-from opdkit.model.scoring import batches
+from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of, is_out_of_memory, state_of
+from opdkit.model.scoring import batch_by_length
 
 MANY = 1 << 46  # bytes: more than there are
 
@@ -34,12 +34,9 @@ def test_what_allocators_really_raise() -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory"), OSError(28, "disk")])
 def test_other_errors_are_none_of_it(error: Exception) -> None:
-    def work() -> None:
-        raise error
-
     assert not is_out_of_memory(error)
-    with pytest.raises(type(error)):
-        run_or_out_of_memory(work)
+    with pytest.raises(type(error)), Attempt():
+        raise error
 
 
 def test_what_failed_work_held_is_let_go() -> None:
@@ -53,7 +50,9 @@ def test_what_failed_work_held_is_let_go() -> None:
 
     gc.disable()  # or a collection by chance would hide it
     try:
-        assert isinstance(run_or_out_of_memory(work), OutOfMemory)
+        with Attempt() as attempt:
+            work()
+        assert attempt.failed
         assert held[0]() is None
     finally:
         gc.enable()
@@ -63,33 +62,54 @@ def test_what_failed_work_held_is_let_go() -> None:
 def test_every_item_is_worked_on_once_or_set_aside(lengths: list[int], room: int, tokens: int) -> None:
     """Property: on a machine with room for so many tokens, whatever was asked for."""
 
-    def work(batch: list[int]) -> list[int]:
-        if len(batch) * max(lengths[i] for i in batch) > room:
-            raise torch.OutOfMemoryError
-        return batch
-
-    budget = Budget("work")
+    done, too_large = list[int](), set[int]()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gc, "collect", lambda: 0)  # a third of a second each, and nothing is held here
-        found = list(in_batches(budget, lengths, tokens, batches, work))
-    assert sorted(i for batch, _ in found for i in batch) == list(range(len(lengths)))
-    assert {i for batch, made in found if isinstance(made, OutOfMemory) for i in batch} == {
-        i for i, length in enumerate(lengths) if length > room
-    }
-    assert all(made == batch for batch, made in found if not isinstance(made, OutOfMemory))
+        for attempt in Budget("work").batches(lengths, tokens, batch_by_length):
+            with attempt:
+                if len(attempt.items) * max(lengths[i] for i in attempt.items) > room:
+                    raise torch.OutOfMemoryError
+                done += attempt.items
+            if attempt.too_large:
+                too_large.update(attempt.items)
+    assert sorted([*done, *too_large]) == list(range(len(lengths)))
+    assert too_large == {i for i, length in enumerate(lengths) if length > room}
+
+
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(1, 300))
+def test_halves_are_tried_in_order_until_they_fit(lengths: list[int], room: int) -> None:
+    done, too_large = list[int](), set[int]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gc, "collect", lambda: 0)
+        for attempt in Budget("work").halves(lengths):
+            with attempt:
+                if sum(lengths[i] for i in attempt.items) > room:
+                    raise torch.OutOfMemoryError
+                done += attempt.items
+            if attempt.too_large:
+                too_large.update(attempt.items)
+    assert done == [i for i in range(len(lengths)) if i not in too_large]
+    assert too_large == {i for i, length in enumerate(lengths) if length > room}
+
+
+def test_in_lockstep_a_batch_does_not_shrink_in_one_process_alone() -> None:
+    """The other processes may have had room, and would wait for forwards that this one does not make."""
+    model = torch.nn.Linear(1, 1)
+    state_of(model).lockstep = True
+    attempt = next(budget_of(model, "work").batches([10, 10], 20, batch_by_length))
+    with pytest.raises(TooLargeError, match="--batch-tokens"), attempt:
+        raise torch.OutOfMemoryError
 
 
 def test_the_budget_is_remembered_and_said_once(capsys) -> None:
     asked: list[int] = []
-
-    def work(batch: list[int]) -> None:
-        asked.append(len(batch))
-        if len(batch) > 5:
-            raise torch.OutOfMemoryError
-
     model = torch.nn.Linear(1, 1)
     for _ in range(3):
-        list(in_batches(budget_of(model, "work"), [10] * 16, 160, batches, work))
+        for attempt in budget_of(model, "work").batches([10] * 16, 160, batch_by_length):
+            with attempt:
+                asked.append(len(attempt.items))
+                if len(attempt.items) > 5:
+                    raise torch.OutOfMemoryError
     assert asked == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
     assert capsys.readouterr().err.count("do not fit into memory; going on with 40") == 1
     assert budget_of(torch.nn.Linear(1, 1), "work").within(160) == 160
@@ -98,7 +118,7 @@ def test_the_budget_is_remembered_and_said_once(capsys) -> None:
 LIMITED = """
 import resource, sys, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from opdkit.model.scoring import Sequence, score
+from opdkit.model.scoring import PromptResponse, score
 from opdkit.model.memory import budget_of
 
 torch.manual_seed(0)
@@ -106,7 +126,7 @@ config = Qwen3Config(vocab_size=64, hidden_size=64, intermediate_size=4096, num_
                      num_attention_heads=4, num_key_value_heads=2)
 model = Qwen3ForCausalLM(config).eval()
 draw = torch.Generator().manual_seed(0)
-some = [Sequence(*torch.randint(0, 64, (2, 128), generator=draw).tolist()) for _ in range(16)]
+some = [PromptResponse(*torch.randint(0, 64, (2, 128), generator=draw).tolist()) for _ in range(16)]
 free = score(model, some, batch_tokens=1024)
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20), resource.RLIM_INFINITY))

@@ -7,7 +7,7 @@ import torch
 from model_families import FAMILIES, WINDOWS, build
 from torch import Tensor, nn
 
-from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> No
     """pitfall 27: what turns have in common is read once, and nothing else changes."""
     model = build(*FAMILIES[family])
     model = model if family == "experts" else model.double()  # torch multiplies groups in single precision alone
-    assert packs(model)
+    assert enable_packing(model)
     found, expected = packed(model, trees), plain(model, trees)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
     for a, b in zip(gradients(model, found), gradients(model, expected), strict=True):
@@ -78,7 +78,7 @@ def test_a_row_holds_every_token_once() -> None:
 def test_long_trees_are_read_some_rows_at_a_time(monkeypatch) -> None:
     """The mask of a block ends where its rows end: a triangle, not a square."""
     model = build(*FAMILIES["grouped queries"])
-    assert packs(model)
+    assert enable_packing(model)
     whole = packed(model, TREES)
     monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
     pack = Pack.of(TREES, CPU)
@@ -89,7 +89,7 @@ def test_long_trees_are_read_some_rows_at_a_time(monkeypatch) -> None:
 
 def test_trees_do_not_see_each_other() -> None:
     model = build(*FAMILIES["grouped queries"])
-    assert packs(model)
+    assert enable_packing(model)
     embedded = []
     model.get_input_embeddings().register_forward_hook(lambda _m, _a, out: embedded.append(out) or out.retain_grad())
     hidden_NH, _ = read_packed(model, Pack.of(TREES, CPU))
@@ -102,23 +102,22 @@ def test_trees_do_not_see_each_other() -> None:
 def test_an_unpacked_forward_is_what_it_was() -> None:
     model = build(*FAMILIES["grouped queries"])
     before = model(input_ids=torch.tensor([A, B]), attention_mask=torch.ones(2, 9)).logits
-    assert packs(model)
+    assert enable_packing(model)
     assert torch.equal(model(input_ids=torch.tensor([A, B]), attention_mask=torch.ones(2, 9)).logits, before)
 
 
 def test_the_way_of_attending_is_not_saved(tmp_path) -> None:
     model = build(*FAMILIES["grouped queries"])
-    assert packs(model)
+    assert enable_packing(model)
     model.save_pretrained(tmp_path)
     assert "opdkit" not in (tmp_path / "config.json").read_text()
 
 
 @pytest.mark.parametrize("family", [*WINDOWS, "eager"])
-def test_what_cannot_be_packed_is_said_once(family, capsys) -> None:
+def test_what_cannot_be_packed_is_said(family, capsys) -> None:
     model = build(*(FAMILIES | WINDOWS)[family])
     before = model.config._attn_implementation
-    assert not packs(model)
-    assert not packs(model)
+    assert not enable_packing(model)
     assert " ".join(capsys.readouterr().err.split()).count("trains on padded turns") == 1
     assert model.config._attn_implementation == before
 
@@ -128,6 +127,6 @@ def test_a_model_that_keeps_the_blocks_to_itself_is_found_out(capsys, monkeypatc
     body = model.get_decoder()
     forward = body.forward
     monkeypatch.setattr(body, "forward", lambda *a, packed_blocks=None, **k: forward(*a, **k))
-    assert not packs(model)
+    assert not enable_packing(model)
     assert "would differ by" in capsys.readouterr().err
     assert model.config._attn_implementation == "sdpa"

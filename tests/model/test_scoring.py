@@ -11,7 +11,7 @@ from opdkit.model.scoring import (
     LogprobQuery,
     Mixture,
     PromptResponse,
-    batches,
+    batch_by_length,
     logprobs_of,
     most_likely,
     response_logits,
@@ -337,7 +337,7 @@ def test_averaged_models_by_hand():
     for answer, question in zip(answers, questions, strict=True):
         p, q = (full(m, s).double().exp() for m, s in zip(models, question.sequences, strict=True))
         expected = (0.25 * p + 0.75 * q).log().float()
-        own = torch.tensor(question.response_ids)[:, None]
+        own = torch.tensor(question.sequences[0].response_ids)[:, None]
         torch.testing.assert_close(answer.logprobs, expected.gather(1, own)[:, 0], atol=1e-5, rtol=0)
         torch.testing.assert_close(answer.top, expected.topk(4).values, atol=1e-5, rtol=0)
         torch.testing.assert_close(answer.at, expected[:, [3, 50]], atol=1e-5, rtol=0)
@@ -370,7 +370,7 @@ def test_models_of_one_tokenizer_with_more_and_fewer_rows(tiny):
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), batch_tokens=st.integers(1, 200))
 def test_batches_hold_every_sequence_once_within_the_budget(lengths, batch_tokens):
-    found = batches(lengths, batch_tokens)
+    found = batch_by_length(lengths, batch_tokens)
     assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
     for batch in found:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_tokens

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.model.tree import Pass, Plan, plan
+from opdkit.model.tree import Pass, Plan, plan_passes
 
 # Few ids, so that sequences often begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -14,14 +14,14 @@ def seen(found: Plan) -> list[tuple[int, ...]]:
     ways: list[tuple[int, ...]] = []
     cache: list[int] = []
     for each in found.passes:
-        assert each.kept <= len(cache)
-        del cache[each.kept :]
-        for i, end in enumerate(each.sees):
-            own = [each.ids[j] for j in range(i + 1) if j == i or i < each.ends[j]]
+        assert each.prefix <= len(cache)
+        del cache[each.prefix :]
+        for i, end in enumerate(each.visible_prefix):
+            own = [each.ids[j] for j in range(i + 1) if j == i or i < each.subtree_end[j]]
             ways.append((*cache[:end], *own))
         cache += each.ids
         if not each.is_chain:
-            del cache[each.kept :]  # branches are nobody's trunk
+            del cache[each.prefix :]  # branches are nobody's trunk
     return ways
 
 
@@ -36,10 +36,16 @@ TRUNK, HINTED, REPLY = [1, 2, 3, 4, 5, 6], [1, 2, 9, 3], [1, 2, 3, 4, 7]
 
 def test_a_trunk_and_its_branches_by_hand():
     """The trunk in a row; then both branches at once, the one that leaves it last first: 9 tokens instead of 15."""
-    found = plan([HINTED, TRUNK, REPLY], pack=5)
+    found = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=5)
     assert found.passes == (
-        Pass(kept=0, ids=(1, 2, 3, 4, 5, 6), positions=(0, 1, 2, 3, 4, 5), sees=(0,) * 6, ends=(6,) * 6),
-        Pass(kept=4, ids=(7, 9, 3), positions=(4, 2, 3), sees=(4, 2, 2), ends=(1, 3, 3)),
+        Pass(
+            prefix=0,
+            ids=(1, 2, 3, 4, 5, 6),
+            positions=(0, 1, 2, 3, 4, 5),
+            visible_prefix=(0,) * 6,
+            subtree_end=(6,) * 6,
+        ),
+        Pass(prefix=4, ids=(7, 9, 3), positions=(4, 2, 3), visible_prefix=(4, 2, 2), subtree_end=(1, 3, 3)),
     )
     assert [found.nodes(i, 0, 9) for i in range(3)] == [[0, 1, 7, 8], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]
     assert found.nodes(0, 1, 3) == [1, 7]
@@ -53,14 +59,14 @@ def test_a_trunk_and_its_branches_by_hand():
 
 def test_what_is_small_is_one_pass_by_hand():
     """Of all that is packed, each token sees itself and what is above it."""
-    found = plan([HINTED, TRUNK, REPLY], pack=9)
+    found = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=9)
     assert found.passes == (
         Pass(
-            kept=0,
+            prefix=0,
             ids=(1, 2, 3, 4, 5, 6, 7, 9, 3),
             positions=(0, 1, 2, 3, 4, 5, 4, 2, 3),
-            sees=(0,) * 9,
-            ends=(9, 9, 7, 7, 6, 6, 7, 9, 9),
+            visible_prefix=(0,) * 9,
+            subtree_end=(9, 9, 7, 7, 6, 6, 7, 9, 9),
         ),
     )
     assert not found.passes[0].is_chain
@@ -69,22 +75,22 @@ def test_what_is_small_is_one_pass_by_hand():
 def test_a_branch_that_is_large_is_a_trunk_by_hand():
     """It is read after the smaller ones that leave later, and what leaves it after it."""
     long, short = [1, 2, 8, 8, 8, 8, 8], [1, 2, 8, 8, 9]
-    found = plan([TRUNK, REPLY, long, short], pack=1)
-    assert [(p.kept, p.ids) for p in found.passes] == [
+    found = plan_passes([TRUNK, REPLY, long, short], pack_tokens=1)
+    assert [(p.prefix, p.ids) for p in found.passes] == [
         (0, (1, 2, 8, 8, 8, 8, 8)), (4, (9,)), (2, (3, 4, 5, 6)), (4, (7,))
     ]  # fmt: skip
     assert all(p.is_chain for p in found.passes)
 
 
 def test_nothing_in_common_is_nothing_saved():
-    found = plan([[1, 2], [3, 4, 5]], pack=1)
+    found = plan_passes([[1, 2], [3, 4, 5]], pack_tokens=1)
     assert (found.tokens, found.saved) == (5, 0)
-    assert [p.kept for p in found.passes] == [0, 0]
+    assert [p.prefix for p in found.passes] == [0, 0]
 
 
 def test_a_prompt_that_differs_early_is_shared_up_to_there():
     """Whatever is alike after the fork: a token is the same only where all before it is."""
-    found = plan([[1, 5, 6, 7], [2, 5, 6, 7]], pack=100)
+    found = plan_passes([[1, 5, 6, 7], [2, 5, 6, 7]], pack_tokens=100)
     assert found.saved == 0
 
 
@@ -94,7 +100,7 @@ def test_a_prompt_that_differs_early_is_shared_up_to_there():
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_each_token_sees_what_comes_before_it_and_nothing_else(sequences, pack):
     """pitfall 27: each beginning is read once, however many sequences have it."""
-    found = plan(sequences, pack)
+    found = plan_passes(sequences, pack)
     ways = seen(found)
     for i, ids in enumerate(sequences):
         nodes = found.nodes(i, 0, len(ids))
@@ -106,7 +112,7 @@ def test_each_token_sees_what_comes_before_it_and_nothing_else(sequences, pack):
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_positions_are_depths(sequences, pack):
-    found = plan(sequences, pack)
+    found = plan_passes(sequences, pack)
     positions = [p for each in found.passes for p in each.positions]
     assert positions == [len(way) - 1 for way in seen(found)]
 
@@ -114,20 +120,20 @@ def test_positions_are_depths(sequences, pack):
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_a_pass_is_within_the_budget_or_in_a_row(sequences, pack):
     """What is in a row is no longer than a sequence: that much would be read at once in any case."""
-    for each in plan(sequences, pack).passes:
+    for each in plan_passes(sequences, pack).passes:
         assert len(each) <= pack or each.is_chain
-        assert each.kept + len(each) <= max(map(len, sequences)) or len(each) <= pack
+        assert each.prefix + len(each) <= max(map(len, sequences)) or len(each) <= pack
 
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40), random=st.randoms(use_true_random=False))
 def test_the_order_of_the_sequences_changes_nothing(sequences, pack, random):
     shuffled = random.sample(sequences, len(sequences))
-    assert plan(shuffled, pack).passes == plan(sequences, pack).passes
+    assert plan_passes(shuffled, pack).passes == plan_passes(sequences, pack).passes
 
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40), start=st.integers(0, 12), stop=st.integers(0, 12))
 def test_some_nodes_are_a_part_of_all(sequences, pack, start, stop):
-    found = plan(sequences, pack)
+    found = plan_passes(sequences, pack)
     assert found.nodes(0, start, stop) == found.nodes(0, 0, 12)[start:stop]
 
 
@@ -135,6 +141,6 @@ def test_a_session_of_many_turns_is_no_deep_recursion():
     """A fork at each of 1,500 turns, one below the other."""
     turns = 1500
     sequences = [[0] * (k + 1) + [1] for k in range(turns)]
-    found = plan(sequences, pack=64)
+    found = plan_passes(sequences, pack_tokens=64)
     assert found.tokens == turns * 2
     assert len(found.passes) < turns / 32

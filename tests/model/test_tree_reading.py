@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from weakref import WeakSet
 
 import chat_templates
 import pytest
@@ -15,9 +14,10 @@ from opdkit.chat.template import Chat, with_hint
 from opdkit.errors import OpdkitError
 from opdkit.model import scoring, tree_reading
 from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.memory import state_of
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.model.tree_reading import reads_trees
-from opdkit.teacher.session import Scores, Target, Wanted, score_session
+from opdkit.model.tree_reading import check_tree_reading
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, Scores, score_session
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def other():
     return build("LlamaConfig", {}, seed=1)
 
 
-def conversation(turns: int = 4, seed: int = 0) -> list[Target]:
+def conversation(turns: int = 4, seed: int = 0) -> list[ReplyReadings]:
     """A session as token ids: turns that continue each other, three of four with two hints after the user's words."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -44,7 +44,7 @@ def conversation(turns: int = 4, seed: int = 0) -> list[Target]:
         plain = PromptResponse(history + user + opening, reply)
         hints = [[9, 9, *ids(3, 6)] for _ in range(2 * (turn % 4 != 2))]
         hinted = tuple((PromptResponse(history + user + hint + opening, reply),) for hint in hints)
-        made.append(Target(plain, hinted, (plain,)))
+        made.append(ReplyReadings(plain, hinted, (plain,)))
         history = history + user + opening + reply
     return made
 
@@ -79,10 +79,10 @@ def worst(found: list[Scores], expected: list[Scores]) -> float:
 def test_a_tree_gives_the_numbers_of_plain_reading(family):
     """pitfall 1, pitfall 27: in every family; nothing is shifted and half of the tokens are not read."""
     model, counted = build(*FAMILIES[family]), Counter()
-    arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
+    arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     found = score_session(*arguments, batch_tokens=10_000, counted=counted)
     alike(found, plainly(*arguments, batch_tokens=10_000))
-    assert reads_trees(model)
+    assert check_tree_reading(model)
     assert counted["tokens saved"] > counted["tokens read"]
 
 
@@ -90,9 +90,9 @@ def test_a_tree_gives_the_numbers_of_plain_reading(family):
 @pytest.mark.parametrize("batch_tokens", [1, 30, 10_000])
 def test_the_budget_changes_no_number(student, pack, batch_tokens, monkeypatch):
     """However the branches are cut; and in whatever chunks the rows go through the output layer."""
-    arguments = (student, Mixture((student,)), conversation(6), Wanted(support=5))
+    arguments = (student, Mixture((student,)), conversation(6), ScoreOptions(top_k=5))
     expected = plainly(*arguments, batch_tokens=10_000)
-    monkeypatch.setattr(tree_reading, "PACK", pack)
+    monkeypatch.setattr(tree_reading, "PACK_TOKENS", pack)
     monkeypatch.setattr(scoring, "_LOGITS", 360 * 7)
     alike(score_session(*arguments, batch_tokens=batch_tokens), expected)
 
@@ -104,9 +104,10 @@ def test_supports_overlaps_and_averages_are_the_same(student, other, whose, over
     models = tuple({"student": student, "other": other}[name] for name in teachers)
     mixture = Mixture(models, (1.0,) if len(models) == 1 else (0.3, 0.7))
     targets = [
-        Target(t.student, tuple(r * len(models) for r in t.hinted), t.unhinted * len(models)) for t in conversation()
+        ReplyReadings(t.student, tuple(r * len(models) for r in t.hinted), t.unhinted * len(models))
+        for t in conversation()
     ]
-    arguments = (student, mixture, targets, Wanted(4, whose, overlap))
+    arguments = (student, mixture, targets, ScoreOptions(4, whose, overlap))
     found = score_session(*arguments, batch_tokens=10_000)
     alike(found, plainly(*arguments, batch_tokens=10_000))
     assert all(scores.unhinted is not None for scores in found)
@@ -114,7 +115,7 @@ def test_supports_overlaps_and_averages_are_the_same(student, other, whose, over
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_any_conversation(student, seed):
-    arguments = (student, Mixture((student,)), conversation(8, seed), Wanted(support=3))
+    arguments = (student, Mixture((student,)), conversation(8, seed), ScoreOptions(top_k=3))
     alike(score_session(*arguments, batch_tokens=200), plainly(*arguments, batch_tokens=200))
 
 
@@ -123,11 +124,11 @@ def test_half_precision_rounds_either_way_alike(dtype, most):
     """The two ways differ by no more than rounding, and each from float32 by as much as the other."""
     exact = build(*FAMILIES["grouped queries"])
     half = build(*FAMILIES["grouped queries"]).to(dtype)
-    targets, wanted = conversation(), Wanted()
+    targets, wanted = conversation(), ScoreOptions()
     expected = score_session(exact, Mixture((exact,)), targets, wanted, batch_tokens=10_000)
     found = score_session(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
     plain = plainly(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
-    assert reads_trees(half)
+    assert check_tree_reading(half)
     assert 0 < worst(found, plain) < most
     assert worst(found, expected) < 2 * worst(plain, expected) + 1e-3
 
@@ -152,7 +153,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
-def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: bool = False) -> list[Target]:
+def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: bool = False) -> list[ReplyReadings]:
     found = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -162,7 +163,7 @@ def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: 
         logged = chat.tokenizer(said)["input_ids"] if logged_ids else None
         before, reply = messages[:index], chat.reply(messages, index, token_ids=logged).ids
         plain, hinted = (chat.prompt_ids(m) for m in (before, with_hint(before, HINT, placement)))
-        found.append(Target(PromptResponse(plain, reply), ((PromptResponse(hinted, reply),),)))
+        found.append(ReplyReadings(PromptResponse(plain, reply), ((PromptResponse(hinted, reply),),)))
     return found
 
 
@@ -183,7 +184,7 @@ def test_templates_fork_where_their_ids_do(student, name, placement):
     if placement == "system":
         messages.insert(0, message({"role": "system", "content": "You are hello world."}))
     targets = targets_of(chat, messages, placement, logged_ids=name == "OPENS_THINKING")
-    arguments = (student, Mixture((student,)), targets, Wanted(support=5))
+    arguments = (student, Mixture((student,)), targets, ScoreOptions(top_k=5))
     found = score_session(*arguments, batch_tokens=10_000, counted=counted)
     alike(found, plainly(*arguments, batch_tokens=10_000))
     assert counted["tokens saved"] > 0
@@ -198,13 +199,13 @@ def test_sessions_of_the_sample_log(placement):
     for line in lines:
         messages = [message(m) for m in json.loads(line)["messages"]]
         targets = targets_of(chat, messages, placement)
-        arguments = (model, Mixture((model,)), targets, Wanted(support=20))
+        arguments = (model, Mixture((model,)), targets, ScoreOptions(top_k=20))
         found = score_session(*arguments, batch_tokens=16_384)
         expected = plainly(*arguments, batch_tokens=16_384)
         assert worst(found, expected) < 1e-4
         for x, y in zip(found, expected, strict=True):
             torch.testing.assert_close(x.support.old, y.support.old, atol=1e-4, rtol=0)
-    assert reads_trees(model)
+    assert check_tree_reading(model)
 
 
 # -- what is read ---------------------------------------------------------------------------------------------------
@@ -213,9 +214,11 @@ def test_sessions_of_the_sample_log(placement):
 def test_the_layers_read_what_the_plan_says(student):
     """pitfall 27: and student and teacher in the same passes."""
     seen, counted = [], Counter()
-    assert reads_trees(student)
+    assert check_tree_reading(student)
     handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
-    score_session(student, Mixture((student,)), conversation(), Wanted(support=5), batch_tokens=10_000, counted=counted)
+    score_session(
+        student, Mixture((student,)), conversation(), ScoreOptions(top_k=5), batch_tokens=10_000, counted=counted
+    )
     handle.remove()
     assert sum(length for _, length, _ in seen) == counted["tokens read"]
     given = [s for t in conversation() for s in (t.student, *(r for [r] in t.hinted))]
@@ -228,7 +231,14 @@ def test_the_layers_read_what_the_plan_says(student):
 def test_what_has_nothing_in_common_is_read_in_batches(student):
     one, two = PromptResponse([1, 2, 3], [4, 5]), PromptResponse([6, 2, 3], [4, 5, 6])
     counted = Counter()
-    score_session(student, Mixture((student,)), [Target(one), Target(two)], Wanted(), batch_tokens=99, counted=counted)
+    score_session(
+        student,
+        Mixture((student,)),
+        [ReplyReadings(one), ReplyReadings(two)],
+        ScoreOptions(),
+        batch_tokens=99,
+        counted=counted,
+    )
     assert counted == {"tokens read": 11, "tokens saved": 0}
 
 
@@ -236,32 +246,35 @@ def test_a_hint_that_changes_nothing_changes_no_bit(student):
     """Guard: in a tree that others share."""
     targets = conversation(5)
     same = [
-        Target(t.student, ((PromptResponse(list(t.student.prompt_ids), t.student.response_ids),),)) for t in targets
+        ReplyReadings(t.student, ((PromptResponse(list(t.student.prompt_ids), t.student.response_ids),),))
+        for t in targets
     ]
-    for found in score_session(student, Mixture((student,)), targets + same, Wanted(4), batch_tokens=50)[5:]:
+    for found in score_session(student, Mixture((student,)), targets + same, ScoreOptions(4), batch_tokens=50)[5:]:
         assert torch.equal(found.old, found.teacher)
         assert torch.equal(found.support.old, found.support.teacher)
 
 
 def test_the_same_session_gives_the_same_bits(student, other):
     arguments = (student, Mixture((student, other), (0.5, 0.5)))
-    targets = [Target(t.student, tuple(r * 2 for r in t.hinted)) for t in conversation()]
-    first = score_session(*arguments, targets, Wanted(4), batch_tokens=60)
-    score_session(*arguments, targets[:2], Wanted(4), batch_tokens=60)  # another session between them
-    for x, y in zip(first, score_session(*arguments, targets, Wanted(4), batch_tokens=60), strict=True):
+    targets = [ReplyReadings(t.student, tuple(r * 2 for r in t.hinted)) for t in conversation()]
+    first = score_session(*arguments, targets, ScoreOptions(4), batch_tokens=60)
+    score_session(*arguments, targets[:2], ScoreOptions(4), batch_tokens=60)  # another session between them
+    for x, y in zip(first, score_session(*arguments, targets, ScoreOptions(4), batch_tokens=60), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(numbers(x), numbers(y), strict=True))
 
 
 def test_numbers_that_are_not_finite_stay_with_their_turn():
     """pitfall 2: in a tree a NaN would spread to the branches that are read with it."""
     model, targets = build(*FAMILIES["grouped queries"]), conversation()
-    assert reads_trees(model)
+    assert check_tree_reading(model)
     read = [t.student for t in targets]
     bad = next(i for i in range(360) if not any(i in s.prompt_ids + s.response_ids for s in read))
     read.append(PromptResponse([*read[0].prompt_ids, bad], read[0].response_ids))
     with torch.no_grad():
         model.model.embed_tokens.weight[bad] = float("nan")
-    *good, last = score_session(model, Mixture((model,)), [Target(s) for s in read], Wanted(), batch_tokens=10_000)
+    *good, last = score_session(
+        model, Mixture((model,)), [ReplyReadings(s) for s in read], ScoreOptions(), batch_tokens=10_000
+    )
     assert torch.isnan(last.old).all()
     assert all(torch.isfinite(scores.old).all() for scores in good)
 
@@ -273,7 +286,7 @@ def test_numbers_that_are_not_finite_stay_with_their_turn():
 def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
     """Said once a model; and the numbers are those of plain reading, bit for bit."""
     model, counted = build(*WINDOWS[kind]), Counter()
-    arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
+    arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     for _ in range(2):
         found = score_session(*arguments, batch_tokens=10_000, counted=counted)
     expected = plainly(*arguments, batch_tokens=10_000)
@@ -286,7 +299,7 @@ def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
 def test_attention_without_a_mask_reads_plainly(capsys):
     model = build("LlamaConfig", {})
     model.config._attn_implementation = "flash_attention_2"
-    assert not reads_trees(model)
+    assert not check_tree_reading(model)
     assert "its attention (flash_attention_2) takes no mask of our own" in capsys.readouterr().err
 
 
@@ -297,7 +310,7 @@ def test_positions_that_depend_on_the_length_read_plainly(kind, capsys):
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
     model = build("LlamaConfig", {"rope_parameters": rope, "max_position_embeddings": 64})
-    assert not reads_trees(model)
+    assert not check_tree_reading(model)
     assert "position embeddings depend on the length" in capsys.readouterr().err
 
 
@@ -306,7 +319,7 @@ def test_a_model_that_takes_no_notice_of_the_mask_is_found_out(monkeypatch, caps
     real = tree_reading._mask
     monkeypatch.setattr(tree_reading, "_mask", lambda each, model: torch.ones_like(real(each, model)))
     counted = Counter()
-    score_session(model, Mixture((model,)), conversation(), Wanted(), batch_tokens=10_000, counted=counted)
+    score_session(model, Mixture((model,)), conversation(), ScoreOptions(), batch_tokens=10_000, counted=counted)
     assert counted["tokens saved"] == 0
     assert "log-probs would differ by" in capsys.readouterr().err
 
@@ -316,7 +329,7 @@ def test_a_model_that_keeps_nothing_is_found_out(monkeypatch, capsys):
     body = type(model.get_decoder())
     real = body.forward
     monkeypatch.setattr(body, "forward", lambda self, **k: real(self, **(k | {"past_key_values": None})))
-    assert not reads_trees(model)
+    assert not check_tree_reading(model)
     assert "reads each turn from its beginning" in capsys.readouterr().err
 
 
@@ -337,9 +350,9 @@ def wrong_mask(monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
     model = build("LlamaConfig", {"initializer_range": 0.6}).to(dtype)
-    arguments = (model, Mixture((model,)), conversation(8), Wanted())
+    arguments = (model, Mixture((model,)), conversation(8), ScoreOptions())
     wrong_mask(monkeypatch)
-    assert reads_trees(model)
+    assert check_tree_reading(model)
     for _ in range(2):
         with pytest.raises(OpdkitError, match=r"differ by .* pass --turn-by-turn"):
             score_session(*arguments, batch_tokens=10_000)
@@ -347,17 +360,17 @@ def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
 
 
 def test_the_first_session_is_read_both_ways_and_no_other(student, monkeypatch):
-    monkeypatch.setattr(tree_reading, "_compared", WeakSet())
+    state_of(student).tree_compared = False
     read = []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: read.append(args[0].shape))
-    arguments = (student, Mixture((student,)), conversation(6), Wanted())
+    arguments = (student, Mixture((student,)), conversation(6), ScoreOptions())
     tokens = []
     for _ in range(2):
         score_session(*arguments, batch_tokens=10_000)
         tokens.append(sum(rows * length for rows, length, _ in read))
         read.clear()
     handle.remove()
-    assert tokens[1] < tokens[0] <= tokens[1] + tree_reading._COMPARED
+    assert tokens[1] < tokens[0] <= tokens[1] + tree_reading._COMPARED_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -366,24 +379,24 @@ def test_the_first_session_is_read_both_ways_and_no_other(student, monkeypatch):
 def test_what_is_compared_is_bounded(room, lengths):
     """The shortest in any case, so that there is something to compare; else within the room."""
     sequences = [PromptResponse([1] * (n - 1), [2]) for n in (5, 8, 3, 7)]
-    assert [len(s) for s in tree_reading._some(sequences, room)] == lengths
+    assert [len(s) for s in tree_reading._choose_compared(sequences, room)] == lengths
 
 
 def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
     """Its keys and values alone grow with it; 4,096 tokens at a time, here 16."""
     monkeypatch.setattr(tree_reading, "_CHUNK", 16)
     longest, targets = [], conversation(6)
-    reads_trees(student)
-    score_session(student, Mixture((student,)), targets, Wanted(), batch_tokens=10_000)
+    check_tree_reading(student)
+    score_session(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=10_000)
     handle = (
         student.get_decoder()
         .layers[0]
         .register_forward_hook(lambda module, args, out: longest.append(args[0].shape[1]))
     )
-    found = score_session(student, Mixture((student,)), targets, Wanted(), batch_tokens=40)
+    found = score_session(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40)
     handle.remove()
     assert max(longest) <= 40 < max(len(t.student) for t in targets)
-    alike(found, plainly(student, Mixture((student,)), targets, Wanted(), batch_tokens=40))
+    alike(found, plainly(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40))
 
 
 def test_sessions_are_read_together_as_they_are_alone(student):
@@ -391,9 +404,13 @@ def test_sessions_are_read_together_as_they_are_alone(student):
     sessions = [conversation(2, seed) for seed in range(4)]
     passes = []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: passes.append(1))
-    found = score_session(student, Mixture((student,)), [t for s in sessions for t in s], Wanted(3), batch_tokens=5000)
+    found = score_session(
+        student, Mixture((student,)), [t for s in sessions for t in s], ScoreOptions(3), batch_tokens=5000
+    )
     together = len(passes)
-    alone = [x for s in sessions for x in score_session(student, Mixture((student,)), s, Wanted(3), batch_tokens=5000)]
+    alone = [
+        x for s in sessions for x in score_session(student, Mixture((student,)), s, ScoreOptions(3), batch_tokens=5000)
+    ]
     handle.remove()
     alike(found, alone)
     assert together < len(passes) - together
@@ -404,7 +421,7 @@ def test_sessions_are_read_together_as_they_are_alone(student):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tree_on_a_gpu(family):
     model = build(*FAMILIES[family]).cuda()
-    arguments = (model, Mixture((model,)), conversation(), Wanted(support=5))
+    arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     found = score_session(*arguments, batch_tokens=10_000)
     assert worst(found, plainly(*arguments, batch_tokens=10_000)) < 1e-3
-    assert reads_trees(model)
+    assert check_tree_reading(model)

@@ -131,7 +131,7 @@ def test_a_student_of_the_same_name_with_other_weights_is_another(config, tmp_pa
 def test_training_takes_the_run_as_any_other(config, student, objective) -> None:
     rollout.run(config())
     run = config().run
-    scored(run, student, support=3)
+    scored(run, student, top_k=3)
     summary = train.run(TrainConfig(run=run, model=str(student), objective=objective, batch_turns=4,
                                     learning_rate=1e-3, device="cpu"))  # fmt: skip
     assert (summary.counters.rows_in, summary.counters.rows_out) == (12, 12)

@@ -26,7 +26,7 @@ def test_a_decided_hint_is_answered_for_and_carried_over(config, source, student
     assert {name: row["hint"] for name, row in found.items()} == {
         "s0a:2": "Answer in one word, please.", "s0b:4": "Answer in two words, please."}  # fmt: skip
     assert {row["reward_status"] for row in found.values()} == {"not_judged"}
-    scored(options.run, student, hint_select="longest")
+    scored(options.run, student, teacher_hint="longest")
     assert {row["hint"] for row in rows(options.run, "targets") if row["turn_id"][:2] == "s0"} == {
         "Answer in one word, please.", "Answer in two words, please."}  # fmt: skip
     assert not any("hint" in finding.what for finding in examine(options.run).findings)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from opdkit.model.folder import weights_name
-from opdkit.teacher.behavior import is_another, off_policy, student_names
+from opdkit.teacher.behavior import is_other_model, off_policy_warning, student_names
 
 
 def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
@@ -15,10 +15,10 @@ def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
     (folder / "config.json").write_text(json.dumps({"_name_or_path": "acme/Assistant"}))
     names = student_names(f"{folder}/", {})
     for logged in (None, "", "qwen3-4b", "Qwen/Qwen3-4B", str(folder), "assistant", "hosted/acme/assistant"):
-        assert not is_another(logged, names), logged
+        assert not is_other_model(logged, names), logged
     for logged in ("Qwen3-8B", "assistant-2", "4b"):
-        assert is_another(logged, names), logged
-    assert not is_another("Qwen3-4B", student_names("Qwen/Qwen3-4B", {}))  # a name on the hub
+        assert is_other_model(logged, names), logged
+    assert not is_other_model("Qwen3-4B", student_names("Qwen/Qwen3-4B", {}))  # a name on the hub
 
 
 def test_weights_have_a_name_of_their_own(tmp_path):
@@ -27,11 +27,11 @@ def test_weights_have_a_name_of_their_own(tmp_path):
     name = weights_name(f"{tmp_path}/train/model/", files)
     assert re.fullmatch(r"model@[0-9a-f]{12}", name)
     names = student_names(f"{tmp_path}/other", files | {"tokenizer.json": "8:00"})
-    assert not is_another(name, names)  # the same weights elsewhere
+    assert not is_other_model(name, names)  # the same weights elsewhere
     for other in ({"model.safetensors": "9:ce"}, {"config.json": "3:ab"}):
-        assert is_another(name, student_names(f"{tmp_path}/train/model", files | other))
+        assert is_other_model(name, student_names(f"{tmp_path}/train/model", files | other))
     assert weights_name("Qwen/Qwen3-4B", {}) == "Qwen/Qwen3-4B"  # on the hub
-    assert is_another("someone@example", student_names("someone", {}))
+    assert is_other_model("someone@example", student_names("someone", {}))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"_name_or_path": 3}', "\ufeff{}"])
@@ -41,7 +41,7 @@ def test_a_damaged_configuration_has_no_name(tmp_path, text):
 
 
 def test_other_models_are_said_with_their_counts():
-    message = off_policy({"a (1)": 3, "b": 10, "c": 1, "d" * 50: 1}, "mine")
+    message = off_policy_warning({"a (1)": 3, "b": 10, "c": 1, "d" * 50: 1}, "mine")
     assert "15 sessions" in message
     assert "b (10), a (1) (3), c (1) and 1 more" in message
-    assert off_policy({}, "mine") is None
+    assert off_policy_warning({}, "mine") is None

@@ -74,5 +74,5 @@ def test_what_does_not_go_with_it_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="--teacher-samples"):
         TeacherConfig(run=tmp_path, model="m", device_map="auto", teacher_samples=1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="one process a node"):
-        TeacherConfig(run=tmp_path, model="m", device_map="auto")
+    with pytest.raises(ConfigError, match="--device-map"):
+        TeacherConfig(run=tmp_path, model="m", device_map="auto").check_inputs()

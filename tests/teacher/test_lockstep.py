@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 from sample_world import DATA, MODEL
 
 from opdkit.config.extract import ExtractConfig
@@ -18,7 +17,6 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.model import memory
 from opdkit.store.stopping import TRY_AGAIN
 from opdkit.teacher import stage as teacher
 
@@ -108,13 +106,3 @@ def test_one_process_alone_is_refused(runs, monkeypatch):
         TeacherConfig(run=runs[0], model="m", tensor_parallel=True, device_map="auto")
     with pytest.raises(ConfigError, match="--teacher-samples"):
         TeacherConfig(run=runs[0], model="m", tensor_parallel=True, teacher_samples=1)
-
-
-def test_memory_that_runs_out_in_one_process_alone_is_an_error(monkeypatch):
-    monkeypatch.setattr(memory, "_lockstep", True)
-
-    def work() -> None:
-        raise torch.OutOfMemoryError
-
-    with pytest.raises(memory.TooLargeError, match="--batch-tokens"):
-        memory.run_or_out_of_memory(work)

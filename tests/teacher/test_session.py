@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import Target, Wanted, score_session, shared
+from opdkit.teacher.session import ReplyReadings, ScoreOptions, count_shared, score_session
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip
@@ -53,12 +53,12 @@ def plain(count: int = 4) -> list[PromptResponse]:
     return [PromptResponse(ids(2, 12), ids(1, 9)) for _ in range(count)]
 
 
-def targets(hints: int = 1) -> list[Target]:
+def targets(hints: int = 1) -> list[ReplyReadings]:
     """Four targets with `hints` candidates each, the third one without any."""
     made = []
     for i, s in enumerate(plain()):
         hinted = tuple((after([7 + i] * (1 + 2 * h), s),) for h in range(hints))
-        made.append(Target(s, () if i == 2 else hinted, (s,)))
+        made.append(ReplyReadings(s, () if i == 2 else hinted, (s,)))
     return made
 
 
@@ -75,7 +75,7 @@ def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
     """Before the cast to half precision; the most likely first, both models at the very same ids."""
     for model in (student, other):
         scored = score_session(
-            student, Mixture((model,)), targets(), Wanted(support=5, support_of=whose), batch_tokens=batch_tokens
+            student, Mixture((model,)), targets(), ScoreOptions(top_k=5, top_k_of=whose), batch_tokens=batch_tokens
         )
         for found, target in zip(scored, targets(), strict=True):
             ours = full(student, target.student)
@@ -99,7 +99,7 @@ def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
 
 def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
     """Full-vocabulary log-probs, never renormalised over the support: the whole of it has mass 1, less has less."""
-    wanted = Wanted(support=61)
+    wanted = ScoreOptions(top_k=61)
     [found, *_] = score_session(student, Mixture((student,)), targets(), wanted, batch_tokens=100)
     for side in (found.support.old, found.support.teacher):
         torch.testing.assert_close(side.exp().sum(1), torch.ones(len(side)), atol=1e-5, rtol=0)
@@ -111,10 +111,10 @@ def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
 def test_without_a_difference_in_the_input_there_is_none_in_the_scores(student, whose, overlap):
     """Guard: teacher == student gives exactly 0, in whatever batches the sequences would have fallen."""
     base = plain()
-    same = [Target(s, ((PromptResponse(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
-    differing = [Target(s, ((after([9] * 11, s),),)) for s in base]
+    same = [ReplyReadings(s, ((PromptResponse(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
+    differing = [ReplyReadings(s, ((after([9] * 11, s),),)) for s in base]
     for batch_tokens in (1, 40, 10_000):
-        wanted = Wanted(support=6, support_of=whose, overlap=overlap)
+        wanted = ScoreOptions(top_k=6, top_k_of=whose, overlap=overlap)
         scored = score_session(student, Mixture((student,)), same + differing, wanted, batch_tokens=batch_tokens)
         for found in scored[:4]:
             assert torch.equal(found.old, found.teacher)
@@ -130,15 +130,17 @@ def test_shared_by_hand():
     """{1, 2, 3} and {3, 4, 1} have 2 in common, {5, 6, 7} and {8, 9, 0} none, {1, 2, 3} and {3, 2, 1} all 3."""
     a = torch.tensor([[1, 2, 3], [5, 6, 7], [1, 2, 3]])
     b = torch.tensor([[3, 4, 1], [8, 9, 0], [3, 2, 1]])
-    assert shared(a, b).tolist() == [2, 0, 3]
+    assert count_shared(a, b).tolist() == [2, 0, 3]
 
 
 @pytest.mark.parametrize(("support", "whose"), [(0, "student"), (3, "student"), (3, "teacher")])
 def test_overlap_takes_the_hint_with_the_largest_intersection(student, other, support, whose):
     """Against sets, position by position; and everything else is then of the chosen hint."""
     top = support or 4
-    wanted = Wanted(support, whose, overlap=top)
-    many = [Target(s, tuple((before(s, [9 * h + i]),) for h in range(3 * (i != 2)))) for i, s in enumerate(plain(10))]
+    wanted = ScoreOptions(support, whose, overlap=top)
+    many = [
+        ReplyReadings(s, tuple((before(s, [9 * h + i]),) for h in range(3 * (i != 2)))) for i, s in enumerate(plain(10))
+    ]
     scored = score_session(student, Mixture((other,)), many, wanted, batch_tokens=50)
     chosen = []
     for found, target in zip(scored, many, strict=True):
@@ -165,7 +167,11 @@ def test_of_equal_overlaps_the_shortest_hint_wins(student):
     s = plain()[0]
     longer = after([5] * 6, s)
     [found] = score_session(
-        student, Mixture((student,)), [Target(s, ((longer,), (longer,), (longer,)))], Wanted(overlap=4), batch_tokens=50
+        student,
+        Mixture((student,)),
+        [ReplyReadings(s, ((longer,), (longer,), (longer,)))],
+        ScoreOptions(overlap=4),
+        batch_tokens=50,
     )
     assert found.chosen == 0
 
@@ -176,9 +182,9 @@ def test_of_equal_overlaps_the_shortest_hint_wins(student):
 @pytest.mark.parametrize("whose", ["student", "teacher"])
 def test_averaged_teachers_by_hand(student, other, whose):
     """log(0.2 p + 0.8 q) in float64, for the reply and for the support, each model after its own prompt."""
-    pairs = [Target(s, ((after([3], s), after([8, 9], s)),), (s, after([1], s))) for s in plain()]
+    pairs = [ReplyReadings(s, ((after([3], s), after([8, 9], s)),), (s, after([1], s))) for s in plain()]
     mixture = Mixture((student, other), (0.2, 0.8))
-    scored = score_session(student, mixture, pairs, Wanted(support=4, support_of=whose), batch_tokens=40)
+    scored = score_session(student, mixture, pairs, ScoreOptions(top_k=4, top_k_of=whose), batch_tokens=40)
     for found, target in zip(scored, pairs, strict=True):
         own = torch.tensor(target.student.response_ids)[:, None]
 
@@ -198,16 +204,16 @@ def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, 
     """Bit for bit, and no position more goes through the output layer."""
     rows: list[int] = []
     handle = student.lm_head.register_forward_hook(lambda module, args, output: rows.append(output.shape[1]))
-    with_it = score_session(student, Mixture((student,)), targets(), Wanted(support=3), batch_tokens=10)
+    with_it = score_session(student, Mixture((student,)), targets(), ScoreOptions(top_k=3), batch_tokens=10)
     read = sum(rows)
-    bare = [Target(t.student, t.hinted) for t in targets()]
-    without = score_session(student, Mixture((student,)), bare, Wanted(support=3), batch_tokens=10)
+    bare = [ReplyReadings(t.student, t.hinted) for t in targets()]
+    without = score_session(student, Mixture((student,)), bare, ScoreOptions(top_k=3), batch_tokens=10)
     handle.remove()
     assert sum(rows) == 2 * read
     assert all(torch.equal(found.unhinted, found.old) for found in with_it)
     assert [found.unhinted for found in without] == [None] * 4
     for found, target in zip(
-        score_session(student, Mixture((other,)), targets(), Wanted(), batch_tokens=10), targets(), strict=True
+        score_session(student, Mixture((other,)), targets(), ScoreOptions(), batch_tokens=10), targets(), strict=True
     ):
         own = torch.tensor(target.student.response_ids)[:, None]
         close(found.unhinted, full(other, target.student).gather(1, own)[:, 0])
@@ -215,4 +221,4 @@ def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, 
 
 
 def test_no_targets_are_no_scores(student):
-    assert score_session(student, Mixture((student,)), [], Wanted(support=3, overlap=3), batch_tokens=10) == []
+    assert score_session(student, Mixture((student,)), [], ScoreOptions(top_k=3, overlap=3), batch_tokens=10) == []

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.model.scoring import PromptResponse
-from opdkit.model.tree import plan
+from opdkit.model.tree import plan_passes
 from opdkit.train.forwards import Tree, build_trees, deal, pack_side_by_side, plan_forwards
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
@@ -20,7 +20,9 @@ def turns_of(drawn) -> tuple[list[PromptResponse], list[str]]:
 
 
 def nodes(sequences, tree: Tree) -> int:
-    return plan([sequences[i].prompt_ids + sequences[i].response_ids for i in tree.turns], pack=1 << 20).tokens
+    return plan_passes(
+        [sequences[i].prompt_ids + sequences[i].response_ids for i in tree.turns], pack_tokens=1 << 20
+    ).tokens
 
 
 def test_a_session_is_a_tree() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from model_families import FAMILIES, WINDOWS, build
 
-from opdkit.model.packed_reading import Pack, packs, read_packed
+from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse
 from opdkit.train import policy
 from opdkit.train.policy import Policy, logprobs_by_rows
@@ -27,7 +27,7 @@ def gradients(model, loss) -> list[torch.Tensor]:
 
 def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
     model = build(*FAMILIES["scaled logits"]).double()
-    assert packs(model)
+    assert enable_packing(model)
     found, seen = {}, []
     for rows in (N, 4, 1, 0):
         hidden_NH, output_layer = read_packed(model, Pack.of(TREES, model.device))
@@ -54,7 +54,7 @@ def test_packed_and_padded_reading_agree(family, monkeypatch, capsys) -> None:
     model = build(*(FAMILIES | WINDOWS)[family])
     student = Policy(copy.deepcopy(model))
     assert student.packed == (family in FAMILIES)
-    monkeypatch.setattr(policy, "packs", lambda model: False)
+    monkeypatch.setattr(policy, "enable_packing", lambda model: False)
     plain = Policy(model)
     (a, entropy_a), (b, entropy_b) = student(TREES, IDS_NK), plain(TREES, IDS_NK)
     torch.testing.assert_close(a, b, atol=1e-5, rtol=0)

@@ -1,10 +1,15 @@
-"""Sampling from a model: each prompt read once, each draw from a random stream of its own.
+"""Sampling from a model: each prompt is read once, each sample has a random stream of its own.
 
-The judge's votes, the evaluation's replies and fresh rollouts come from here. A draw depends on its own generator and
-on the model alone, never on which other prompts happened to share its batch (but for rounding). That rules out the
-continuous batching of transformers (`generate_batch`, 5.23): all its requests draw from one global stream
-(`torch.multinomial` without a generator), in the order in which they happen to be scheduled. shared.py
-does the same with a stream a draw.
+The judge's votes, the evaluation's replies and fresh rollouts come from here. A sample depends on its own generator and
+on the model alone (but for rounding), never on the prompts that share its batch. That rules out the continuous batching
+of transformers (`generate_batch`, 5.23): all its requests draw from one global stream (`torch.multinomial` without a
+generator), in the order in which they happen to be scheduled. shared.py does the same with one stream per sample.
+
+    samples.py    requests, samples, how a token is drawn
+    shared.py     several samples look at one copy of their prompt's KV cache
+    copied.py     each sample has a copy of it: for models whose layers do not see all tokens
+    batches.py    which prompts and samples share a copy
+    attention.py  attention without copies of keys and values for each query head
 """
 
 from collections.abc import Callable, Sequence
@@ -12,10 +17,10 @@ from typing import Any
 
 import torch
 
-from opdkit.model.sampling.copied import draw_copied
-from opdkit.model.sampling.draws import Draw, Request, Rule, Sample
-from opdkit.model.sampling.shared import draw_shared
-from opdkit.model.tree_reading import reads_trees
+from opdkit.model.sampling.copied import sample_copied
+from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
+from opdkit.model.sampling.shared import sample_shared
+from opdkit.model.tree_reading import check_tree_reading
 
 __all__ = ["Request", "Sample", "sample"]
 
@@ -31,15 +36,22 @@ def sample(
     batch_tokens: int,
     on_end: Callable[[int], None] = lambda count: None,
 ) -> list[list[Sample]]:
-    """Draw from `model`: for each request one Sample per generator, in the order given. Temperature 0 is greedy.
+    """Sample from `model`: for each request one Sample per generator, in the order given. Temperature 0 is greedy.
 
-    `batch_tokens` bounds the tokens whose keys and values are held at once, prompts and draws at their longest; a
-    single draw that needs more is made alone. What does not fit into memory is halved, and drawn anew where it was
-    not finished; a draw that does not fit alone is set aside (`Sample`). `on_end` is told of draws that have ended.
+    `batch_tokens` bounds the tokens whose keys and values are held at once, prompts and samples at their longest; a
+    single sample that needs more runs alone. Where a batch does not fit into memory, it is halved, and its unfinished
+    samples are restarted; a sample that does not fit alone gets the reason "memory". `on_end` is called with the number
+    of samples that have just ended.
     """
-    rule = Rule(temperature, max_new_tokens, stop_ids, on_end)
-    draws = [[Draw(g, max_new_tokens) for g in request.generators] for request in requests]
+    rule = SamplingRule(temperature, max_new_tokens, stop_ids, on_end)
+    samplings = [[Sampling(g, max_new_tokens) for g in request.generators] for request in requests]
     prompts = [request.prompt_ids for request in requests]
-    way = draw_shared if reads_trees(model) else draw_copied
-    way(model, prompts, draws, rule, batch_tokens)
-    return [[rule.sample(draw) for draw in some] for some in draws]
+    run = sample_shared if check_tree_reading(model) else sample_copied
+    run(model, prompts, samplings, rule, batch_tokens)
+    return [[_finished(sampling, stop_ids) for sampling in group] for group in samplings]
+
+
+def _finished(sampling: Sampling, stop_ids: frozenset[int]) -> Sample:
+    if sampling.too_large:
+        return Sample([], [], "memory")
+    return Sample(sampling.ids, sampling.logprobs, "stop" if sampling.ids[-1] in stop_ids else "length")

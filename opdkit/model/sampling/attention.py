@@ -1,6 +1,6 @@
-"""sdpa for several masked queries over few key heads, without a copy of the keys and values for each query head.
+"""Attention (sdpa) for several masked queries over few key heads, without copies of keys and values per query head.
 
-transformers 5.23 repeats keys and values over the query heads that share them, at every step, unless there is but one
+transformers 5.23 repeats keys and values over the query heads that share them, at every step, unless there is a single
 query or no mask. Here the queries of those heads become queries of one head instead, as transformers itself does where
 there is one: the numbers are the same.
 """
@@ -19,7 +19,7 @@ _NAME = "opdkit_grouped_sdpa"
 
 @contextmanager
 def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
-    """Within it a model that uses sdpa groups its heads; others stay as they are."""
+    """Let a model that uses sdpa group its query heads within the `with` block; leave other models as they are."""
     if model.config.get_text_config(decoder=True)._attn_implementation != "sdpa":
         yield
         return
@@ -34,7 +34,7 @@ def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """As `sdpa_attention_forward`: query [B, H, n, D], key and value [B, H / G, S, D], mask [B, 1, n, S]."""
+    """Return what sdpa does for query [B, H, n, D], key and value [B, H / G, S, D] and mask [B, 1, n, S]."""
     groups = query.shape[1] // key.shape[1]
     own_bias = kwargs.get("position_bias") is not None
     if groups == 1 or query.shape[2] == 1 or attention_mask is None or attention_mask.shape[1] > 1 or own_bias:

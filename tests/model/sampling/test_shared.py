@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import opdkit.model.sampling
 from opdkit.model.load import token_generator
-from opdkit.model.sampling import Request, Sample, attention, sample, shares
+from opdkit.model.sampling import Request, Sample, attention, batches, sample
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
          "initializer_range": 0.3, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
@@ -97,7 +97,7 @@ def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkey
     model = build(*FAMILIES[family])
     found = draw(model, batch_tokens=batch_tokens)
     assert {s.finish_reason for some in found for s in some} == {"stop", "length"}
-    monkeypatch.setattr(opdkit.model.sampling, "reads_trees", lambda _: False)
+    monkeypatch.setattr(opdkit.model.sampling, "check_tree_reading", lambda _: False)
     alike(found, draw(model, batch_tokens=1))
 
 
@@ -113,7 +113,7 @@ def test_log_probs_are_those_of_a_plain_forward(model) -> None:
 @pytest.mark.parametrize("most", [1, 2, 6])
 def test_how_many_share_a_row_changes_no_draw(model, most, monkeypatch) -> None:
     expected = draw(model)
-    monkeypatch.setattr(shares, "lanes", lambda tokens, new_tokens: most)
+    monkeypatch.setattr(batches, "samples_per_copy", lambda tokens, new_tokens: most)
     alike(draw(model), expected)
 
 
@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_shared_reads_each_prompt_alone_and_says_so_once(
 @pytest.mark.parametrize("budget", [1, 100, 1000])
 def test_copies_stay_within_the_budget(model, budget, monkeypatch) -> None:
     expected = draw(model)
-    monkeypatch.setattr(opdkit.model.sampling, "reads_trees", lambda _: False)
+    monkeypatch.setattr(opdkit.model.sampling, "check_tree_reading", lambda _: False)
     with calls(model) as seen:
         alike(draw(model, batch_tokens=budget), expected)
     assert all(c.rows == 1 or c.rows * c.slots <= budget for c in seen)
@@ -224,7 +224,7 @@ def test_the_model_is_left_as_it_was(model, monkeypatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(opdkit.model.sampling.shared._Batch, "step", fail)
+    monkeypatch.setattr(opdkit.model.sampling.shared._Rows, "step", fail)
     with pytest.raises(RuntimeError):
         draw(model)
     assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,98 @@
+"""Replies that the hinted teacher samples: what the log never shows, the reply as it should have been.
+
+The logged reply teaches where it goes wrong, and says little about how to continue once it no longer does. A reply that
+the teacher samples with the hint in its prompt is scored like the logged one, after the same two prompts (context
+distillation; Snell et al. 2022).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from opdkit.chat.template import Reply
+from opdkit.config.teacher import TeacherConfig
+from opdkit.model.load import token_generator
+from opdkit.model.memory import TOO_LARGE
+from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.scoring import PromptResponse
+from opdkit.store import Counters
+from opdkit.teacher.examples import Example
+from opdkit.teacher.policies import Scorer, Teacher
+from opdkit.teacher.session import ReplyReadings
+
+
+@dataclass(frozen=True)
+class HintedTurn:
+    """A turn whose logged reply has been scored, its teacher, and the candidate hint that the teacher reads."""
+
+    example: Example
+    teacher: Teacher
+    chosen: int
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The teacher's prompt, with the hint."""
+        return self.example.readings.hinted[self.chosen][0].prompt_ids
+
+
+def sample_replies(
+    config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], counters: Counters
+) -> list[tuple[Teacher, list[Example]]]:
+    """Return `--teacher-samples` replies to each turn as examples to be scored, the turns of a session together.
+
+    Sample g of a turn comes from the stream (seed, turn, g). A prompt that leaves no room for a reply of
+    `--max-new-tokens`, and a reply that the student cannot read, are counted and left out.
+    """
+    samples: dict[int, list[Sample]] = {}
+    for teacher in scorer.teachers.values():
+        (policy,) = teacher.policies
+        requests: dict[int, Request] = {}
+        for i, turn in enumerate(turns):
+            longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
+            if turn.teacher is not teacher:
+                continue
+            if longest + config.max_new_tokens > scorer.max_tokens:
+                counters.count("not written", label="no room for a reply")
+                continue
+            key = ("written", turn.example.verdict["turn_id"])
+            streams = [token_generator(config.seed, *key, g) for g in range(config.teacher_samples)]
+            requests[i] = Request(turn.prompt_ids, streams)
+        sampled = sample(
+            policy.model,
+            list(requests.values()),
+            temperature=1.0,
+            max_new_tokens=config.max_new_tokens,
+            stop_ids=policy.chat.stop_ids,
+            batch_tokens=config.batch_tokens,
+        )
+        samples |= zip(requests, sampled, strict=True)
+    sessions = []
+    for _, group in groupby(sorted(samples), key=lambda i: turns[i].example.verdict["turn_id"].rpartition(":")[0]):
+        members = list(group)
+        examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i], counters)]
+        sessions.append((turns[members[0]].teacher, examples))
+    return sessions
+
+
+def _make_examples(
+    scorer: Scorer, turn: HintedTurn, samples: Sequence[Sample], counters: Counters
+) -> Iterator[Example]:
+    for number, reply in enumerate(samples):
+        if reply.finish_reason == "memory":
+            counters.count("not written", label=TOO_LARGE)
+            continue
+        if not all(map(math.isfinite, reply.logprobs)) or max(reply.ids) >= scorer.vocabulary:
+            counters.count("not written", label="not readable")
+            continue
+        counters.count("written by the teacher")
+        hinted = (PromptResponse(turn.prompt_ids, reply.ids),)
+        yield replace(
+            turn.example,
+            verdict=turn.example.verdict | {"reward": None},  # nobody has reacted to it
+            reply=Reply(reply.ids, [True] * len(reply.ids)),
+            behavior_logprobs=reply.logprobs,
+            hints=[turn.example.hints[turn.chosen]],
+            readings=ReplyReadings(PromptResponse(turn.example.prompt.ids, reply.ids), (hinted,)),
+            written=number,
+        )
