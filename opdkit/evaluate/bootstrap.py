@@ -1,24 +1,28 @@
-"""How sure a mean is: the percentile bootstrap."""
+"""Confidence intervals at 95%: the percentile bootstrap (Efron 1979)."""
 
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-RESAMPLES = 10_000
+Array = NDArray[np.float64]
+Interval = tuple[float, float] | None
+
+RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
 # Differences that all have one sign are chance with probability 2 / 2^n (the sign test): with five that is 6%. So of
 # fewer than six values no interval at 95% may keep clear of 0, and the bootstrap's would.
 FEWEST = 6
-_AT_ONCE = 1 << 22  # drawn indices held in memory
+_AT_ONCE = 1 << 22  # drawn indices or weights held in memory
 
 
 def interval(
     values: Sequence[float], weights: Sequence[float] | None = None, *, seed: int, resamples: int = RESAMPLES
-) -> tuple[float, float] | None:
-    """The 2.5% and 97.5% quantiles of the (weighted) mean of `values` over resamples with replacement.
+) -> Interval:
+    """Return the interval of the (weighted) mean of `values`, by resampling them with replacement.
 
-    For paired data hand in the differences: then a resample takes before and after of a prompt together. With
-    `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than
-    FEWEST values, which say too little about their spread. (Efron 1979)
+    For paired data pass the differences: then a resample takes before and after of a prompt together. With `weights`,
+    such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than FEWEST values,
+    which say too little about their spread.
     """
     count = len(values)
     if count < FEWEST:
@@ -33,3 +37,42 @@ def interval(
         means[start : start + len(drawn_bn)] = sums_b / weights_n[drawn_bn].sum(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
+
+
+def quantile_interval(values_B: Array) -> Interval:
+    """Return the 2.5% and 97.5% quantiles of a statistic over B resamples; None where one has no value (NaN)."""
+    if not len(values_B) or np.isnan(values_B).any():
+        return None
+    low, high = np.quantile(values_B, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS) -> Array:
+    """Return F sums over S sessions that are drawn with replacement, for B resamples: [S, F] -> [B, F].
+
+    Whole sessions are drawn, since the turns of one session are alike.
+    """
+    sessions = len(sums_SF)
+    rng, even = np.random.default_rng(seed), np.full(sessions, 1 / max(1, sessions))
+    block = max(1, _AT_ONCE // max(1, sessions))
+    drawn = [
+        rng.multinomial(sessions, even, size=min(block, resamples - start)).astype(float) @ sums_SF
+        for start in range(0, resamples, block)
+    ]
+    return np.concatenate(drawn)
+
+
+def share_interval(values_B: Array, share: float | None, sessions: int) -> Interval:
+    """Return the quantile interval of a share in [0, 1]; None without a share.
+
+    Where every session has the same share, so do all resamples, however few sessions there are. Then it is Wilson's
+    score interval, which counts each session once (Wilson 1927).
+    """
+    interval = None if share is None else quantile_interval(values_B)
+    if share is None or interval is None or interval[1] - interval[0] > 1e-12:
+        return interval
+    z2 = 1.959964**2
+    middle = share + z2 / (2 * sessions)
+    spread = (z2 * (share * (1 - share) / sessions + z2 / (4 * sessions**2))) ** 0.5
+    low, high = ((middle + side) / (1 + z2 / sessions) for side in (-spread, spread))
+    return float(max(0.0, low)), float(min(1.0, high))

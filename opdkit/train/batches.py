@@ -1,4 +1,4 @@
-"""The turns of each optimizer step, and their tensors: pure functions of the turns and the plan.
+"""Turns of each optimizer step, and their tensors: pure functions of the turns and the plan.
 
 Every process computes the steps of all processes, so that they agree on the divisors of the loss without exchange.
 """
@@ -19,7 +19,7 @@ from opdkit.train.targets import Turn
 
 @dataclass(frozen=True)
 class Step:
-    """The turns of one optimizer step, as indices, and the index of the objective that they train under."""
+    """Turns of one optimizer step, as indices, and the index of the objective that they train under."""
 
     phase: int
     turns: list[int]

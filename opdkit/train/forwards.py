@@ -1,4 +1,4 @@
-"""The forwards of an optimizer step: turns that share a beginning together, within a token budget, for each process.
+"""Forwards of an optimizer step: turns with a common prefix together, within a token budget, for each process.
 
 Pure functions of token ids. Every process computes the plan of all processes, so that they agree on the number of
 forwards without exchange.
@@ -24,7 +24,7 @@ Forward = list[Tree]  # empty: a forward that must not count
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """The forwards of one process in a step, and the number of tokens that all processes read, without padding."""
+    """Forwards of one process in a step, and the number of tokens that all processes read, without padding."""
 
     forwards: list[Forward]
     tokens: int

@@ -1,4 +1,4 @@
-"""The processes of a training run: what they refuse, and how they share one stage."""
+"""Processes of a training run: checks before it starts, and the one stage that they share."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""The report of an optimizer step: a row of the metrics table, and a line for people."""
+"""Report of an optimizer step: a row of the metrics table, and a line for people."""
 
 from collections.abc import Mapping, Sequence
 

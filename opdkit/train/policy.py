@@ -1,4 +1,4 @@
-"""The policy in training: from turns to log-probs and entropies, in one differentiable forward.
+"""Policy in training: from turns to log-probs and entropies, in one differentiable forward.
 
 Shapes: N response tokens of the turns, n of a chunk of them, K requested ids at each, H hidden size, V vocabulary.
 """
@@ -17,7 +17,7 @@ from opdkit.train.objective import entropy, gathered_logprobs
 
 
 class Policy(nn.Module):
-    """A causal language model whose forward returns log-probs of given tokens.
+    """Causal language model whose forward returns log-probs of given tokens.
 
     All use of its weights happens in `forward`, so that a wrapper (DistributedDataParallel) sees each use.
     """

@@ -1,4 +1,4 @@
-"""A student sharded over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
+"""Student sharded over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
 
 Weights are whole only while their layer computes. Sharded tensors are DTensors; for a checkpoint or the finished model
 they are gathered one at a time, so that the files are the same for any number of processes.

@@ -1,4 +1,4 @@
-"""One optimizer step: the gradients of its turns, over all forwards and processes, and what it reports."""
+"""Optimizer step: the gradients of its turns, over all forwards and processes, and its metrics."""
 
 import contextlib
 import dataclasses

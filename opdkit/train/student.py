@@ -1,4 +1,4 @@
-"""The student in training: its weights, its precision and its optimizer."""
+"""Student in training: its weights, its precision and its optimizer."""
 
 from typing import Any
 

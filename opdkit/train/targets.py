@@ -1,4 +1,4 @@
-"""The targets of a run as arrays, and their prompts as the teacher stage read them.
+"""Targets of a run as arrays, and their prompts as the teacher stage read them.
 
 Messages are stored once per session, so a prompt is rendered again here, with the template arguments and the cut that
 the teacher stage recorded. Token ids are kept as int32; messages are freed with their part.
@@ -43,7 +43,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Turn:
-    """One row of `targets`: R response tokens with their log-probs before training."""
+    """Row of `targets`: R response tokens with their log-probs before training."""
 
     turn_id: str
     written: int | None  # the number of a reply that the teacher sampled; None: the logged one
@@ -63,12 +63,12 @@ class Turn:
 
     @property
     def session_id(self) -> str:
-        """The session that the turn is in."""
+        """Id of the session that the turn is in."""
         return self.turn_id.rpartition(":")[0]
 
     @property
     def message_index(self) -> int:
-        """The index of the reply among the messages of its session."""
+        """Index of the reply among the messages of its session."""
         return int(self.turn_id.rpartition(":")[2])
 
 

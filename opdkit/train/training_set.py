@@ -1,4 +1,4 @@
-"""The training set: the turns that train, their shaped rewards, their phase and their strength."""
+"""Training set: the turns that train, their shaped rewards, their phase and their strength."""
 
 import hashlib
 from collections import Counter
@@ -28,7 +28,7 @@ _CHUNK = 256  # turns whose tensors are in memory together
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """The turns of a training."""
+    """Turns of a training."""
 
     turns: list[Turn]
     phases: list[int]  # of each turn: index of the objective that it trains under

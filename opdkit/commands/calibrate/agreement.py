@@ -1,6 +1,6 @@
-"""How well two raters agree: confusion matrix, accuracy, Cohen's kappa, calibration. Pure.
+"""Agreement of two raters: confusion matrix, accuracy, Cohen's kappa, calibration. Pure functions.
 
-Confusion matrices are arrays of the shape (..., 3, 3): rows the labels -1, 0, 1, columns what the judge said.
+Confusion matrices are arrays of the shape (..., 3, 3): rows are the labels -1, 0, 1, columns the judge's rewards.
 """
 
 from collections.abc import Sequence
@@ -12,28 +12,28 @@ from numpy.typing import NDArray
 CLASSES = (-1, 0, 1)
 Matrix = NDArray[np.float64]
 
-_LEVELS = 10  # more levels of agreement than this are put together in tenths
+_LEVELS = 10  # more levels of agreement than this are binned in tenths
 
 
 def confusion(labels: Sequence[int], rewards: Sequence[int]) -> Matrix:
-    """How often each label met each reward: shape (3, 3), rows are labels, columns rewards."""
+    """Count how often each label met each reward: shape (3, 3), rows are labels, columns rewards."""
     matrix = np.zeros((3, 3))
     np.add.at(matrix, (np.asarray(labels, np.intp) + 1, np.asarray(rewards, np.intp) + 1), 1)
     return matrix
 
 
 def accuracy(matrix: Matrix) -> NDArray[np.float64]:
-    """The share on the diagonal, in [0, 1]; NaN where a matrix is empty. Shape (...,)."""
+    """Return the share on the diagonal, in [0, 1]; NaN where a matrix is empty. Shape (...,)."""
     total = matrix.sum((-2, -1))
     return np.divide(np.trace(matrix, axis1=-2, axis2=-1), total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
-    """Cohen's kappa, in [-1, 1]: agreement beyond what the raters' habits alone would give. Shape (...,).
+    """Return Cohen's kappa, in [-1, 1]: agreement beyond what the margins give by chance. Shape (...,).
 
     1 - sum(w * observed) / sum(w * expected), expected = outer product of the margins / n. The weights of a cell are 0
     on the diagonal; off it 1 ("none": Cohen 1960), |i - j| ("linear") or (i - j)^2 ("quadratic"; Cohen 1968). NaN
-    where there is nothing to disagree about: an empty matrix, or both raters always say the same one thing.
+    for an empty matrix, and where both raters always give the same one label.
     """
     distance = np.abs(np.subtract.outer(np.arange(3), np.arange(3))).astype(float)
     w = {"none": (distance > 0).astype(float), "linear": distance, "quadratic": distance**2}[weights]
@@ -45,7 +45,7 @@ def kappa(matrix: Matrix, weights: str = "none") -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class. Precision: of what the judge called so, the share that is. Recall: of what is so, the share found."""
+    """Scores of one class. Precision is of the turns that the judge gave it, recall of those that are labelled so."""
 
     label: int
     labelled: int
@@ -55,7 +55,7 @@ class ClassScore:
 
 
 def by_class(matrix: Matrix) -> list[ClassScore]:
-    """Precision and recall of each class, null where they divide by zero. `matrix` has the shape (3, 3)."""
+    """Return precision and recall of each class, None where they divide by zero. `matrix` has the shape (3, 3)."""
     scores = []
     for i, label in enumerate(CLASSES):
         right, labelled, judged = matrix[i, i], matrix[i].sum(), matrix[:, i].sum()
@@ -66,7 +66,7 @@ def by_class(matrix: Matrix) -> list[ClassScore]:
 
 @dataclass(frozen=True)
 class Level:
-    """The turns on which a certain share of the votes agreed, and how often the reward was right there."""
+    """Turns on which the same share of the votes agreed, and how often their reward was right."""
 
     agreement: float  # mean of the level
     turns: int
@@ -74,10 +74,10 @@ class Level:
 
 
 def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[list[Level], float | None]:
-    """The share right at each level of agreement, lowest first, and the expected calibration error.
+    """Return the share right at each level of agreement, lowest first, and the expected calibration error.
 
     The error is the mean over turns of |share right - agreement| of their level (Naeini et al. 2015): 0 where a
-    reward that 80% of the votes agree on is right 80% of the time. Null without turns.
+    reward that 80% of the votes agree on is right 80% of the time. None without turns.
     """
     if not agreements:
         return [], None
@@ -91,9 +91,9 @@ def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[lis
 
 @dataclass(frozen=True)
 class HintScore:
-    """Hints against what people say was wanted. Precision: of the hints, the share on turns where something was.
+    """Hints against labels of `wanted`. Precision: the share of hinted turns on which something was wanted.
 
-    Recall: of the turns where something was wanted, the share that has a hint. What the hints say is not compared.
+    Recall: the share of turns on which something was wanted that have a hint. The text of the hints is not compared.
     """
 
     turns: int
@@ -104,7 +104,7 @@ class HintScore:
 
 
 def hint_score(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
-    """Precision and recall of having a hint at all, null where they divide by zero."""
+    """Return precision and recall of having a hint at all, None where they divide by zero."""
     both = sum(w and h for w, h in zip(wanted, hinted, strict=True))
     precision, recall = (both / n if n else None for n in (sum(hinted), sum(wanted)))
     return HintScore(len(wanted), sum(wanted), sum(hinted), precision, recall)

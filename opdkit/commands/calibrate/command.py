@@ -1,17 +1,179 @@
-"""`opdkit calibrate`: measure, print."""
+"""`opdkit calibrate`: measure the judge against labels, and print the result."""
 
+import dataclasses
 import json
+from collections import Counter
+from dataclasses import dataclass
 
-from opdkit.commands.calibrate.measure import measure
+import numpy as np
+
+from opdkit.commands.calibrate import agreement, voting
+from opdkit.commands.calibrate.agreement import ClassScore, HintScore, Level
+from opdkit.commands.calibrate.labels import Case, labels_of_reviews, match_verdicts, read_labels
 from opdkit.config.calibrate import CalibrateConfig
+from opdkit.console import warn
+from opdkit.errors import OpdkitError
+from opdkit.evaluate.bootstrap import Array, Interval, quantile_interval, resample_sums, share_interval
+
+EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of the judge with `votes` votes, over all subsets of the stored votes; None beyond their number.
+
+    `independent` is the accuracy of votes whose errors are independent, each as often right as measured.
+    """
+
+    votes: int
+    accuracy: float | None
+    interval: Interval
+    coverage: float | None
+    independent: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures of the judge against labels. Shares are of the labels with a reward; coverage is how many those are."""
+
+    rows: int
+    set_aside: dict[str, int]
+    labels: int  # with a verdict
+    answered: int
+    statuses: dict[str, int]  # of the verdicts on labelled turns
+    accuracy: float | None
+    accuracy_interval: Interval
+    kappa: float | None
+    kappa_interval: Interval
+    confusion: list[list[int]]  # rows: labels -1, 0, 1; columns: rewards -1, 0, 1
+    classes: list[ClassScore]
+    levels: list[Level]
+    calibration_error: float | None
+    stored_votes: int
+    curve: list[Point]
+    curve_labels: int  # those whose turns have all the votes
+    votes_worth_paying: int | None
+    hints: HintScore | None  # null where no label says whether something was wanted
 
 
 def run(config: CalibrateConfig) -> None:
-    """Print how the judge does. Raises what `measure` raises."""
+    """Print how often the judge is right. Raises what `measure` raises."""
     measured = measure(config)
     if config.json:
-        print(json.dumps(measured.as_json(), indent=2))
+        print(json.dumps(dataclasses.asdict(measured), indent=2))
         return
-    from opdkit.commands.calibrate.shown import show  # imported here: JSON needs no tables
+    from opdkit.commands.calibrate.table import show  # imported here: JSON needs no tables
 
     show(measured, config)
+
+
+def measure(config: CalibrateConfig) -> Calibration:
+    """Measure the judge's votes against a file of labels, or against decisions of `opdkit review`.
+
+    Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
+    """
+    read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
+    matched = match_verdicts(config.run, read.labels, config.labels)
+    for message in [*read.examples, *matched.guesses]:
+        warn(message)
+    cases = matched.cases
+    if not cases:
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in matched.dropped.most_common())
+        raise OpdkitError(
+            f"no label{f' of {config.labels}' if config.labels else ''} is of a judged turn of {config.run}: {reasons}"
+        )
+    # Agreement of labels and rewards; intervals by resampling sessions.
+    rewards = [voting.session_reward(config.session_reward, (t.reward for t in case.turns)) for case in cases]
+    pairs = [(case.label, reward) for case, reward in zip(cases, rewards, strict=True) if reward is not None]
+    matrix = agreement.confusion([label for label, _ in pairs], [reward for _, reward in pairs])
+    confusions = dict[str, Array]()  # session -> its matrix, flat [9]
+    for case, reward in zip(cases, rewards, strict=True):
+        cells = confusions.setdefault(case.session_id, np.zeros(9))
+        if reward is not None:
+            cells[3 * (case.label + 1) + reward + 1] += 1
+    resampled = resample_sums(np.stack(list(confusions.values())), config.seed).reshape(-1, 3, 3)
+    accuracy, kappa = (
+        None if np.isnan(value) else float(value)
+        for value in (agreement.accuracy(matrix), agreement.kappa(matrix, config.kappa_weights))
+    )
+    # Calibration and hints, on labels of one turn.
+    single = [(case, case.turns[0]) for case in cases if len(case.turns) == 1]
+    agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
+    levels, error = agreement.calibration([share for share, _ in agreed], [right for _, right in agreed])
+    hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
+    stored, points, used = measure_curve(cases, config)
+    return Calibration(
+        rows=read.rows,
+        set_aside=dict((read.set_aside + matched.dropped).most_common()),
+        labels=len(cases),
+        answered=len(pairs),
+        statuses=dict(Counter(turn.status for case in cases for turn in case.turns).most_common()),
+        accuracy=accuracy,
+        accuracy_interval=share_interval(agreement.accuracy(resampled), accuracy, len(confusions)),
+        kappa=kappa,
+        kappa_interval=quantile_interval(agreement.kappa(resampled, config.kappa_weights)),
+        confusion=matrix.astype(int).tolist(),
+        classes=agreement.by_class(matrix),
+        levels=levels,
+        calibration_error=error,
+        stored_votes=stored,
+        curve=points,
+        curve_labels=used,
+        votes_worth_paying=voting.worth_paying(
+            [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None],
+            config.tolerance,
+        ),
+        hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
+    )
+
+
+def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:
+    """Return the number of stored votes, the voting curve, and the number of labels behind it.
+
+    Those are the labels whose turns have all the votes.
+    """
+    most = max(len(turn.scores) for case in cases for turn in case.turns)
+    full = [case for case in cases if all(len(turn.scores) == most for turn in case.turns)]
+    if not most or not full:
+        return most, [], 0
+    sizes = voting.sizes(most)
+    by_session = dict[str, Array]()  # session -> expected numbers of right answers and of all answers [sizes, 2]
+    for case in full:
+        sums = by_session.setdefault(case.session_id, np.zeros((len(sizes), 2)))
+        for i, k in enumerate(sizes):
+            rewards = voting.session_distribution(
+                config.session_reward, (voting.of_subsets(voting.counts_of(turn.scores), k) for turn in case.turns)
+            )
+            sums[i] += rewards.get(case.label, 0.0), 1 - rewards.get(None, 0.0)
+    sums_S = np.stack(list(by_session.values()))
+    resampled_B = resample_sums(sums_S.reshape(len(sums_S), -1), config.seed).reshape(-1, len(sizes), 2)
+    points = []
+    for i, (k, (right, answered)) in enumerate(zip(sizes, sums_S.sum(0), strict=True)):
+        accuracy = float(right / answered) if answered else None
+        right_B, answered_B = resampled_B[:, i].T
+        shares_B = np.divide(right_B, answered_B, out=np.full(len(right_B), np.nan), where=answered_B > 0)
+        interval = share_interval(shares_B, accuracy, len(sums_S))
+        points.append(Point(k, accuracy, interval, float(answered / len(full)), independent_accuracy(full, k)))
+    if all(len(case.turns) == 1 for case in full):
+        beyond = (k for k in voting.sizes(EXTRAPOLATED) if k > most and k % 2)
+        points += [Point(k, None, None, None, independent_accuracy(full, k)) for k in beyond]
+    return most, points, len(full)
+
+
+def independent_accuracy(cases: list[Case], k: int) -> float | None:
+    """Return the accuracy of k votes that are independent given the label, each drawn as the votes on such labels are.
+
+    It is exact for a judge to whom all turns of a label are equally hard. None for labels of sessions of several turns,
+    which have no labels of their own.
+    """
+    if any(len(case.turns) > 1 for case in cases):
+        return None
+    right = answered = 0.0
+    for label in agreement.CLASSES:
+        votes = Counter(score for case in cases if case.label == label for score in case.turns[0].scores)
+        if votes:
+            share = sum(case.label == label for case in cases)
+            rewards = voting.of_independent({score: n / votes.total() for score, n in votes.items()}, k)
+            right += share * rewards.get(label, 0.0)
+            answered += share * (1 - rewards.get(None, 0.0))
+    return float(right / answered) if answered else None

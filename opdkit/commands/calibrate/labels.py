@@ -1,10 +1,8 @@
-"""The file of labels: JSONL or CSV, one label a row, by turn or by session."""
+"""Labels that people gave, JSONL or CSV, by turn or by session; and the judge's verdicts on the same turns."""
 
-import csv
-import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,11 @@ from typing import Any
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
+from opdkit.judge.votes import OUTCOME
+from opdkit.store import part_count, read_arrow
+from opdkit.store.nearest import nearest_turns
 from opdkit.store.reviews import in_force
+from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
 VALUES = ("reward", "label")
@@ -21,15 +23,18 @@ WORDS = {
     "0": 0, "0.0": 0, "neutral": 0,
     "-1": -1, "-1.0": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
 }  # fmt: skip
-_SHOWN = 3  # rows that an error quotes
+_UNLABELLED = "no label yet"
+_EXAMPLES = 3  # rows that an error quotes
+_GUESSES = 3  # unknown ids for which a similar one is looked for
+_VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward", "reward_status", "reward_agreement", "hint"]
 
 
 @dataclass(frozen=True)
 class Label:
-    """What people say of one turn or session: -1, 0 or 1. `line` is where, from 1; of a review, its number.
+    """Label of one turn or session: -1, 0 or 1. `line` is where its row begins, from 1; of a review, its number.
 
-    `wanted`: whether the reaction shows what the reply should have done, so that there is a hint to give; null where
-    nobody says.
+    `wanted`: whether the reaction shows what the reply should have done, so that there is a hint to give; None where
+    the label does not say.
     """
 
     kind: str  # one of KEYS
@@ -41,12 +46,46 @@ class Label:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a file. `set_aside` counts the other rows by reason, `examples` shows the first of them."""
+    """Labels of a file. `set_aside` counts the other rows by reason, `examples` quotes the first of them."""
 
     labels: list[Label]
     rows: int
     set_aside: Counter[str]
     examples: list[str]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Votes and verdict of the judge on one turn. A score of None is a vote that failed."""
+
+    turn_id: str
+    scores: tuple[int | None, ...]
+    reward: int | None
+    status: str
+    agreement: float | None
+    hinted: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """Label with the verdicts on its turn, or on the turns of its session in their order."""
+
+    label: int
+    session_id: str
+    turns: list[Judged]
+    wanted: bool | None = None  # as in Label
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Labels that have verdicts; the others counted by reason, unknown ids with similar ones of the run."""
+
+    cases: list[Case]
+    dropped: Counter[str]
+    guesses: list[str]
+
+
+# -- labels ---------------------------------------------------------------------------------------------------------
 
 
 class _UnusableError(Exception):
@@ -56,110 +95,136 @@ class _UnusableError(Exception):
 
 
 def read_labels(path: Path) -> Labels:
-    """All labels of a file, one for each turn or session; rows that cannot be used are set aside and counted.
+    """Read the labels of a file, one for each turn or session; rows that cannot be used are set aside and counted.
 
-    Several equal labels of one turn are one; labels that contradict each other are none.
-    Raises OpdkitError, naming lines, when the file cannot be read or no label is left.
+    Equal labels of one turn count once; labels that contradict each other are all set aside. Raises OpdkitError, naming
+    lines, when the file cannot be read or no label is left.
     """
-    found: dict[tuple[str, str], Label | None] = {}  # None: contradicted
+    labels: dict[tuple[str, str], Label | None] = {}  # None: contradicted
     set_aside, examples, rows = Counter[str](), list[str](), 0
     for line, row in _rows(path):
         rows += 1
         try:
             label = _label(row, line)
-            before = found.setdefault((label.kind, label.id), label)
+            before = labels.setdefault((label.kind, label.id), label)
             if before is None or before.value != label.value:
-                found[label.kind, label.id] = None
+                labels[label.kind, label.id] = None
                 raise _UnusableError("contradicting labels", label.id)
             if before is not label:
                 set_aside["the same label again"] += 1
         except _UnusableError as error:
             set_aside[error.reason] += 1
-            if error.reason != _UNLABELLED and len(examples) < _SHOWN:
+            if error.reason != _UNLABELLED and len(examples) < _EXAMPLES:
                 examples.append(f"{path}:{line}: {error.reason}" + (f" ({error.detail})" if error.detail else ""))
-    contradicted = sum(label is None for label in found.values())
+    contradicted = sum(label is None for label in labels.values())
     set_aside.update({"contradicting labels": contradicted} if contradicted else {})  # the first one of each, too
-    if contradicted == len(found):
+    if contradicted == len(labels):
         raise OpdkitError(f"{path} has no label: " + ("; ".join(examples) or "it has no rows with a reward"))
-    return Labels([label for label in found.values() if label is not None], rows, set_aside, examples)
+    return Labels([label for label in labels.values() if label is not None], rows, set_aside, examples)
 
 
 def labels_of_reviews(run: Path) -> Labels:
-    """The rewards that people decided in `opdkit review`, as labels. Raises OpdkitError where there are none."""
-    decided = [review for review in in_force(run).values() if review.reward_decided and review.reward is not None]
-    if not decided:
+    """Return the rewards decided in `opdkit review`, as labels. Raises OpdkitError where there are none."""
+    labels = [Label("turn_id", review.turn_id, review.reward, review.ordinal) for review in in_force(run).values()
+              if review.reward_decided and review.reward is not None]  # fmt: skip
+    if not labels:
         raise OpdkitError(
             f"nobody has decided a reward in {run}: name a file of LABELS, or start `opdkit review {quote(run)}`"
         )
-    labels = [Label("turn_id", r.turn_id, r.reward, r.ordinal) for r in decided if r.reward is not None]
     return Labels(labels, len(labels), Counter(), [])
 
 
-_UNLABELLED = "no label yet"
-
-
-def _rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Each row with its line; a row that cannot be parsed is the error itself."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise OpdkitError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise OpdkitError(f"{path} is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
+def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
+    """Yield (line, row): of CSV the cells by column, of JSONL the text of the line."""
+    text = read_utf8(path)
     if path.suffix == ".jsonl" or text.lstrip().startswith("{"):
-        yield from _json_rows(text)
+        yield from ((line, written) for line, written in enumerate(text.split("\n"), 1) if written.strip())
         return
-    header = text.partition("\n")[0]
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=header.count), restval="")
-    names = [name.strip() for name in reader.fieldnames or []]
+    rows = csv_rows(path, text, strict=False)
+    _, header = next(rows, (1, []))
+    names = [name.strip() for name in header]
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
         raise OpdkitError(
             f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are turn_id or "
             "session_id, and reward (or label)"
         )
-    reader.fieldnames = names
-    try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise OpdkitError(f"{path}:{reader.line_num}: {error}; is a quotation mark missing?") from error
+    for line, cells in rows:
+        yield line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
 
 
-def _json_rows(text: str) -> Iterator[tuple[int, Any]]:
-    for line, written in enumerate(text.split("\n"), 1):
-        if written.strip():
-            try:
-                yield line, json.loads(written)
-            except (ValueError, RecursionError):
-                yield line, _UnusableError("not JSON")
-
-
-def _label(row: Any, line: int) -> Label:
-    if isinstance(row, _UnusableError):
-        raise row
-    if not isinstance(row, dict):
+def _label(row: JSON | str, line: int) -> Label:
+    """Return the label of a row. Raises _UnusableError."""
+    fields: Any = row
+    if isinstance(row, str):
+        try:
+            fields = json.loads(row)
+        except (ValueError, RecursionError):
+            raise _UnusableError("not JSON") from None
+    if not isinstance(fields, dict):
         raise _UnusableError("not an object")
-    kind = next((key for key in KEYS if row.get(key)), None)
-    if kind is None or not isinstance(row[kind], str):
+    kind = next((key for key in KEYS if fields.get(key)), None)
+    if kind is None or not isinstance(fields[kind], str):
         raise _UnusableError("no turn_id or session_id")
-    return Label(kind, row[kind].strip(), _value(row), line, _wanted(row))
-
-
-def _wanted(row: JSON) -> bool | None:
-    """The column `wanted`: what was, or null, none, no or false for nothing; an empty cell says neither."""
-    if "wanted" not in row or row["wanted"] == "":
-        return None
-    return str(row["wanted"]).strip().lower() not in ("none", "null", "false", "no")
-
-
-def _value(row: JSON) -> int:
-    key = next((key for key in VALUES if key in row), None)
+    key = next((key for key in VALUES if key in fields), None)
     if key is None:
-        raise _UnusableError("no reward", f"the row has {', '.join(map(str, row))[:100]}")
-    written = row[key]
-    word = "" if written is None else str(written).strip().lower()
+        raise _UnusableError("no reward", f"the row has {', '.join(map(str, fields))[:100]}")
+    word = "" if fields[key] is None else str(fields[key]).strip().lower()
     if word in ("", "none", "null"):  # "none" in a sheet of `opdkit export --to review-csv`
         raise _UnusableError(_UNLABELLED)
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")
-    return WORDS[word]
+    # The column `wanted` names what was wanted; null, none, no or false for nothing; an empty cell says neither.
+    wanted = None
+    if fields.get("wanted", "") != "":
+        wanted = str(fields["wanted"]).strip().lower() not in ("none", "null", "false", "no")
+    return Label(kind, fields[kind].strip(), WORDS[word], line, wanted)
+
+
+# -- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def match_verdicts(run: Path, labels: Sequence[Label], file: Path | None = None) -> Cases:
+    """Find the verdicts of every label; `file` is where the labels come from, None for reviews.
+
+    Raises what `read_arrow` raises, such as for a run that is not judged.
+    """
+    labelled = {(label.kind, label.id) for label in labels}
+    verdicts: dict[tuple[str, str], list[Judged]] = {}
+    for part in range(part_count(run, "judge")):
+        for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
+            if row["reward_status"] == OUTCOME:  # not of the judge
+                continue
+            scores = tuple(vote["score"] for vote in row["reward_votes"])
+            judged = Judged(row["turn_id"], scores, row["reward"], row["reward_status"], row["reward_agreement"],
+                            row["hint"] is not None)  # fmt: skip
+            for key in (("turn_id", judged.turn_id), ("session_id", judged.turn_id.rpartition(":")[0])):
+                if key in labelled:
+                    verdicts.setdefault(key, []).append(judged)
+    cases, missing = [], []
+    for label in labels:
+        turns = verdicts.get((label.kind, label.id))
+        if turns is None:
+            missing.append(label)
+        else:
+            cases.append(Case(label.value, turns[0].turn_id.rpartition(":")[0], turns, label.wanted))
+    dropped, guesses = _explain_missing(run, missing, file)
+    return Cases(cases, dropped, guesses)
+
+
+def _explain_missing(run: Path, missing: Sequence[Label], file: Path | None) -> tuple[Counter[str], list[str]]:
+    """Count why these labels have no verdict: their turn was not judged, or the run has no such turn."""
+    if not missing:
+        return Counter(), []
+    known: dict[str, set[str]] = {"turn_id": set(), "session_id": set()}
+    for part in range(part_count(run, "extract")):
+        for row in read_arrow(run, "turns", part, ["turn_id", "session_id"]).to_pylist():
+            for kind, ids in known.items():
+                ids.add(row[kind])
+    unknown = [label for label in missing if label.id not in known[label.kind]]
+    counts = {"not judged": len(missing) - len(unknown), "unknown id": len(unknown)}
+    guesses = [
+        f"{f'{file}:' if file else 'review '}{label.line}: no {label.kind[:-3]} {label.id!r} in this run; "
+        + nearest_turns(run, label.id)
+        for label in unknown[:_GUESSES]
+    ]
+    return Counter({reason: n for reason, n in counts.items() if n}), guesses

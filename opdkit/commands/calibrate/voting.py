@@ -1,7 +1,7 @@
-"""What fewer votes would have said, from the votes that there are; and what independent votes would say. Pure.
+"""Rewards that fewer of the stored votes, or independent votes, would have given. Pure functions.
 
-A distribution is a dict from a reward (-1, 0, 1, or null where there is none) to its probability. What votes add up
-to is decided by `opdkit.judge.votes.reward_of` alone: its ties and its quorum hold here too.
+A distribution is a dict from a reward (-1, 0, 1, or None where there is none) to its probability. Votes are counted by
+`opdkit.judge.votes.reward_of` alone, with its ties and its quorum.
 """
 
 import math
@@ -20,14 +20,14 @@ SCORES: tuple[Reward, ...] = (-1, 0, 1, None)
 
 
 def counts_of(scores: Sequence[Reward]) -> Counts:
-    """How many votes are -1, 0, 1 and null."""
-    found = Counter(scores)
-    return found[-1], found[0], found[1], found[None]
+    """Count the votes that are -1, 0, 1 and None."""
+    counts = Counter(scores)
+    return counts[-1], counts[0], counts[1], counts[None]
 
 
 @lru_cache(maxsize=1 << 14)  # few votes can be given in few ways
 def of_subsets(counts: Counts, k: int) -> Distribution:
-    """The reward of k of the votes, over all subsets of that size, each as likely: exact, no draws.
+    """Return the reward of k of the votes, over all subsets of that size, equally likely: exact.
 
     A subset with c_i of the n_i votes of kind i occurs prod C(n_i, c_i) times out of C(n, k) (multivariate
     hypergeometric). With all the votes it is the stored reward. Raises ValueError unless 1 <= k <= n.
@@ -35,25 +35,25 @@ def of_subsets(counts: Counts, k: int) -> Distribution:
     if not 1 <= k <= sum(counts):
         raise ValueError(f"{k} votes of {sum(counts)}")
     ways: defaultdict[Reward, int] = defaultdict(int)
-    for some in _compositions(k, counts):
-        ways[_reward(some)] += math.prod(math.comb(n, c) for n, c in zip(counts, some, strict=True))
+    for subset in _compositions(k, counts):
+        ways[_reward(subset)] += math.prod(math.comb(n, c) for n, c in zip(counts, subset, strict=True))
     total = math.comb(sum(counts), k)
     return MappingProxyType({reward: count / total for reward, count in ways.items()})
 
 
 def of_independent(probabilities: Distribution, k: int) -> Distribution:
-    """The reward of k votes that are drawn independently, each score with its probability (multinomial): exact."""
+    """Return the reward of k independent votes, each score drawn with its probability (multinomial): exact."""
     possible = [probabilities.get(score, 0.0) for score in SCORES]
-    found: defaultdict[Reward, float] = defaultdict(float)
+    rewards: defaultdict[Reward, float] = defaultdict(float)
     limits = tuple(k if p > 0 else 0 for p in possible)
-    for some in _compositions(k, limits):
-        ways = math.factorial(k) // math.prod(map(math.factorial, some))
-        found[_reward(some)] += ways * math.prod(p**c for p, c in zip(possible, some, strict=True))
-    return dict(found)
+    for votes in _compositions(k, limits):
+        ways = math.factorial(k) // math.prod(map(math.factorial, votes))
+        rewards[_reward(votes)] += ways * math.prod(p**c for p, c in zip(possible, votes, strict=True))
+    return dict(rewards)
 
 
 def _compositions(k: int, limits: Sequence[int]) -> Iterator[Counts]:
-    """All ways to take k votes, at most `limits` of each kind."""
+    """Yield all ways to take k votes, at most `limits` of each kind."""
     minus, zero, plus, null = limits
     for a in range(min(k, minus) + 1):
         for b in range(min(k - a, zero) + 1):
@@ -70,9 +70,9 @@ def _reward(counts: Counts) -> Reward:
 
 
 def session_reward(how: str, rewards: Iterable[Reward]) -> Reward:
-    """The reward of a session from those of its turns in their order: `last`, the sign of the `mean`, or the `min`.
+    """Return a session's reward from those of its turns in their order: `last`, the sign of the `mean`, or the `min`.
 
-    Turns without a reward count for nothing; null where none has one.
+    Turns without a reward do not count; None where none has one.
     """
     state: Reward = None
     for reward in rewards:
@@ -81,7 +81,7 @@ def session_reward(how: str, rewards: Iterable[Reward]) -> Reward:
 
 
 def session_distribution(how: str, turns: Iterable[Distribution]) -> Distribution:
-    """The same for rewards that are drawn independently of each other, each from its distribution: exact."""
+    """Return the same for rewards drawn independently of each other, each from its distribution: exact."""
     states: Mapping[Reward, float] = {None: 1.0}
     for turn in turns:
         following: defaultdict[Reward, float] = defaultdict(float)
@@ -89,10 +89,10 @@ def session_distribution(how: str, turns: Iterable[Distribution]) -> Distributio
             for reward, q in turn.items():
                 following[_step(how, state, reward)] += p * q
         states = following
-    found: defaultdict[Reward, float] = defaultdict(float)
+    rewards: defaultdict[Reward, float] = defaultdict(float)
     for state, p in states.items():
-        found[_sign(state) if how == "mean" else state] += p
-    return dict(found)
+        rewards[_sign(state) if how == "mean" else state] += p
+    return dict(rewards)
 
 
 def _step(how: str, state: Reward, reward: Reward) -> Reward:
@@ -109,19 +109,19 @@ def _sign(total: Reward) -> Reward:
 
 
 def sizes(most: int) -> list[int]:
-    """The numbers of votes that are looked at, up to `most`: all up to 9, then wider apart."""
+    """Return the numbers of votes to measure, up to `most`: all up to 9, then wider apart."""
     return sorted({k for k in (*range(1, 10), 11, 13, 15, 17, 21, 25, 31) if k < most} | ({most} if most else set()))
 
 
 def worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float) -> int | None:
-    """The fewest votes whose accuracy and coverage are both within `tolerance` of the best measured.
+    """Return the fewest votes whose accuracy and coverage are both within `tolerance` of the best measured.
 
-    `points` are (votes, accuracy, coverage). Null without points.
+    `points` are (votes, accuracy, coverage). None without points.
     """
     known = [point for point in points if not math.isnan(point[1])]
     if not known:
         return None
     best, widest = max(p[1] for p in known), max(p[2] for p in known)
-    # Rounding must not decide between two that are equal on paper.
+    # Rounding must not decide between two that are equal.
     enough = [k for k, hit, cover in known if hit >= best - tolerance - 1e-9 and cover >= widest - tolerance - 1e-9]
     return min(enough, default=None)

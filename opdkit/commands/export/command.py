@@ -1,4 +1,4 @@
-"""The loop of `opdkit export`: read the judged turns of a part, write the rows that the target makes of them."""
+"""Loop of `opdkit export`: read the judged turns of a part, write the rows that the target makes of them."""
 
 import contextlib
 import time

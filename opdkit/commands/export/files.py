@@ -1,4 +1,4 @@
-"""The file of an export: rows in, one Parquet or JSONL file out, complete or absent."""
+"""Files of an export: rows in, one Parquet or JSONL file out, complete or absent."""
 
 import contextlib
 import uuid

@@ -1,4 +1,4 @@
-"""The judged turns of a run, and their prompts and replies in OpenAI's form, as trainers take them.
+"""Judged turns of a run, and their prompts and replies in OpenAI's form, as trainers take them.
 
 A trainer encodes the rendered text as a whole. Text of a log that looks like a template's control tokens would become
 control tokens there, and forge a turn; opdkit can tell them apart when it encodes, an export cannot. So such turns are
@@ -33,7 +33,7 @@ class NotExportedError(Exception):
 
 @dataclass(frozen=True)
 class JudgedTurn:
-    """One turn with its session and its verdict."""
+    """Turn with its session and its verdict."""
 
     session: JSON
     turn: JSON
@@ -41,23 +41,23 @@ class JudgedTurn:
 
     @property
     def turn_id(self) -> str:
-        """The id of the turn."""
+        """Id of the turn."""
         return str(self.turn["turn_id"])
 
     @property
     def index(self) -> int:
-        """The index of the reply in the session's messages."""
+        """Index of the reply in the session's messages."""
         return int(self.turn["message_index"])
 
     @property
     def reward(self) -> int | None:
-        """The reward of the verdict."""
+        """Reward of the verdict."""
         reward: int | None = self.verdict["reward"]
         return reward
 
     @property
     def hint(self) -> str | None:
-        """The hint of the verdict."""
+        """Hint of the verdict."""
         hint: str | None = self.verdict["hint"]
         return hint
 

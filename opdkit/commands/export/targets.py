@@ -1,4 +1,4 @@
-"""The targets of `opdkit export`: which turns are in a row, the columns, and the kinds of file.
+"""Targets of `opdkit export`: their rows, columns and kinds of file.
 
 A row of most targets is one turn. OpenAI's is one session: the weights say what is learned, so what the turns of a
 session have in common is uploaded, and paid for, once.
@@ -34,7 +34,7 @@ _TEXT = pa.string()
 
 @dataclass(frozen=True)
 class Target:
-    """One form of export.
+    """Form of export.
 
     `rows` yields the rows of one session's judged turns. It counts the turns that are in them in `rows_out`, and all
     others in `dropped`. `suffixes` are the kinds of file, the default first.

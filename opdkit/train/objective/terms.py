@@ -55,7 +55,7 @@ PRESETS: dict[str, tuple[dict[str, float], ...]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """The weights of the terms, and the numbers in their formulas: options of `opdkit train` of the same names."""
+    """Weights of the terms, and numbers in their formulas: options of `opdkit train` of the same names."""
 
     weights: Mapping[str, float]
     advantage_clip: float = 1.0
@@ -96,7 +96,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Term:
-    """One term at N positions. Outside the mask, advantages and scale are 0."""
+    """Term at N positions. Outside the mask, advantages and scale are 0."""
 
     name: str
     mask_N: Tensor  # bool

@@ -172,7 +172,7 @@ def test_one_stored_vote_has_no_curve(tmp_path: Path, capsys: pytest.CaptureFixt
     config = CalibrateConfig(run=judged_run(tmp_path / "run", votes), labels=labelled(tmp_path, labels))
     run(config)
     shown = capsys.readouterr().out
-    assert "one vote a turn is stored" in shown
+    assert "one vote per turn is stored" in shown
     assert "independent" not in shown
     assert "worth paying" not in shown
 

@@ -35,7 +35,7 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_bytes(b"\xef\xbb\xbf" + "".join(separator.join(r) + "\r\n" for r in rows).encode())
     found = read_labels(path)
-    assert found.labels == [Label("turn_id", "a:1", 1, 3), Label("turn_id", "b:1", -1, 5)]
+    assert found.labels == [Label("turn_id", "a:1", 1, 2), Label("turn_id", "b:1", -1, 5)]
     assert found.set_aside == {"no label yet": 1}
     assert (found.rows, found.examples) == (3, [])
 
@@ -97,7 +97,7 @@ def test_a_file_without_labels(name: str, text: str, words: str, tmp_path: Path)
 
 
 def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
-    with pytest.raises(OpdkitError, match="No such file"):
+    with pytest.raises(OpdkitError, match=r"labels\.csv"):
         read_labels(tmp_path / "labels.csv")
     (tmp_path / "labels.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(OpdkitError, match="not UTF-8"):

@@ -1,0 +1,83 @@
+"""Tables that show a calibration."""
+
+from rich.table import Table as RichTable
+
+from opdkit.commands.calibrate.agreement import CLASSES
+from opdkit.commands.calibrate.command import Calibration
+from opdkit.config.calibrate import CalibrateConfig
+from opdkit.console import counted, printable, stdout, verb
+from opdkit.evaluate.bootstrap import Interval
+
+
+def show(measured: Calibration, config: CalibrateConfig) -> None:
+    """Print a calibration on stdout."""
+    set_aside = "".join(f", {reason} {n:,}" for reason, n in measured.set_aside.items())
+    turns = sum(measured.statuses.values())
+    statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())
+    if turns != measured.labels:  # labels of sessions, which have several
+        statuses = f"of their {counted(turns, 'turn')}: {statuses}"
+    _print(f"{counted(measured.rows, 'label')}: {measured.labels:,} of judged turns or sessions{set_aside}")
+    _print(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
+           f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
+    _print(f"accuracy {_number(measured.accuracy, measured.accuracy_interval)}")
+    if not measured.answered:
+        reason = " (no label's turn has a reward)"
+    elif measured.kappa is None:
+        reason = " (labels and judge all say the same one thing: nothing to disagree about)"
+    elif measured.kappa_interval is None:
+        reason = " (no interval: few labels, or nearly all alike, so that in some resamples all say the same one thing)"
+    else:
+        reason = ""
+    weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
+    _print(f"Cohen's kappa{weights} {_number(measured.kappa, measured.kappa_interval)}{reason}")
+
+    table = RichTable("label", *(f"judged {c:+d}" if c else "judged 0" for c in CLASSES), "precision", "recall")
+    for row, scores in zip(measured.confusion, measured.classes, strict=True):
+        name = f"{scores.label:+d}" if scores.label else "0"
+        table.add_row(name, *(f"{n:,}" for n in row), _number(scores.precision), _number(scores.recall))
+    stdout.print(table)
+    if measured.levels:
+        table = RichTable("votes that agree", "turns", "share right")
+        for level in measured.levels:
+            table.add_row(_number(level.agreement), f"{level.turns:,}", _number(level.right))
+        stdout.print(table)
+        _print(f"expected calibration error {measured.calibration_error:.3f}")
+    if hints := measured.hints:
+        _print(f"hints: {hints.hinted:,} on {counted(hints.turns, 'turn')}; something was wanted on {hints.wanted:,}: "
+               f"precision {_number(hints.precision)}, recall {_number(hints.recall)}")  # fmt: skip
+    if measured.stored_votes == 1:
+        _print("one vote per turn is stored: to know what more would bring, judge some sessions with --votes 3 or more")
+    elif measured.curve:
+        table = RichTable("votes", "accuracy", "95% interval", "coverage", "if votes were independent")
+        for point in measured.curve:
+            table.add_row(str(point.votes), _number(point.accuracy), _range(point.interval), _number(point.coverage),
+                          _number(point.independent))  # fmt: skip
+        stdout.print(table)
+        _print(_advice(measured, config.tolerance))
+
+
+def _advice(measured: Calibration, tolerance: float) -> str:
+    """Return how many votes are worth paying for, in words."""
+    stored, worth = measured.stored_votes, measured.votes_worth_paying
+    labels, votes = counted(measured.curve_labels, "label"), counted(stored, "vote")
+    text = f"the curve is over {labels} and all subsets of their {votes}"
+    if worth is None:
+        return text + "; no vote is worth paying for: none gives a reward"
+    saved = f", {1 - worth / stored:.0%} fewer than now" if worth < stored else ", all that there are"
+    text += f"; worth paying for: --votes {worth} (within {tolerance:g} of the best measured{saved})"
+    if worth == stored > 1:
+        text += "; more may be better still: the last column says what they would bring if they erred independently"
+    return text
+
+
+def _print(text: str) -> None:
+    stdout.print(printable(text), markup=False, soft_wrap=True)
+
+
+def _number(value: float | None, interval: Interval = None) -> str:
+    text = "-" if value is None else f"{value:z.3f}"
+    return text if interval is None else f"{text} (95% interval {_range(interval)})"
+
+
+def _range(interval: Interval) -> str:
+    return "-" if interval is None else f"{interval[0]:z.3f} to {interval[1]:z.3f}"
