@@ -15,7 +15,6 @@ reading removes it.
 """
 
 import csv
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import part_count, reviews
 from opdkit.store.joined import joined_turns
 from opdkit.store.reviews import Ledger, Review
+from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")
 FILLED_IN = ("reward", "hint", "note", "action")
@@ -37,7 +37,6 @@ NEEDED = ("turn_id", *FILLED_IN, "decision")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 _NONE = "none"
 _CELL = 2000  # characters of a conversation that a cell shows; what is decided is never cut
-_MAX_FIELD = 1 << 20
 _BAD_ROWS_SHOWN = 10
 
 
@@ -151,31 +150,17 @@ def read_csv(run: Path, path: Path) -> Imported:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row) of a CSV file as a spreadsheet saves it: comma, semicolon or tab, a byte-order mark or none."""
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise OpdkitError(f"{path} is not UTF-8 (byte {error.start}): save it as CSV UTF-8") from error
-    except OSError as error:
-        raise OpdkitError(f"{path} cannot be read: {error.strerror or error}") from error
-    header = text.partition("\n")[0]
-    delimiter = max(",;\t", key=header.count)
-    limit = csv.field_size_limit(_MAX_FIELD)  # which is the whole process's
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        _refuse_columns(path, names)
-        line = reader.line_num + 1
-        for cells in reader:
-            if any(cells):
-                if len(cells) > len(names):
-                    raise OpdkitError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
-                yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise OpdkitError(f"{path}, line {reader.line_num}: {error}") from error
-    finally:
-        csv.field_size_limit(limit)
+    """Yield (line, row) for each row that is not empty. Raises OpdkitError for columns that do not belong here."""
+    rows = csv_rows(path, read_utf8(path), strict=True)
+    _, header = next(rows, (1, []))
+    names = [name.strip() for name in header]
+    _refuse_columns(path, names)
+    for line, cells in rows:
+        if not any(cells):
+            continue
+        if len(cells) > len(names):
+            raise OpdkitError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
+        yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
 
 
 def _refuse_columns(path: Path, names: list[str]) -> None:
