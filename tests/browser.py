@@ -66,5 +66,5 @@ class Watched:
         dialog.dismiss()
 
     def _request(self, url: str) -> None:
-        if not url.startswith(("data:", *self.allowed)):
+        if not url.startswith(("data:", "about:", *self.allowed)):
             self.wrong.append(f"request {url}")

@@ -30,8 +30,8 @@ _TIMED = """async (action) => {
 }"""
 
 
-def measure(path: Path) -> dict[str, float]:
-    """Milliseconds: until the page is put together, and the slowest median of each kind of action."""
+def measure(path: Path, times: int = TIMES) -> dict[str, float]:
+    """Return milliseconds: until the page is put together, and the slowest median of each kind of action."""
     from browser import Watched, chromium
 
     with chromium() as browser:
@@ -39,28 +39,28 @@ def measure(path: Path) -> dict[str, float]:
         start = time.perf_counter()
         watched.open(path)
         found = {"open": (time.perf_counter() - start) * 1000}
-        found["search"] = max(_median(watched, "search", words) for words in SEARCHES)
-        _median(watched, "search", "")
+        found["search"] = max(_median(watched, "search", words, times) for words in SEARCHES)
+        _median(watched, "search", "", 1)
         for name in ("reward", "hint", "source", "state"):
             field = f"filter-{name}"
             if watched.page.locator(f"#{field}").count():
-                found["filter"] = max(found.get("filter", 0.0), _median(watched, field, "0"))
-                _median(watched, field, "")
+                found["filter"] = max(found.get("filter", 0.0), _median(watched, field, "0", times))
+                _median(watched, field, "", 1)
         orders = watched.page.evaluate("Object.keys(SORTS)")
-        found["sort"] = max(_median(watched, "sort", order) for order in orders)
+        found["sort"] = max(_median(watched, "sort", order, times) for order in orders)
         if watched.wrong:
             raise SystemExit(f"the page did what it must not: {watched.wrong[:3]}")
         watched.close()
     return found
 
 
-def _median(watched: Any, field: str, value: str) -> float:
+def _median(watched: Any, field: str, value: str, times: int) -> float:
     action = {"field": field, "value": value}
-    return median(watched.page.evaluate(_TIMED, action) for _ in range(TIMES))
+    return median(watched.page.evaluate(_TIMED, action) for _ in range(times))
 
 
-def run(turns: int, folder: Path) -> dict[str, float]:
-    """One row of results for a run of `turns` turns."""
+def run(turns: int, folder: Path, times: int = TIMES) -> dict[str, float]:
+    """Return one row of results for a run of `turns` turns."""
     from report_runs import large_run
 
     from opdkit.commands.report.command import run as report
@@ -71,7 +71,7 @@ def run(turns: int, folder: Path) -> dict[str, float]:
     written = report(ReportConfig(run=run_folder))
     seconds = time.perf_counter() - start
     return {"turns": turns, "mb": written.size / 1e6, "write_seconds": seconds} | {
-        f"{name}_ms": value for name, value in measure(written.path).items()
+        f"{name}_ms": value for name, value in measure(written.path, times).items()
     }
 
 

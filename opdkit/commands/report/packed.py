@@ -17,18 +17,19 @@ class Packed:
     """`{"summary": ..., "rows": ..., "views": [...]}`, in at most `room` characters of base64."""
 
     def __init__(self, room: int) -> None:
-        self._most = room // 4 * 3 - 64  # closing the document takes the rest
+        self._room = room
         self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
         self._out = bytearray()
         self._views = 0
 
-    def add_head(self, summary: JSON, rows: JSON) -> bool:
-        """Add what every report has. Return False, and add nothing, if it does not fit."""
-        return self._add(b'{"summary":' + _encode(summary) + b',"rows":' + _encode(rows) + b',"views":[')
+    def add_head(self, summary: JSON, rows: JSON, share: float) -> bool:
+        """Add what every report has. Return False, and add nothing, if it does not fit into a share of the room."""
+        head = b'{"summary":' + _encode(summary) + b',"rows":' + _encode(rows) + b',"views":['
+        return self._add(head, round(self._room * share))
 
     def add_view(self, view: JSON) -> bool:
         """Add a turn that is shown whole. Return False, and add nothing, if it does not fit."""
-        added = self._add((b"," if self._views else b"") + _encode(view))
+        added = self._add((b"," if self._views else b"") + _encode(view), self._room)
         self._views += added
         return added
 
@@ -37,9 +38,10 @@ class Packed:
         self._out += self._zip.compress(b"]}") + self._zip.flush()
         return base64.b64encode(self._out).decode("ascii")
 
-    def _add(self, data: bytes) -> bool:
+    def _add(self, data: bytes, room: int) -> bool:
         trial = self._zip.copy()
-        if len(self._out) + len(trial.compress(data)) + len(trial.flush()) > self._most:
+        most = room // 4 * 3 - 64  # bytes before base64; closing the document takes the rest
+        if len(self._out) + len(trial.compress(data)) + len(trial.flush()) > most:
             return False
         self._out += self._zip.compress(data)
         return True

@@ -55,13 +55,11 @@ def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
 
     None if not even the summary fits.
     """
-    count = len(collected.lines)
+    packed, count = Packed(room), len(collected.lines)
     while True:
         for chars in _CUTS:
             rows = columns(collected.lines[:count], chars) | {"chars": chars}
-            if Packed(round(room * share)).add_head(collected.summary, rows):
-                packed = Packed(room)
-                packed.add_head(collected.summary, rows)
+            if packed.add_head(collected.summary, rows, share):
                 return packed
         if not count:
             return None

@@ -58,13 +58,11 @@ def test_the_policy_lets_nothing_else_run(report: Path, opened: Callable[..., Wa
     watched.close()
 
 
-def test_hidden_characters_are_shown(report: Path, opened: Callable[..., Watched]) -> None:
-    watched = opened(report)
+def test_hidden_characters_are_shown(calculating: Watched) -> None:
     shown = "el('p', {}, said('pay\\u202e001\\u0000\\u200b\\u{e0041}\\nnext \\u{1f469}\\u200d\\u{1f4bb}')).textContent"
-    assert watched.page.evaluate(shown) == "payU+202E001U+0000U+200BU+E0041\nnext \U0001f469\u200d\U0001f4bb"
+    assert calculating.page.evaluate(shown) == "payU+202E001U+0000U+200BU+E0041\nnext \U0001f469\u200d\U0001f4bb"
 
 
-def test_a_command_to_paste_is_one_word_of_a_shell(report: Path, opened: Callable[..., Watched]) -> None:
-    watched = opened(report)
-    assert watched.page.evaluate("shellWord(\"a';touch x;'$(id)\")") == "'a'\\'';touch x;'\\''$(id)'"
-    assert watched.page.evaluate("shellWord('openai:50:1')") == "openai:50:1"
+def test_a_command_to_paste_is_one_word_of_a_shell(calculating: Watched) -> None:
+    assert calculating.page.evaluate("shellWord(\"a';touch x;'$(id)\")") == "'a'\\'';touch x;'\\''$(id)'"
+    assert calculating.page.evaluate("shellWord('openai:50:1')") == "openai:50:1"

@@ -100,16 +100,15 @@ def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, o
     assert "token by token" not in watched.text("#turns")
 
 
-def test_numbers_are_those_of_the_terminal(report: Path, opened: Opening) -> None:
+def test_numbers_are_those_of_the_terminal(calculating: Watched) -> None:
     """What is exactly in the middle is rounded to the even digit, as Python does."""
-    watched = opened(report)
     draw = random.Random(3)
     numbers = [n / 2**k for n in range(-40, 41) for k in range(5)] + [draw.uniform(-3, 3) for _ in range(300)]
     numbers += [1.0005, 2.675, 1e6 + 0.5, 0.1, 1e-9]
     for digits in range(4):
-        found = watched.page.evaluate("([xs, digits]) => xs.map((x) => fixed(x, digits))", [numbers, digits])
+        found = calculating.page.evaluate("([xs, digits]) => xs.map((x) => fixed(x, digits))", [numbers, digits])
         assert [text.replace("−", "-") for text in found] == [f"{x:z.{digits}f}" for x in numbers]
-    assert watched.page.evaluate("[[573, 575], [2, 575], [0, 5], [5, 5], [1, 2], [99999, 1e5], [1, 1e5], [1, 0]]"
+    assert calculating.page.evaluate("[[573, 575], [2, 575], [0, 5], [5, 5], [1, 2], [99999, 1e5], [1, 1e5], [1, 0]]"
                                  ".map(([part, whole]) => share(part, whole))") == [
         "99.7%", "0.3%", "0%", "100%", "50%", "over 99.9%", "under 0.1%", "–"
     ]  # fmt: skip
@@ -124,29 +123,27 @@ def test_numbers_are_those_of_the_terminal(report: Path, opened: Opening) -> Non
     ("passed_greedy", None, None, "neither"),
 ])  # fmt: skip
 def test_a_change_is_good_or_bad_by_the_direction_of_its_metric(
-    metric: str, low: float | None, high: float | None, kind: str, report: Path, opened: Opening
+    metric: str, low: float | None, high: float | None, kind: str, calculating: Watched
 ) -> None:
     row = {"metric": metric, "domain": "all", "before": 0.5, "after": 0.6, "low": low, "high": high, "count": 3,
            "difference": (low + high) / 2 if low is not None and high is not None else 0.1}  # fmt: skip
-    watched = opened(report)
-    watched.page.evaluate(
+    calculating.page.evaluate(
         "(row) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, [row]))", row
     )
-    assert watched.page.locator("#evaluation .interval .change").get_attribute("class") == f"change {kind}"
-    words = watched.text("#evaluation tbody")
+    assert calculating.page.locator("#evaluation .interval .change").get_attribute("class") == f"change {kind}"
+    words = calculating.text("#evaluation tbody")
     assert [word for word in ("better", "worse") if word in words] == ([] if kind == "neither" else [kind])
 
 
-def test_changes_of_one_unit_are_drawn_on_one_scale(report: Path, opened: Opening) -> None:
-    watched = opened(report)
+def test_changes_of_one_unit_are_drawn_on_one_scale(calculating: Watched) -> None:
     ends = {"kl_replies": 0.006, "logprob_bad": -1.2, "cut_off": 0.5}
     rows = [{"metric": metric, "domain": "all", "count": 1, "before": 0}
             | dict.fromkeys(("after", "difference", "low", "high"), end) for metric, end in ends.items()]  # fmt: skip
-    watched.page.evaluate("(rows) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, rows))",
-                          rows)  # fmt: skip
-    places = watched.page.evaluate("[...document.querySelectorAll('.interval .change')].map((b) => b.style.left)")
+    draw = "(rows) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, rows))"
+    calculating.page.evaluate(draw, rows)
+    places = calculating.page.evaluate("[...document.querySelectorAll('.interval .change')].map((b) => b.style.left)")
     assert [float(place.rstrip("%")) for place in places] == pytest.approx([50.24, 2, 98])
-    assert "from −1.20 to +1.20 (nats a token), from −0.50 to +0.50 (share)" in watched.text("#evaluation")
+    assert "from −1.20 to +1.20 (nats a token), from −0.50 to +0.50 (share)" in calculating.text("#evaluation")
 
 
 def test_tables_fit_and_legends_wait_for_the_pointer(report: Path, opened: Opening) -> None:

@@ -16,6 +16,8 @@ from opdkit.commands.review.server import ReviewServer
 from opdkit.store import reviews
 
 Opening = Callable[..., Watched]
+# The page tries again after seconds; here after tenths of one.
+IMPATIENT = "(() => { const wait = setTimeout; window.setTimeout = (f, ms) => wait(f, Math.min(ms, 100)); })()"
 
 
 @contextmanager
@@ -115,6 +117,7 @@ def test_nothing_is_lost_while_the_server_is_gone(run: Path, opened: Opening, br
     with serving(run) as server:
         port, token = server.server_port, server.token
         watched = Watched(browser)
+        watched.page.add_init_script(IMPATIENT)
         watched.open(server.address)
         watched.page.evaluate("choose(0)")
         watched.page.wait_for_selector("#panel")

@@ -29,9 +29,8 @@ def judged(tmp_path_factory):
     return run
 
 
-@pytest.fixture
-def server(judged):
-    """A server of its own for each test; what it decided is taken away again."""
+@pytest.fixture(scope="module")
+def running(judged):
     server = ReviewServer(Api(judged, "Ada"))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -39,17 +38,29 @@ def server(judged):
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def server(running, judged):
+    """The server, without a decision; the decisions of a test are removed after it."""
+    running.api = Api(judged, "Ada")
+    yield running
     for path in reviews.files(judged):
         path.unlink()
 
 
+@pytest.fixture(scope="module")
+def transport():
+    """Connections; to set them up takes longer than a request."""
+    with httpx.HTTPTransport() as transport:
+        yield transport
+
+
 @pytest.fixture
-def client(server):
+def client(server, transport):
     headers = {"X-Opdkit-Token": server.token}
-    with httpx.Client(
-        base_url=f"http://127.0.0.1:{server.server_port}", headers=headers, trust_env=False, timeout=60
-    ) as client:
-        yield client
+    address = f"http://127.0.0.1:{server.server_port}"
+    return httpx.Client(base_url=address, headers=headers, transport=transport, trust_env=False, timeout=60)
 
 
 TURN = "s 0/ü?:1"
