@@ -1,4 +1,4 @@
-"""What every reader of a log format makes of it: conversations, and what could not be read."""
+"""Conversations, as every reader of a log format returns them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ LEFT_OUT = "left out: "
 
 
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
-    """A line, or a whole input, that cannot be read. `reason` is a few words, the same for all of its kind."""
+    """Problem of a line, or of a whole input. `reason` is a few words, the same for all of its kind."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -18,7 +18,7 @@ class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected ta
 
 @dataclass(slots=True)
 class Note:
-    """What a log says about one assistant message beside its text. A skip reason here outranks the general rules."""
+    """Facts that a log holds about one assistant message. A skip reason here outranks the general rules."""
 
     finish_reason: str | None = None
     skip_reason: str | None = None
@@ -29,7 +29,7 @@ class Note:
 
 @dataclass(slots=True)
 class Conversation:
-    """One session as a reader hands it over."""
+    """Session as a reader returns it."""
 
     source: str
     line: int  # where it starts, from 1

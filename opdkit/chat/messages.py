@@ -9,26 +9,18 @@ import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
 
-ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
-}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
+         "function": "tool"}  # fmt: skip
 MOST_MESSAGES = 100_000  # per session; each takes hundreds of bytes of memory, even if the log spends few on it
 NOT_ONLY_TEXT = "not only text"  # skip reason of a reply with an image or a web search in it
 TOO_DEEP = "nested too deeply"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _OWN_FIELDS = ("thinking", "redacted_thinking", "tool_use")  # blocks of a reply that have fields of their own
 _PLACEHOLDERS = {
-    "image_url": "image",
-    "input_image": "image",
-    "input_audio": "audio",
-    "input_file": "file",
+    **dict.fromkeys(("image_url", "input_image"), "image"),
+    **dict.fromkeys(("audio_url", "input_audio"), "audio"),
     "video_url": "video",
-    "audio_url": "audio",
+    "input_file": "file",
 }
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
@@ -47,14 +39,8 @@ def message(
     tool_calls: list[JSON] | None = None,
 ) -> JSON:
     """Return a message with every field of tables.MESSAGE."""
-    return {
-        "role": role,
-        "content": content,
-        "reasoning": reasoning,
-        "name": name,
-        "tool_call_id": tool_call_id,
-        "tool_calls": tool_calls or [],
-    }
+    return {"role": role, "content": content, "reasoning": reasoning, "name": name, "tool_call_id": tool_call_id,
+            "tool_calls": tool_calls or []}  # fmt: skip
 
 
 def first_text(*values: Any) -> str | None:

@@ -78,17 +78,10 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     metadata |= {k: v for k, v in record.items() if k not in used and v is not request and v is not response}
     if "usage" in response:
         metadata["usage"] = response["usage"]
-    return [
-        Conversation(
-            line.source,
-            line.number,
-            opening + messages,
-            model=first_text(request.get("model"), response.get("model"), record.get("model")),
-            tools=read_tools(request.get("tools")),
-            metadata=metadata,
-            notes={index + len(opening): note for index, note in notes.items()},
-        )
-    ]
+    model, tools = first_text(*(part.get("model") for part in (request, response, record))), request.get("tools")
+    notes = {index + len(opening): note for index, note in notes.items()}
+    messages = opening + messages
+    return [Conversation(line.source, line.number, messages, model, read_tools(tools), metadata, notes)]
 
 
 READER = line_reader("anthropic", recognises, read_record, closer_than="openai")

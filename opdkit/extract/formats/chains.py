@@ -9,6 +9,7 @@ messages: a unit may be as long as its log.
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -27,7 +28,7 @@ _DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
 
 @dataclass(slots=True)
 class Call:
-    """One call of a model as a log has it."""
+    """Call of a model as a log has it."""
 
     prompt: list[JSON]
     reply: JSON
@@ -50,27 +51,23 @@ def call_reader(
     id_of: Callable[[JSON], str | None] | None = None,
     unfold: Callable[[JSON], list[JSON]] | None = None,
 ) -> Reader:
-    """Return the reader of a format with a call of a model per record. Without `id_of`, session_key groups the calls.
+    """Return the reader of a format with a call of a model per record. Without `id_of`, _session_key groups the calls.
 
     `read_call` raises Unreadable.
     """
-
-    def key_of(record: JSON) -> str | None:
-        call = read_call(record)
-        return None if isinstance(call, LeftOut) else session_key(call)
-
-    def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
-        return read_chains(unit, read_call)
-
-    return Reader(name, "id", recognises, read, id_of=id_of or key_of, unfold=unfold)
+    id_of = id_of or partial(_session_key, read_call)
+    return Reader(name, "id", recognises, partial(read_chains, read_call), id_of=id_of, unfold=unfold)
 
 
-def session_key(call: Call) -> str:
+def _session_key(read_call: ReadCall, record: JSON) -> str | None:
     """Return the id that groups a call with those that it may continue: the session's, where the log has one.
 
     Otherwise it is a digest of the prompt up to its first user message: a call that continues another begins with the
-    same messages, whatever trace it is in.
+    same messages, whatever trace it is in. None where no model was called.
     """
+    call = read_call(record)
+    if isinstance(call, LeftOut):
+        return None
     if call.session:
         return call.session
     chain = hashlib.blake2b(digest_size=_DIGEST)
@@ -106,7 +103,7 @@ def _canonical(message: JSON) -> bytes:
 
 @dataclass(slots=True)
 class _Node:
-    """One record, by what it takes to link it: digests, not messages."""
+    """Record, by what it takes to link it: digests, not messages."""
 
     position: int  # in the unit
     depth: int  # messages in its prompt: the index of its reply in every later prompt
@@ -131,16 +128,9 @@ def _make_node(position: int, call: Call) -> _Node:
             prefixes.append(chain.copy().digest())
     prompt = chain.digest()
     chain.update(_canonical(call.reply))
-    return _Node(
-        position,
-        len(call.prompt),
-        prompt,
-        chain.digest(),
-        b"".join(prefixes),
-        call.turn,
-        _digest(last),
-        _digest(_canonical(call.following[-1])) if call.following else None,
-    )
+    reaction = _digest(_canonical(call.following[-1])) if call.following else None
+    tail = chain.digest()
+    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, _digest(last), reaction)
 
 
 def _digest(data: bytes) -> bytes:
@@ -211,7 +201,7 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
 # -- conversations ---------------------------------------------------------------------------------------------------
 
 
-def read_chains(unit: Sequence[Line], read_call: ReadCall) -> Iterator[Conversation | Rejected | LeftOut]:
+def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:
     """Yield the conversations of all calls under one logged id, the main ones first, in the order they ended."""
     nodes: list[_Node] = []
     for position, line in enumerate(unit):

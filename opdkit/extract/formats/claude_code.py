@@ -91,7 +91,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
 
 @dataclass(slots=True)
 class _Event:
-    """One line: where it stands in the tree, and what it adds to the conversation."""
+    """Line of a session: its place in the tree, and what it adds to the conversation."""
 
     source: str
     line: int
@@ -164,7 +164,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
 
 @dataclass(slots=True)
 class _Branch:
-    """One conversation: the positions of its events, in the order of the file."""
+    """Conversation, as the positions of its events in the order of the file."""
 
     positions: list[int]
     gaps: set[int]  # positions before which a line is missing

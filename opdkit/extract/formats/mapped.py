@@ -1,4 +1,4 @@
-"""The reader that a mapping makes (`--map FILE.toml`, opdkit.extract.mapping): the format `mapped`."""
+"""Format `mapped`: the reader that a mapping makes (`--map FILE.toml`, opdkit.extract.mapping)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -182,7 +182,7 @@ def _read_call(fields: FieldMap, record: JSON) -> Call:
 
 @dataclass(slots=True)
 class _Message:
-    """One line of a session. Without a record it could not be read."""
+    """Line of a session. Without a record it could not be read."""
 
     rank: tuple[int, float, str]
     line: int

@@ -34,7 +34,7 @@ def recognises(record: JSON) -> bool:
 
 @dataclass(slots=True)
 class _Event:
-    """One line: where it stands in the tree, and what it adds to the conversation."""
+    """Line of a session: its place in the tree, and what it adds to the conversation."""
 
     kind: str
     id: str | None

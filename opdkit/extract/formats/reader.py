@@ -11,7 +11,7 @@ RAW_LIMIT = 2_000  # characters of a rejected line that are kept
 
 @dataclass(slots=True)
 class Rejected:
-    """One line, or with line 0 one input, that was set aside."""
+    """Line, or with line 0 a whole input, that was set aside."""
 
     source: str
     line: int
@@ -29,7 +29,7 @@ class Rejected:
 
 
 class Line(NamedTuple):
-    """One line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
+    """Line of an input. Where it could not be read as a line, `problem` says why and `data` is its beginning."""
 
     source: str
     number: int  # from 1
@@ -43,14 +43,14 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class LeftOut:
-    """A record that was read and is no part of a conversation: counted under its reason, not kept."""
+    """Record that was read and is no part of a conversation: counted under its reason, not kept."""
 
     reason: str  # begins with LEFT_OUT
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
+    """Log format. sessions.line_reader and chains.call_reader make the two most frequent kinds.
 
     `grouping` names the unit of the log: a non-blank `line`, a `session` header with all lines up to the next one, or
     all lines with one logged `id`, wherever they are. `read` turns the lines of one unit into conversations, and sets

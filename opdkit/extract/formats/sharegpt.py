@@ -21,18 +21,10 @@ from opdkit.extract.formats.sessions import line_reader
 KEYS = ("conversations", "conversation")
 ROLES = {
     "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-    "function_call": "call",
-    "tool_call": "call",
-    "observation": "tool",
-    "tool": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "chatgpt"), "assistant"),
+    **dict.fromkeys(("function_call", "tool_call"), "call"),
+    **dict.fromkeys(("observation", "tool", "tool_response", "function_response"), "tool"),
 }
 _OWN_COLUMNS = frozenset(("model", "tools", "system"))
 
