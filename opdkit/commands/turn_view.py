@@ -22,8 +22,7 @@ from pathlib import Path
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.candidates import candidates
-from opdkit.judge.stage import Case
+from opdkit.judge.candidates import explain_candidates
 from opdkit.store import manifest, parts_of_turns
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.nearest import nearest_turns
@@ -75,17 +74,16 @@ class _Viewer:
         joined = joined_turns(self.run, part, columns, reviews=self.reviews, turn_ids=turn_ids, partial=True)
         turns = {turn.turn_id: turn for turn in joined}
         for turn in (turns[name] for name in turn_ids):
-            case = Case(turn.turn, turn.session["messages"])
             yield {
                 **{name: turn.turn[name] for name in _TURN},
                 **{name: turn.session[name] for name in _SESSION},
-                "messages": [_message(m) for m in case.messages[: case.index + 1 + case.next_count]],
-                "verdict": self._verdict(case, turn),
+                "messages": [_message(m) for m in turn.session["messages"][: turn.index + 1 + turn.turn["next_count"]]],
+                "verdict": self._verdict(turn),
                 "review": None if turn.review is None else turn.review.to_json(),
                 "targets": [self._target(row) for row in turn.targets],
             }
 
-    def _verdict(self, case: Case, turn: JoinedTurn) -> JSON | None:
+    def _verdict(self, turn: JoinedTurn) -> JSON | None:
         verdict, decided = turn.verdict, turn.decided
         if verdict is None or decided is None:
             return None
@@ -94,7 +92,7 @@ class _Viewer:
             "reward_votes": verdict["reward_votes"],
             "hint_votes": verdict["hint_votes"],
             "voted": {name: verdict[name] for name in _VERDICT},
-            "candidates": candidates(case, verdict, self._judge),
+            "candidates": explain_candidates(turn.session["messages"], turn.turn, verdict, self._judge),
         }
 
     def _target(self, row: JSON) -> JSON:

@@ -1,4 +1,4 @@
-"""One reply judged on its own, before anybody has reacted to it: does it meet a criterion, does it follow a hint?"""
+"""Judging a reply on its own, before anybody has reacted to it: does it meet a criterion, does it follow a hint?"""
 
 import hashlib
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _SECTION_CHARS = 6000
 
 
 def visible(reply: str, thinking: bool) -> str:
-    """The part of a reply that its reader sees: what follows the thinking, nothing where that never ends.
+    """Return the part of a reply that its reader sees: what follows the thinking, nothing where that never ends.
 
     `thinking`: the prompt itself opened the thinking block.
     """
@@ -30,14 +30,14 @@ def visible(reply: str, thinking: bool) -> str:
 
 
 def question_id(prompt_id: str, reply: str) -> str:
-    """One name for one question to the judge: equal replies, of whichever model, get the same verdict."""
+    """Return the name of a question to the judge: equal replies, of whichever model, get the same verdict."""
     return f"{prompt_id}:{hashlib.sha256(reply.encode()).hexdigest()[:16]}"
 
 
 def criterion_messages(messages: Sequence[JSON], criterion: str, reply: str, hint: str | None = None) -> list[JSON]:
-    """The chat that asks a judge whether `reply` to `messages` meets the criterion, which may speak of `hint`.
+    """Return the chat that asks a judge whether `reply` to `messages` meets the criterion, which may mention `hint`.
 
-    A hint was written by a model over a log: it is quoted like the rest.
+    A model wrote the hint over a log: it is quoted like the rest.
     """
     common = turn_text([*messages, message("assistant", reply)], len(messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
@@ -52,23 +52,30 @@ def criterion_messages(messages: Sequence[JSON], criterion: str, reply: str, hin
 
 
 def hint_messages(messages: Sequence[JSON], hint: str, reply: str) -> list[JSON]:
-    """The chat that asks a judge whether `reply` to `messages` does what `hint` says."""
+    """Return the chat that asks a judge whether `reply` to `messages` does what `hint` says."""
     return criterion_messages(messages, "The reply does what the hint asks for.", reply, hint)
 
 
 def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None = None) -> Ask:
-    """The judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
+    """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
     `folder`: of the stage that the votes are for, where they are given by more than one process.
     """
-    judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
-                        judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
-                        device=config.device,
-                        dtype=config.dtype, seed=config.seed, batch_tokens=config.batch_tokens)  # fmt: skip
+    judge = JudgeConfig(
+        run=config.run,
+        judge="endpoint" if config.judge_url else "local",
+        judge_model=config.judge_model,
+        judge_url=config.judge_url,
+        api_key_env=config.api_key_env,
+        device=config.device,
+        dtype=config.dtype,
+        seed=config.seed,
+        batch_tokens=config.batch_tokens,
+    )
     if config.judge_url:
-        from opdkit.judge.endpoint import Endpoint
+        from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client
 
         return Endpoint(judge, folder).ask
-    from opdkit.judge.local import open_judge
+    from opdkit.judge.local import open_judge  # imported here: it brings torch
 
     return open_judge(judge)

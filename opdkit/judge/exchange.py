@@ -1,7 +1,7 @@
-"""What passes between the stage and a judge: questions one way, answers the other, and the votes read from them."""
+"""Questions to a judge, its answers, and the votes that are read from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 Message = dict[str, Any]
@@ -12,7 +12,7 @@ NO_ANSWER = "the judge answers others, not this"
 
 @dataclass(frozen=True)
 class Question:
-    """One question about one turn. Its m votes are m answers to the same messages."""
+    """Question about one turn. Its m votes are m answers to the same messages."""
 
     turn_id: str
     name: str  # hint or reward
@@ -21,7 +21,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Request:
-    """One vote on a question, asked of a server."""
+    """Vote that a server is asked for."""
 
     messages: list[Message]
     seed: int
@@ -29,7 +29,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """One sample of a judge."""
+    """Sample of a judge."""
 
     text: str
     finish_reason: str | None = None
@@ -43,24 +43,18 @@ Ask = Callable[[Sequence[Question]], list[list[Answer]]]
 
 @dataclass(frozen=True)
 class HintVote:
-    """A row of `hint_votes`. `decision` is 1 or -1; `hint` only ever goes with 1."""
+    """Row of `hint_votes`. `decision` is 1 or -1; `hint` only ever goes with 1."""
 
     decision: int | None
     hint: str | None
     raw: str
     error: str | None = None
 
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class RewardVote:
-    """A row of `reward_votes`. `score` is 1, 0 or -1."""
+    """Row of `reward_votes`. `score` is 1, 0 or -1."""
 
     score: int | None
     raw: str
     error: str | None = None
-
-    def row(self) -> dict[str, Any]:
-        return asdict(self)

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opdkit.chat.finish_reasons import is_cut_off
-
-Message = dict[str, Any]
+from opdkit.chat.openai_form import Message
 
 _TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
 _LOOP_CHARS, _LOOP_TIMES = 120, 4
@@ -47,21 +46,21 @@ _FAILED_TAIL = re.compile(
 
 
 def flags(messages: Sequence[Message], index: int, next_count: int, finish_reason: str | None) -> list[str]:
-    """Of tool_error, truncation, duplicate_call and loop, those that the turn at `index` shows."""
+    """Return those of tool_error, truncation, duplicate_call and loop that the turn at `index` shows."""
     following = messages[index + 1 : index + 1 + next_count]
-    found = {
+    signs = {
         "tool_error": any(m["role"] == "tool" and tool_failed(m["content"] or "") for m in following),
         "truncation": is_cut_off(finish_reason),
         "duplicate_call": repeats_call(messages, index),
         "loop": loops(messages[index]["content"] or ""),
     }
-    return [name for name, shown in found.items() if shown]
+    return [name for name, shown in signs.items() if shown]
 
 
 def tool_failed(result: str) -> bool:
-    """Whether a tool's result reports a failure: by its JSON fields, else by how it begins or ends.
+    """Return whether a tool's result reports a failure: by its JSON fields, else by how it begins or ends.
 
-    A result that merely speaks of errors (a file, a search result, "0 errors") is none.
+    A result that merely mentions errors (a file, a search result, "0 errors") does not.
     """
     text = result.strip()
     if text.startswith("{"):
@@ -86,7 +85,7 @@ def _json_failed(result: Any) -> bool:
         return True
     if any(folded.get(k) is False for k in ("success", "ok", "succeeded")):
         return True
-    if any(_nonzero(folded.get(k)) for k in ("exitcode", "returncode", "exitstatus")):
+    if any(isinstance(code := folded.get(k), int) and code != 0 for k in ("exitcode", "returncode", "exitstatus")):
         return True
     status = folded.get("status", folded.get("statuscode"))
     if isinstance(status, str):
@@ -94,12 +93,8 @@ def _json_failed(result: Any) -> bool:
     return isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
 
 
-def _nonzero(value: Any) -> bool:
-    return isinstance(value, int) and value != 0
-
-
 def repeats_call(messages: Sequence[Message], index: int) -> bool:
-    """Whether the reply makes a call twice, or one that was made already since the user last spoke."""
+    """Return whether the reply makes a call twice, or one that was made already since the user last spoke."""
     seen: set[tuple[str, str]] = set()
     start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
     for message in messages[start:index]:
@@ -112,7 +107,7 @@ def repeats_call(messages: Sequence[Message], index: int) -> bool:
 
 
 def _call(call: Message) -> tuple[str, str]:
-    """Name and arguments, the latter without regard to the order and spacing of their JSON."""
+    """Return name and arguments, the latter without regard to the order and spacing of their JSON."""
     try:
         return call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True)
     except (ValueError, RecursionError):
@@ -120,7 +115,7 @@ def _call(call: Message) -> tuple[str, str]:
 
 
 def loops(text: str) -> bool:
-    """Whether `text` ends in one piece, with a word in it, over and over: 4 times or more, 120 characters or more.
+    """Return whether `text` ends in a piece with letters, repeated 4 times or more over 120 characters or more.
 
     The prefix function of the reversed text gives the shortest period of every tail, in linear time (Knuth, Morris and
     Pratt, 1977).

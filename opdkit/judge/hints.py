@@ -1,4 +1,4 @@
-"""Hints: which votes give a candidate, which candidates are good enough, and which one is chosen. Pure.
+"""Hints of a turn: candidates from its votes, the filter, the choice. Pure.
 
 A candidate must give the teacher something to act on, and must not do the teacher's work for it: a hint says what the
 reply should have done, and a hint that quotes the next state gives the answer away.
@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from opdkit.chat.openai_form import Message
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import quorum
+from opdkit.judge.votes import is_quorum
 
 MIN_CHARS = 11  # a hint has more than 10 characters
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
@@ -38,7 +39,7 @@ _EMPTY = frozenset(
 
 @dataclass(frozen=True)
 class Choice:
-    """The hint of one turn. `rejected` counts the candidates that failed the filter, by reason."""
+    """Hint of one turn. `rejected` counts the candidates that failed the filter, by reason."""
 
     hints: list[str]
     hint: str | None
@@ -49,11 +50,12 @@ class Choice:
 def choose(
     decisions: Sequence[int | None], texts: Sequence[str | None], next_state: str, *, select: str, max_chars: int
 ) -> Choice:
-    """Candidates, filter and selection over the votes of one turn.
+    """Filter the candidates of one turn and choose a hint.
 
     `decisions` are 1, -1 or null (no vote) and `texts` the hints beside them. Every vote with decision 1 is a
-    candidate. A hint is chosen only when at least half of the votes are valid (else no_quorum) and more of them say 1
-    than -1 (else outvoted): one lucky vote of five gives no hint, and the candidates stay in `hints` all the same.
+    candidate; one that quotes `next_state` (see `unquotable_text`) is rejected. A hint is chosen only when at least
+    half of the votes are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five
+    gives no hint, and the candidates stay in `hints` all the same.
     """
     written = [t for d, t in zip(decisions, texts, strict=True) if d == 1 and t is not None]
     reasons = [rejection(t, next_state, max_chars=max_chars) for t in written]
@@ -61,44 +63,50 @@ def choose(
     accepted = [t for t, r in zip(written, reasons, strict=True) if r is None]
     hints = distinct(accepted)
     yes, no = (sum(d == side for d in decisions) for side in (1, -1))
-    if not quorum(yes + no, len(decisions)):
+    if not is_quorum(yes + no, len(decisions)):
         return Choice(hints, None, "no_quorum", rejected)
     if yes <= no:
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
     if not hints:
         return Choice([], None, rejected.most_common(1)[0][0] if rejected else "none", rejected)
-    hint = consensus(hints, accepted) if select == "consensus" else selected(hints, select)
+    hint = consensus(hints, accepted) if select == "consensus" else select_hint(hints, select)
     return Choice(hints, hint, "ok", rejected)
 
 
 def rejection(hint: str, next_state: str, *, max_chars: int) -> str | None:
-    """Why a candidate is not good enough, or null: empty_judgement, too_short, too_long or leak."""
+    """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one."""
     if all(word in _JUDGEMENT or word in _EMPTY for word in words(hint)):
         return "empty_judgement"
     if len(hint.strip()) < MIN_CHARS:
         return "too_short"
     if len(hint.strip()) > max_chars:
         return "too_long"
-    return "leak" if leaks(hint, next_state) else None
+    return "leak" if is_leak(hint, next_state) else None
 
 
-def leaks(hint: str, next_state: str) -> bool:
-    """Whether a run of 8 or more words of `hint` stands in `next_state`; case and punctuation do not hide it."""
-    ours, theirs = words(hint), _joined(words(next_state))
-    return any(_joined(ours[i : i + LEAK_WORDS]) in theirs for i in range(len(ours) - LEAK_WORDS + 1))
+def is_leak(hint: str, next_state: str) -> bool:
+    """Return whether 8 or more words of `hint` in a row stand in `next_state`, whatever their case and punctuation."""
+    ours, theirs = words(hint), f" {' '.join(words(next_state))} "
+    return any(f" {' '.join(ours[i : i + LEAK_WORDS])} " in theirs for i in range(len(ours) - LEAK_WORDS + 1))
+
+
+def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_count: int) -> str:
+    """Return the text that a hint about the reply at `index` gives away when it quotes it: the whole next state.
+
+    The rules write no hint of their own: they quote the user's instruction, which is what makes it actionable.
+    """
+    if judge == "rules":
+        return ""
+    return "\n".join(message["content"] or "" for message in messages[index + 1 : index + 1 + next_count])
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, case folded, compatibility forms unified, without punctuation."""
+    """Return the words of a text, case folded, compatibility forms unified, without punctuation."""
     return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]
 
 
-def _joined(run: Sequence[str]) -> str:
-    return " " + " ".join(run) + " "
-
-
 def distinct(hints: Sequence[str]) -> list[str]:
-    """Shortest first, no two with the same words."""
+    """Return the hints shortest first, no two with the same words."""
     kept: dict[tuple[str, ...], str] = {}
     for hint in sorted((h.strip() for h in hints), key=lambda h: (len(h), h)):
         kept.setdefault(tuple(words(hint)), hint)
@@ -106,38 +114,41 @@ def distinct(hints: Sequence[str]) -> list[str]:
 
 
 def consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
-    """The one of `hints` that is most like all votes: the largest sum of Jaccard similarities of their sets of words.
+    """Return the one of `hints` that is most like all votes.
 
-    A vote that stands alone with its hint loses, however long it is; equal votes count as often as they were given.
-    Ties go to the first of `hints`. (Minimum Bayes risk selection; Kumar & Byrne 2004, there with BLEU.)
+    Likeness is the sum of the Jaccard similarities of the sets of words (minimum Bayes risk selection; Kumar & Byrne
+    2004, there with BLEU). A vote that stands alone with its hint loses, however long it is; equal votes count as often
+    as they were given. Ties go to the first of `hints`.
     """
-    said = [frozenset(words(vote)) for vote in votes]
+    votes_as_sets = [frozenset(words(vote)) for vote in votes]
+    likeness = []
+    for hint in hints:
+        own = frozenset(words(hint))
+        likeness.append(math.fsum(len(own & other) / len(own | other) for other in votes_as_sets))
+    return hints[likeness.index(max(likeness))]
 
-    def likeness(hint: str) -> float:
-        mine = frozenset(words(hint))
-        return math.fsum(len(mine & other) / len(mine | other) for other in said)
 
-    return max(hints, key=likeness)
+def select_hint(hints: Sequence[str], how: str) -> str:
+    """Return the longest or shortest hint, or for "score" that of the best `specificity`; ties go to the shorter.
 
-
-def selected(hints: Sequence[str], how: str) -> str:
-    """One of `hints`: the longest, the shortest, or the one with the best `score`; ties go to the shorter."""
-    by_length = sorted(hints, key=lambda h: (len(h), h))
+    Raises ConfigError for another `how`.
+    """
+    by_length = sorted(hints, key=lambda hint: (len(hint), hint))
     if how == "shortest":
         return by_length[0]
     if how == "longest":
         return max(by_length, key=len)
     if how == "score":
-        return max(by_length, key=score)
+        return max(by_length, key=specificity)
     raise ConfigError(f"--hint-select is {how!r}; it must be one of: longest, shortest, score")
 
 
-def score(hint: str) -> float:
-    """Specificity against length: d * exp(-n / 25), with d distinct words that say something, n words in all.
+def specificity(hint: str) -> float:
+    """Return specificity against length: d * exp(-n / 25), with d distinct words that say something, n words in all.
 
     Words that any hint could hold (articles, auxiliaries, "the reply should", "wrong", "better") say nothing. While d
     grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
     """
     all_words = words(hint)
-    telling = {w for w in all_words if w not in _EMPTY and w not in _JUDGEMENT}
+    telling = {word for word in all_words if word not in _EMPTY and word not in _JUDGEMENT}
     return len(telling) * math.exp(-len(all_words) / _SCORE_WORDS)

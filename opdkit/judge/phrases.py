@@ -1,10 +1,10 @@
-"""What the rules judge listens for: English phrases as regular expressions, one thought a line."""
+"""English phrases that the rules judge knows, as regular expressions, one meaning per line."""
 
 import re
 
 
 def any_of(*patterns: str) -> re.Pattern[str]:
-    """A pattern that matches where any of `patterns` does, in any case."""
+    """Return a pattern that matches where any of `patterns` does, in any case."""
     return re.compile("|".join(f"(?:{p})" for p in patterns), re.IGNORECASE)
 
 

@@ -1,4 +1,4 @@
-"""What the judge is asked: two questions about one turn, over a common text that servers can cache.
+"""Prompts of the judge: two questions about one turn, over a common text that servers can cache.
 
 Everything that comes from a log is quoted line by line behind "| ", and the vote markers in it are broken, so that no
 text in a log can forge a section, a decision or a hint.
@@ -6,9 +6,8 @@ text in a log can forge a section, a decision or a hint.
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
-Message = dict[str, Any]
+from opdkit.chat.openai_form import Message
 
 SYSTEM = (
     "You review one turn of an assistant: the request, the reply, and what came next. "
@@ -29,7 +28,7 @@ REWARD_QUESTION = (
 )
 QUESTIONS = {"hint": HINT_QUESTION, "reward": REWARD_QUESTION}
 
-# What the parser of the answers looks for; a judge that repeats a log must not vote, or unsay its vote, by that.
+# Markers that the parser of the answers reads; a judge that repeats a log must not vote, or unsay its vote, by that.
 _MARKERS = re.compile(r"\\+boxed\s*\{|\[\s*HINT_(START|END)\s*\]|</?think>", re.IGNORECASE)
 _BROKEN = str.maketrans("\\[]<>", "/()()")
 # The lines that say who speaks stand among the quoted ones, and begin like this.
@@ -37,47 +36,47 @@ _SPEAKER = re.compile(r"\(\s*(?=from the )", re.IGNORECASE)
 
 
 def turn_text(messages: Sequence[Message], index: int, next_count: int, max_section_chars: int) -> str:
-    """The common text of both questions: last user message, reply, whole next state with its roles."""
+    """Return the common text of both questions: last user message, reply, whole next state with its roles.
+
+    Each section is cut to its head and tail: requests open with the point, errors close with it.
+    """
     request = next((m for m in reversed(messages[:index]) if m["role"] == "user"), None)
-    following = messages[index + 1 : index + 1 + next_count]
-    asked = _spoken(request) if request else ""
-    came = "\n\n".join(f"(from the {_speaker(m)})\n{_spoken(m)}" for m in following)
-    sections = (("Request", asked), ("Reply", _spoken(messages[index])), ("What came next", came))
-    return "\n\n".join(f"## {title}\n{quote(_cut(text, max_section_chars))}" for title, text in sections)
+    next_state = []
+    for message in messages[index + 1 : index + 1 + next_count]:
+        # A line break in a name could begin a line of its own.
+        name = defuse(" ".join((message["name"] or "").split())) if message["role"] == "tool" else ""
+        next_state.append(f"(from the {message['role']}{name and f' {name}'})\n{_spoken(message)}")
+    sections = {
+        "Request": _spoken(request) if request else "",
+        "Reply": _spoken(messages[index]),
+        "What came next": "\n\n".join(next_state),
+    }
+    head, tail = max_section_chars - max_section_chars // 3, max_section_chars // 3
+    for title, text in sections.items():
+        if (left_out := len(text) - head - tail) > 0:
+            sections[title] = f"{text[:head]}\n[... {left_out:,} characters left out ...]\n{text[-tail:]}"
+    return "\n\n".join(f"## {title}\n{quote(text)}" for title, text in sections.items())
 
 
 def judge_messages(common: str, question: str) -> list[Message]:
-    """The chat that puts one question ("hint" or "reward") about `turn_text`."""
+    """Return the chat that puts one question ("hint" or "reward") about `turn_text`."""
     user = f"{common}\n\n## Question\n{QUESTIONS[question]}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
 
 
 def defuse(text: str) -> str:
-    """`text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
+    """Return `text` with its vote, hint and speaker markers broken; it still reads the same to a person."""
     text = "\n".join(text.splitlines())  # form feeds and Unicode separators, too, read as new lines
     text = _MARKERS.sub(lambda m: m[0].translate(_BROKEN), text)
     return _SPEAKER.sub("[", text)
 
 
-def _speaker(message: Message) -> str:
-    name = defuse(" ".join((message["name"] or "").split()))  # a line break in a name could begin a line of its own
-    return f"tool {name}" if message["role"] == "tool" and name else str(message["role"])
-
-
 def _spoken(message: Message) -> str:
-    """What a message says to others: its text and its calls; the thinking stays its own."""
+    """Return what a message says to others: its text and its calls, without the thinking."""
     calls = [f"[calls {c['name']} {c['arguments']}]" for c in message["tool_calls"]]
     return defuse("\n".join(filter(None, [message["content"], *calls]))) or "(empty)"
 
 
-def _cut(text: str, limit: int) -> str:
-    """Head and tail of a long text: requests open with the point, errors close with it."""
-    if len(text) <= limit:
-        return text
-    head, tail = limit - limit // 3, limit // 3
-    return f"{text[:head]}\n[... {len(text) - head - tail:,} characters left out ...]\n{text[-tail:]}"
-
-
 def quote(text: str) -> str:
-    """`text` line by line behind "| "."""
+    """Return `text` line by line behind "| "."""
     return "\n".join(f"| {line}" for line in text.splitlines()) or "| (empty)"

@@ -6,7 +6,7 @@ from typing import Any
 
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
 from opdkit.config.teacher import TeacherConfig
-from opdkit.judge.hints import selected
+from opdkit.judge.hints import select_hint
 from opdkit.model.scoring import PromptResponse
 from opdkit.store import Counters
 from opdkit.store.reviews import REVIEWED
@@ -87,7 +87,7 @@ def candidate_hints(verdict: Row, select: str) -> list[str]:
         return [] if verdict["hint"] is None else [verdict["hint"]]
     if select == "overlap":
         return sorted(verdict["hints"], key=lambda hint: (len(hint), hint))[:_CANDIDATES]
-    return [selected(verdict["hints"], select)]
+    return [select_hint(verdict["hints"], select)]
 
 
 @dataclass(frozen=True)

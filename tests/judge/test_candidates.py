@@ -1,10 +1,10 @@
 """Every hint that was voted for says what became of it, and the reasons are those of the judge's own filter."""
 
 import pytest
+from runs import talk
 
 from opdkit.judge import hints
-from opdkit.judge.candidates import CHOSEN, candidates
-from opdkit.judge.stage import Case
+from opdkit.judge.candidates import CHOSEN, explain_candidates
 
 NEXT = "No, please list the three steps in order and number each one of them."
 LONG = "Number the steps of the recipe, each one of them on a line of its own."
@@ -14,26 +14,21 @@ LEAK = "Please list the three steps in order and number each one of them."
 CONFIG = {"judge": "local", "hint_select": "longest", "max_hint_chars": 600}
 
 
-def case() -> Case:
-    said = [
-        {"role": "user", "content": "How?"},
-        {"role": "assistant", "content": "So."},
-        {"role": "user", "content": NEXT},
-    ]
-    return Case({"message_index": 1, "next_count": 1}, said)
+SAID = talk("How?", "So.", NEXT)
+TURN = {"message_index": 1, "next_count": 1}
 
 
 def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     decisions = [1] * len(texts) + [-1] * against + [None] * failed
     said = [*texts, *[None] * (against + failed)]
-    choice = hints.choose(decisions, said, case().not_to_be_quoted(config["judge"]), select=config["hint_select"],
-                          max_chars=config["max_hint_chars"])  # fmt: skip
+    unquotable = hints.unquotable_text(config["judge"], SAID, 1, 1)
+    choice = hints.choose(decisions, said, unquotable, select=config["hint_select"], max_chars=config["max_hint_chars"])
     votes = [{"decision": d, "hint": t, "raw": "", "error": None} for d, t in zip(decisions, said, strict=True)]
     return {"hint_votes": votes, "hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
 
 
 def test_each_candidate_once_the_chosen_one_first_with_why_the_others_lost():
-    found = candidates(case(), verdict([LONG, SHORT, SHORT, SAME, LEAK, "Be better."]), CONFIG)
+    found = explain_candidates(SAID, TURN, verdict([LONG, SHORT, SHORT, SAME, LEAK, "Be better."]), CONFIG)
     assert [c["hint"] for c in found[:2]] == [LONG, SHORT]
     assert {c["hint"]: c["status"] for c in found} == {
         LONG: CHOSEN,
@@ -48,8 +43,8 @@ def test_each_candidate_once_the_chosen_one_first_with_why_the_others_lost():
     ("votes", "words"), [({"against": 3}, "nothing to learn"), ({"failed": 3}, "half of the votes")]
 )
 def test_what_the_votes_did_not_carry_is_not_chosen(votes, words):
-    """pitfall 18: one lucky vote."""
-    (found,) = candidates(case(), verdict([LONG], **votes), CONFIG)
+    """One lucky vote."""
+    (found,) = explain_candidates(SAID, TURN, verdict([LONG], **votes), CONFIG)
     assert words in found["status"]
 
 
@@ -57,17 +52,17 @@ def test_what_the_votes_did_not_carry_is_not_chosen(votes, words):
 def test_exactly_the_verdict_s_hint_is_chosen(select):
     config = CONFIG | {"hint_select": select}
     row = verdict([LONG, SHORT, "Write numbers before the steps of it."], config=config)
-    assert [c["hint"] for c in candidates(case(), row, config) if c["status"] == CHOSEN] == [row["hint"]]
+    assert [c["hint"] for c in explain_candidates(SAID, TURN, row, config) if c["status"] == CHOSEN] == [row["hint"]]
 
 
 def test_the_rules_may_quote_what_came_next():
     config = CONFIG | {"judge": "rules"}
-    (found,) = candidates(case(), verdict([LEAK], config=config), config)
+    (found,) = explain_candidates(SAID, TURN, verdict([LEAK], config=config), config)
     assert found["status"] == CHOSEN
 
 
 def test_a_run_of_fresh_replies_carries_its_hints_over():
     row = {"hint_votes": [], "hints": [SHORT, LONG], "hint": LONG, "hint_status": "ok"}
-    found = candidates(case(), row, {"samples": 2})
+    found = explain_candidates(SAID, TURN, row, {"samples": 2})
     assert found[0]["status"] == CHOSEN
     assert "carried over" in found[1]["status"]

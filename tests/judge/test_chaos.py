@@ -181,7 +181,7 @@ def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> Non
         refused = judge(path, server.url)
         assert refused.exit_code == 1
         assert "an answer of another model: other" in " ".join(refused.stderr.split())
-        assert f"answers as other, and the votes that are there are by {first}" in " ".join(refused.stderr.split())
+        assert f"answers as other, and the existing votes are by {first}" in " ".join(refused.stderr.split())
         assert {p.name: p.read_bytes() for p in verdicts.iterdir()} == kept
         anew = judge(path, server.url, "--overwrite")
         assert anew.exit_code == 0, anew.stderr
@@ -197,7 +197,7 @@ def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, cap
     assert [one.admit("a") for _ in range(3)] == [False, False, True]
     assert [other.admit("b") for _ in range(4)] == [False] * 4
     assert other.admit("a")
-    assert "answers as b, and the votes that are there are by a" in " ".join(capsys.readouterr().err.split())
+    assert "answers as b, and the existing votes are by a" in " ".join(capsys.readouterr().err.split())
     for damaged in (b"[]", b"", b"\xff\xfe\x00"):
         (tmp_path / "answers-as.json").write_bytes(damaged)
         with pytest.raises(OpdkitError, match=r"answers-as\.json"):

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
-from opdkit.judge.hints import MIN_CHARS, choose, consensus, distinct, leaks, rejection, score, selected, words
+from opdkit.judge.hints import (
+    MIN_CHARS,
+    choose,
+    consensus,
+    distinct,
+    is_leak,
+    rejection,
+    select_hint,
+    specificity,
+    words,
+)
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
 GOOD = "Give the temperature in Celsius."
@@ -48,25 +58,25 @@ def test_a_hint_that_quotes_the_next_state_leaks() -> None:
     seven = "please give me the temperature for tomorrow"
     eight = seven + " in"
     assert len(words(seven)) == 7
-    assert not leaks(f"Reply to {seven}!", NEXT)
-    assert leaks(f"Reply to {eight}!", NEXT)
-    assert leaks(f"Reply to {eight.upper().replace(' ', ', ')}!", NEXT)
-    assert leaks("in degrees Celsius — NOT in Fahrenheit; for tomorrow in degrees", "for " + NEXT * 2) is False
-    assert not leaks("the temperature", "")
-    assert not leaks("", NEXT)
+    assert not is_leak(f"Reply to {seven}!", NEXT)
+    assert is_leak(f"Reply to {eight}!", NEXT)
+    assert is_leak(f"Reply to {eight.upper().replace(' ', ', ')}!", NEXT)
+    assert is_leak("in degrees Celsius — NOT in Fahrenheit; for tomorrow in degrees", "for " + NEXT * 2) is False
+    assert not is_leak("the temperature", "")
+    assert not is_leak("", NEXT)
 
 
 def test_a_word_is_matched_whole() -> None:
     said = "he can see all of the red cars now"
-    assert leaks("he can see all of the red cars", said)
-    assert not leaks("he can see all of the red car", said)
-    assert not leaks("e can see all of the red cars", said)
+    assert is_leak("he can see all of the red cars", said)
+    assert not is_leak("he can see all of the red car", said)
+    assert not is_leak("e can see all of the red cars", said)
 
 
 def test_a_leak_in_a_script_without_spaces() -> None:
     """pitfall 18: eight characters stand for eight words."""
-    assert leaks("应该说明天北京的气温是多少", "我想知道明天北京的气温是多少度")
-    assert not leaks("应该用摄氏度", "我想知道明天北京的气温是多少度")
+    assert is_leak("应该说明天北京的气温是多少", "我想知道明天北京的气温是多少度")
+    assert not is_leak("应该用摄氏度", "我想知道明天北京的气温是多少度")
 
 
 def test_no_two_alike_and_shortest_first() -> None:
@@ -85,21 +95,21 @@ def test_selection() -> None:
     telling = "Give tomorrow's temperature in Celsius and name the city of the forecast."
     rambling = "The reply should have been so much better than it was, and it could have been and should be " * 2
     hints = [brief, rambling, telling]
-    assert selected(hints, "longest") == rambling
-    assert selected(hints, "shortest") == brief
-    assert selected(hints, "score") == telling
+    assert select_hint(hints, "longest") == rambling
+    assert select_hint(hints, "shortest") == brief
+    assert select_hint(hints, "score") == telling
     with pytest.raises(ConfigError, match="--hint-select"):
-        selected(hints, "best")
+        select_hint(hints, "best")
 
 
 def test_score_worked_by_hand() -> None:
-    assert score("Use Celsius.") == pytest.approx(2 * math.exp(-2 / 25))
-    assert score("The answer should be better.") == 0.0
-    assert score("Use Celsius Celsius, not Fahrenheit.") == pytest.approx(3 * math.exp(-5 / 25))
+    assert specificity("Use Celsius.") == pytest.approx(2 * math.exp(-2 / 25))
+    assert specificity("The answer should be better.") == 0.0
+    assert specificity("Use Celsius Celsius, not Fahrenheit.") == pytest.approx(3 * math.exp(-5 / 25))
 
 
 def test_score_rises_to_25_words_and_falls() -> None:
-    scores = [score(" ".join(f"word{i}" for i in range(n))) for n in range(1, 80)]
+    scores = [specificity(" ".join(f"word{i}" for i in range(n))) for n in range(1, 80)]
     assert scores.index(max(scores)) + 1 == 25
 
 

@@ -13,7 +13,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.exchange import Question
-from opdkit.judge.local import open_judge, open_model
+from opdkit.judge.local import LocalJudge, open_judge
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.model.load import load_tokenizer
 from opdkit.model.tree import common_length
@@ -130,7 +130,7 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_mo
 def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_model_dir: Path, votes: int) -> None:
     """pitfall 27: what the two prompts of a turn have in common is read once, and so is the rest of each."""
     read: list[int] = []
-    judge = open_model(config(extracted, plain_model_dir, votes=votes, max_new_tokens=1))
+    judge = LocalJudge(config(extracted, plain_model_dir, votes=votes, max_new_tokens=1))
     judge.model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
@@ -138,7 +138,7 @@ def test_a_turn_is_read_once_for_both_questions_and_all_votes(extracted, plain_m
     messages = {name: judge_messages(common, name) for name in ("hint", "reward")}
     assert check_tree_reading(judge.model)  # which it looks at once
     read.clear()
-    judge.answers([Question("s:1", name, asked) for name, asked in messages.items()])
+    judge.ask([Question("s:1", name, asked) for name, asked in messages.items()])
     hint, reward = (judge.chat.prompt_ids(asked) for asked in messages.values())
     alike = common_length(hint, reward)
     assert alike > 0.8 * len(reward)

@@ -39,36 +39,36 @@ def session(**metadata: object) -> dict:
 ])  # fmt: skip
 def test_a_number_and_what_is_none(metadata: dict, reward: int | None) -> None:
     """Of a list one element is enough: then both sides hold, and nobody knows."""
-    found = Outcomes(["metadata.reward>=1"], ["metadata.reward<1"]).told(session(**metadata))(1)
+    found = Outcomes(["metadata.reward>=1"], ["metadata.reward<1"]).of_session(session(**metadata))(1)
     assert found == (Reward(reward, "outcome", None) if reward else None)
 
 
 def test_words_other_fields_and_conditions_that_must_all_hold() -> None:
     thumbs = Outcomes(["metadata.feedback=up|good*"], ["metadata.feedback=down"])
-    assert [thumbs.told(session(feedback=f))(1) for f in ("up", "good job", "down", "DOWN")] == [
+    assert [thumbs.of_session(session(feedback=f))(1) for f in ("up", "good job", "down", "DOWN")] == [
         Reward(1, "outcome", None), Reward(1, "outcome", None), Reward(-1, "outcome", None), None
     ]  # fmt: skip
     both = Outcomes([], ["model=m-*", "metadata.resolved=false"])
-    assert both.told(session(resolved=False))(1) == Reward(-1, "outcome", None)
-    assert both.told(session(resolved=True))(1) is None
-    assert Outcomes([], []).told(session(resolved=True))(1) is None
+    assert both.of_session(session(resolved=False))(1) == Reward(-1, "outcome", None)
+    assert both.of_session(session(resolved=True))(1) is None
+    assert Outcomes([], []).of_session(session(resolved=True))(1) is None
 
 
 def test_scores_that_are_a_list_of_names_and_values() -> None:
     scores = [{"name": "user-feedback", "value": 0, "comment": "no"}, {"name": "length", "value": 1}, {"value": 2}, "x"]
     stars = Outcomes(["metadata.scores.user-feedback=1"], ["metadata.scores.user-feedback=0"])
-    assert stars.told(session(scores=scores))(1) == Reward(-1, "outcome", None)
-    assert stars.told(session(scores=scores[1:]))(1) is None
-    assert stars.told(session(scores=[*scores, {"name": "user-feedback", "value": 1}]))(1) is None
+    assert stars.of_session(session(scores=scores))(1) == Reward(-1, "outcome", None)
+    assert stars.of_session(session(scores=scores[1:]))(1) is None
+    assert stars.of_session(session(scores=[*scores, {"name": "user-feedback", "value": 1}]))(1) is None
 
 
 def test_a_turn_is_told_by_the_call_that_wrote_it() -> None:
     """What is said of the whole session holds where its call says nothing; another call's feedback never does."""
     calls = [{"line": 1, "message_index": 1, "reward": 1.0}, {"line": 2, "message_index": 3, "reward": 0.0},
              {"line": 3, "message_index": 5}, "no call", {"message_index": "7", "reward": 1}]  # fmt: skip
-    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).told(session(records=calls))
+    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).of_session(session(records=calls))
     assert [found and found.reward for found in map(told, (1, 3, 5, 7))] == [1, -1, None, None]
-    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).told(session(records=calls, reward=-1))
+    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).of_session(session(records=calls, reward=-1))
     assert [found and found.reward for found in map(told, (1, 3, 5, 7))] == [1, -1, -1, -1]
 
 

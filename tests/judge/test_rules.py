@@ -7,7 +7,7 @@ import time
 import pytest
 from runs import message
 
-from opdkit.judge.rules import asks, judge, own_words, reaction, votes
+from opdkit.judge.rules import asks_for_answer, judge, judge_reaction, own_words, votes
 
 TOLD = "The trip takes three hours by train and costs 40 euros."
 ASKED = "I can book that for you. Would you like a window seat?"
@@ -218,7 +218,7 @@ def test_a_long_correction_is_cut_at_a_word() -> None:
     ],
 )
 def test_asks(reply: str, asking: bool) -> None:
-    assert asks(reply) is asking
+    assert asks_for_answer(reply) is asking
 
 
 def tools(*results: str, then: str | None = None):
@@ -255,13 +255,13 @@ def test_own_words() -> None:
 
 def test_votes_say_which_rule_spoke() -> None:
     turn = [message("user", "hi"), message("assistant", TOLD), message("user", "Use Celsius instead")]
-    hint, reward = votes(turn, 1, 1)
+    [hint], [reward] = votes(turn, 1, 1)
     assert (hint.decision, hint.hint, hint.error) == (1, "Use Celsius.", None)
     assert (reward.score, reward.error) == (-1, None)
     assert "correction" in hint.raw
     assert hint.raw == reward.raw
     turn[2] = message("user", "thanks")
-    hint, reward = votes(turn, 1, 1)
+    [hint], [reward] = votes(turn, 1, 1)
     assert (hint.decision, hint.hint, reward.score) == (-1, None, 1)
 
 
@@ -289,4 +289,4 @@ def test_no_text_takes_long() -> None:
 @pytest.mark.parametrize("said", ["那下一步是什么？", "Покажи ещё один пример", "次は何ですか"])
 def test_what_it_cannot_read_it_does_not_reward(said: str) -> None:
     """Silence about a language is no praise: what is not in Latin letters cannot be told."""
-    assert reaction(said, "hello", "Hello!").reward == 0
+    assert judge_reaction(said, "hello", "Hello!").reward == 0

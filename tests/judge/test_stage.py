@@ -140,8 +140,8 @@ def test_another_plan_is_refused(extracted: Path) -> None:
 
 
 def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
-    """pitfall 25: kill -9 in the middle, start again, and the verdicts are those of one run."""
-    sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(30)}
+    """Kill -9 in the middle, start again, and the verdicts are those of one run."""
+    sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(12)}
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
         "import sys, time, pathlib; from opdkit.judge import rules, stage;"
@@ -156,10 +156,10 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     done = sorted(folder.iterdir())
-    assert 3 <= len(done) < 30
+    assert 3 <= len(done) < 12
     assert all(pq.read_table(path).num_rows == 2 for path in done)
     judge.run(config(run))
-    assert len(verdicts(run)) == 60
+    assert len(verdicts(run)) == 24
     reference = write_extract(tmp_path / "reference", sessions, per_part=1)
     judge.run(config(reference))
     assert list(verdicts(run).values()) == list(verdicts(reference).values())
@@ -175,46 +175,44 @@ def counters(**counts: int | dict[str, int]) -> Counters:
     return Counters(rows_in=100, rows_out=100, counts={name: Counter(n) for name, n in numbers.items()})
 
 
-def test_warnings() -> None:
-    """Failing, cut-off, repeating and looping turns that were rewarded are named."""
-    assert stage.warnings(counters()) == []
-    (said,) = stage.warnings(counters(**{"failed votes": {"no decision": 90, "empty answer": 11}}))
-    assert said.startswith("101 of 200 votes failed, most often: no decision. Is it the right model")
-    (said,) = stage.warnings(counters(**{"failed votes": {"cut off by the token limit": 200}}))
-    assert said.startswith("all 200 votes failed, most often: cut off by the token limit")
-    assert "--max-new-tokens" in said
-    (said,) = stage.warnings(counters(**{"failed votes": {"the prompt does not fit the judge": 200}}))
-    assert "--max-section-chars" in said
-    (said,) = stage.warnings(counters(hints=0))
-    assert said.startswith("no turn got a hint")
-    (said,) = stage.warnings(counters(rewards={"+1": 10}))
-    assert said == "all 10 rewards are +1: they tell no reply from another"
-    assert stage.warnings(counters(rewards={"+1": 9})) == []
-    for flag in ("tool_error", "truncation", "duplicate_call", "loop"):
-        (said,) = stage.warnings(counters(**{"flags": {flag: 3}, "flags on turns rewarded +1": {flag: 2}}))
-        assert said.startswith("2 of 3 turns ")
-        assert "were rewarded +1" in said
+@pytest.mark.parametrize(("counts", "names"), [
+    ({"failed votes": {"no decision": 90, "empty answer": 11}}, ["101 of 200 votes", "no decision"]),
+    ({"failed votes": {"cut off by the token limit": 200}}, ["all 200 votes", "--max-new-tokens"]),
+    ({"failed votes": {"the prompt does not fit the judge": 200}}, ["all 200 votes", "--max-section-chars"]),
+    ({"hints": 0}, ["no turn", "hint"]),
+    ({"rewards": {"+1": 10}}, ["10 rewards", "+1"]),
+    *[({"flags": {flag: 3}, "flags on turns rewarded +1": {flag: 2}}, ["2 of 3 turns", "+1", word]) for flag, word in
+      (("tool_error", "failed"), ("truncation", "cut off"), ("duplicate_call", "repeat"), ("loop", "loop"))],
+])  # fmt: skip
+def test_what_looks_wrong_is_named(tmp_path: Path, counts: dict, names: list[str]) -> None:
+    (warning,) = stage.warnings(config(tmp_path), counters(**counts))
+    assert all(name in warning for name in names)
+
+
+def test_what_looks_right_is_not(tmp_path: Path) -> None:
+    assert stage.warnings(config(tmp_path), counters()) == []
+    assert stage.warnings(config(tmp_path), counters(rewards={"+1": 9})) == []
 
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
-    """pitfall 17: a failed call that was voted +1 stays +1 in the table, and is counted."""
-    case = stage._cases(config(extracted), 1, Counters())[0]
+    """A failed call that was voted +1 stays +1 in the table, and is counted."""
+    turn = next(stage.turns_to_judge(config(extracted), 1, Counters()))
     found = Counters()
     votes = [RewardVote(1, "yes")] * 3
-    row = stage._verdict(config(extracted), case, [HintVote(-1, None, "no")] * 3, votes, found)
-    assert (case.turn["turn_id"], row["reward"]) == ("tool:1", 1)
+    row = stage.verdict_row(config(extracted), turn, [HintVote(-1, None, "no")] * 3, votes, found)
+    assert (turn.joined.turn_id, row["reward"]) == ("tool:1", 1)
     assert found.labels("flags") == found.labels("flags on turns rewarded +1") == {"tool_error": 1}
 
 
 def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
-    case = stage._cases(config(extracted), 0, Counters())[0]
+    turn = next(stage.turns_to_judge(config(extracted), 0, Counters()))
     found = Counters()
     hints = [
         HintVote(None, None, "", "decision not on offer: '2'"),
         HintVote(1, "Use the bus.", "x"),
         HintVote(1, "bad", "x"),
     ]
-    row = stage._verdict(config(extracted), case, hints, [RewardVote(None, "", "no decision")] * 3, found)
+    row = stage.verdict_row(config(extracted), turn, hints, [RewardVote(None, "", "no decision")] * 3, found)
     assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
     assert found.counts == {
         "votes": {"": 6},
@@ -226,20 +224,20 @@ def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
 
 
 def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
-    """pitfall 18 and pitfall 21: all parallel tool results, not only the last."""
+    """All parallel tool results, not only the last."""
     results = ["one two three four five six seven eight", "nine"]
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
     asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
-    case = stage._cases(asking, 0, Counters())[0]
+    turn = next(stage.turns_to_judge(asking, 0, Counters()))
     hint = HintVote(1, f"Say {results[0]}.", "x")
-    row = stage._verdict(asking, case, [hint], [RewardVote(0, "x")], Counters())
+    row = stage.verdict_row(asking, turn, [hint], [RewardVote(0, "x")], Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")
 
 
 def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
     code = (
-        "import sys, pathlib; from opdkit import judge; from opdkit.config.judge import JudgeConfig;"
+        "import sys, pathlib; from opdkit.judge import stage; from opdkit.config.judge import JudgeConfig;"
         "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from opdkit.chat.template import HINT_HEADER, Chat, with_hint
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.hints import score as score_of_hint
+from opdkit.judge.hints import specificity
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store import summary_of
 from opdkit.store.tables import TARGETS
@@ -211,7 +211,7 @@ def run_with_candidates(folder: Path, chosen: str | None, hints: list[str] = CAN
     ("judge", CANDIDATES[2]),
     ("longest", max(CANDIDATES, key=len)),
     ("shortest", CANDIDATES[0]),
-    ("score", max(CANDIDATES, key=score_of_hint)),
+    ("score", max(CANDIDATES, key=specificity)),
 ])  # fmt: skip
 def test_another_hint_than_the_judges(tmp_path, config, how, expected):
     run = run_with_candidates(tmp_path / "run", CANDIDATES[2])

@@ -21,7 +21,7 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.exchange import Answer, Ask, Question
-from opdkit.judge.stage import JUDGES
+from opdkit.judge.stage import BACKENDS
 from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import reward_of
 from opdkit.store import read_all
@@ -105,7 +105,7 @@ def noisy(
 ) -> JSON:
     """Train on what `votes` votes of such a judge say: how often rewards and hints are right, and the model after."""
     run = branch(base_of(work, sessions), work / f"noise-{wrong}-{votes}-{seed}", ("extract",))
-    with patch.dict(JUDGES, {"local": f"{__name__}:open_judge"}):
+    with patch.dict(BACKENDS, {"local": f"{__name__}:open_judge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
                           template_arg=(f"wrong={wrong}",)))  # fmt: skip
     numbers = judged_right(run)
