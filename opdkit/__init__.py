@@ -3,7 +3,7 @@
     import opdkit
     run = opdkit.Run("runs/try")        # its methods are the stages, see docs/python.md
 
-`import opdkit` is light: what a name stands for is imported when it is used.
+`import opdkit` is fast: a name is imported when it is used.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from opdkit.version import __version__
 
 __all__ = ["ConfigError", "OpdkitError", "Run", "__version__"]
 
-_HOMES = {"Run": "opdkit.api", "ConfigError": "opdkit.errors", "OpdkitError": "opdkit.errors"}
+_MODULES = {"Run": "opdkit.api", "ConfigError": "opdkit.errors", "OpdkitError": "opdkit.errors"}
 
 if TYPE_CHECKING:
     from opdkit.api import Run
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'opdkit' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

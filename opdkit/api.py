@@ -1,4 +1,4 @@
-"""The Python interface: a run as an object, stages as its methods, tables as Arrow, pandas or `datasets`.
+"""Python interface: a run as an object, stages as its methods, tables as Arrow, pandas or `datasets`.
 
     import opdkit
     run = opdkit.Run("runs/try")
@@ -28,7 +28,7 @@ Several = PathLike | Sequence[PathLike]
 
 
 class Run:
-    """A run directory; it need not exist yet.
+    """Run directory; it need not exist yet.
 
     The methods of the stages return a summary: `print` it for the closing line, `.counters` has the numbers. Parts that
     are done are not computed again. Every method raises opdkit.ConfigError for wrong options, opdkit.OpdkitError when

@@ -1,4 +1,4 @@
-"""The command line: parse, build the configuration, run the command, turn errors into exit codes."""
+"""Command line: parse, build the configuration, run the command, turn errors into exit codes."""
 
 import contextlib
 import inspect
@@ -122,7 +122,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 class OptionsCommand(TyperCommand):
-    """A command whose -h shows its usual options in panels, and which names the successors of renamed options."""
+    """Command with a -h of panels that leaves out expert options, and an error for renamed options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """Parse as click does, but refuse a renamed option with its new name and exit code 2."""

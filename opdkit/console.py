@@ -1,9 +1,11 @@
-"""What a person sees while a stage runs: messages and progress, all on stderr, so that stdout stays data."""
+"""Messages and progress for the person who runs a command: all on stderr, so that stdout stays data."""
 
 import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.console import Console
@@ -19,17 +21,17 @@ stdout = Console(highlight=False)
 
 
 def is_main_process() -> bool:
-    """True in the one process of a launcher's group that should speak for all."""
+    """Return True in the one process of a launcher's group that writes messages for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: a log must not be able to drive the reader's terminal."""
+    """Return `text` without control characters: a log must not control the reader's terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def with_sign(value: float, digits: int) -> str:
-    """ "+0.12", "-0.12", and no sign before what rounds to nothing."""
+    """Return "+0.12" or "-0.12", and no sign before a value that rounds to zero."""
     text = f"{value:+z.{digits}f}"
     return text if text.strip("+0.") else text[1:]
 
@@ -48,7 +50,7 @@ def verb(number: int, singular: str, plural: str) -> str:
 
 
 def say(message: str) -> None:
-    """One message on stderr. Plain text: markup in it is shown, not interpreted."""
+    """Print one message on stderr. Markup in it is shown, not interpreted."""
     if is_main_process():
         stderr.print(escape(printable(message)), soft_wrap=True)
 
@@ -59,9 +61,18 @@ def warn(message: str) -> None:
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 
-_shown: list["Progress"] = []  # the bars on the screen; a bar within a bar is one more line of it
-_EVERY = 60.0  # seconds between two lines of progress where there is no screen
-_spoken = [-_EVERY]
+_LINE_EVERY = 60.0  # seconds between two lines of progress in a pipe or a batch job
+
+
+@dataclass
+class _Screen:
+    """Progress of this process: rich shows one live display at a time, so a bar within a bar is a line of it."""
+
+    bars: "Progress | None" = None
+    last_line: float = -_LINE_EVERY  # when the last line of progress was written, in seconds
+
+
+_screen = _Screen()
 
 
 def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Iterator[T]:
@@ -74,46 +85,42 @@ def progress(items: Iterable[T], what: str, total: int, unit: str = "") -> Itera
 
 @contextlib.contextmanager
 def tally(what: str, total: int, unit: str = "") -> Iterator[Callable[[int], None]]:
-    """A progress bar that the block moves by so many `unit` of `total`. A pipe or a batch job gets a line a minute."""
-    if not (stderr.is_terminal and is_main_process()):
-        yield _by_the_minute(what, total, unit)
+    """Show a progress bar; the block advances it by a number of `unit`. In a pipe, write one line per minute."""
+    if stderr.is_terminal and is_main_process():
+        with _open_bars() as bars:
+            line = bars.add_task(what, total=total, unit=unit)
+            try:
+                yield partial(bars.advance, line)
+            finally:
+                bars.remove_task(line)
         return
-    with contextlib.ExitStack() as stack:
-        bar = _shown[0] if _shown else stack.enter_context(_bars())
-        line = bar.add_task(what, total=total, unit=unit)
-        stack.callback(bar.remove_task, line)
-        yield lambda count: bar.advance(line, count)
-
-
-def _by_the_minute(what: str, total: int, unit: str) -> Callable[[int], None]:
     done, began = 0, time.monotonic()
 
     def advance(count: int) -> None:
         nonlocal done
         done += count
         now = time.monotonic()
-        if now - max(began, _spoken[0]) >= _EVERY and done < total:
-            _spoken[0] = now
+        if now - max(began, _screen.last_line) >= _LINE_EVERY and done < total:
+            _screen.last_line = now
             say(f"{what}: {done:,} of {total:,} {unit}".rstrip())
 
-    return advance
+    yield advance
 
 
 @contextlib.contextmanager
-def _bars() -> Iterator["Progress"]:
+def _open_bars() -> Iterator["Progress"]:
+    """Yield the live display of progress bars; open it unless it is open already."""
+    if _screen.bars is not None:
+        yield _screen.bars
+        return
     # imported here: --help shows no bar
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[unit]}"),
-        TimeRemainingColumn(),
-    )
+    unit = TextColumn("{task.fields[unit]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True) as bars:
-        _shown.append(bars)
+        _screen.bars = bars
         try:
             yield bars
         finally:
-            _shown.remove(bars)
+            _screen.bars = None

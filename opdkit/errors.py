@@ -1,13 +1,13 @@
-"""The errors a user can meet. Everything else is a bug in opdkit."""
+"""Errors that a user can meet. Any other exception is a bug in opdkit."""
 
 
 class OpdkitError(Exception):
-    """The data or the run failed (exit code 1). The message says what is wrong, where, and what to do."""
+    """Failure of the data or the run (exit code 1). The message says what is wrong, where, and what to do."""
 
     exit_code = 1
 
 
 class ConfigError(OpdkitError):
-    """The command was wrong (exit code 2): an option out of range, a missing path, an unknown name."""
+    """Wrong command (exit code 2): an option out of range, a missing path, an unknown name."""
 
     exit_code = 2

@@ -1,3 +1,3 @@
-"""The version of opdkit; pyproject.toml reads it from here."""
+"""Version of opdkit; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

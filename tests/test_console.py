@@ -16,7 +16,7 @@ def test_a_bar_within_a_bar_is_a_line_of_it(monkeypatch):
         for piece in console.progress("ab", "pieces", 2)
     ]
     assert seen == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
-    assert not console._shown
+    assert console._screen.bars is None
 
 
 def test_a_bar_that_is_left_early_is_taken_away(monkeypatch):
@@ -24,7 +24,7 @@ def test_a_bar_that_is_left_early_is_taken_away(monkeypatch):
     for _ in console.progress(range(5), "parts", 5):
         break
     assert list(console.progress(range(3), "again", 3)) == [0, 1, 2]
-    assert not console._shown
+    assert console._screen.bars is None
 
 
 def test_a_pipe_sees_no_bar(monkeypatch, capsys):
@@ -37,7 +37,7 @@ def test_a_pipe_is_told_once_a_minute(monkeypatch, capsys):
     monkeypatch.setattr(console, "stderr", Console(force_terminal=False, stderr=True, width=100))
     clock = iter([0.0, 10.0, 61.0, 90.0, 121.5, 130.0, 200.0])  # the beginning, then each item of five and the last
     monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(console, "_spoken", [-console._EVERY])
+    monkeypatch.setattr(console, "_screen", console._Screen())
     assert len(list(console.progress(range(6), "judging", 6, "votes"))) == 6
     assert capsys.readouterr().err.splitlines() == ["judging: 2 of 6 votes", "judging: 4 of 6 votes"]
 

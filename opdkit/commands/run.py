@@ -52,7 +52,7 @@ def with_set_forms(message: str, stage: str) -> str:
 
 
 def configurations(config: RunConfig) -> dict[str, StageConfig]:
-    """The stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
+    """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
     overrides = _overrides(config)
     flags = _flags(config)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}

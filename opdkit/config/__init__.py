@@ -1,1 +1,1 @@
-"""The options of every command, each declared once. Imports nothing heavy: `opdkit --help` answers at once."""
+"""Options of every command, each declared once. Nothing heavy is imported, so `opdkit --help` answers at once."""

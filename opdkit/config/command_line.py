@@ -1,4 +1,4 @@
-"""A configuration as the words of the command that makes it: for batch scripts, and for "run this again"."""
+"""Turns a configuration back into the words of its command, for batch scripts and for "run this again"."""
 
 import shlex
 from pathlib import Path

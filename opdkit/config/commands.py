@@ -34,7 +34,7 @@ from opdkit.config.train import TrainConfig
 
 @dataclass(frozen=True)
 class Command:
-    """One command. `target` is "module:function", imported when the command runs.
+    """Configuration, function and help of one command. `target` is "module:function", imported when the command runs.
 
     The function takes the configuration. It returns None, or an object whose `text()` is the closing line, or False
     for exit code 1.

@@ -1,10 +1,10 @@
-"""`--filter FIELD OP VALUE`: which sessions are kept, by what their log says of them.
+"""`--filter FIELD OP VALUE`: conditions on what the log says of a session.
 
     model=gpt-4*   time>=2026-01-01   language=en|de   metadata.reward>0.5   metadata.task!=retail
 
-Text is compared as it is logged, with * and ? as in file names and | between alternatives; numbers by their value;
-times in UTC, those of a whole day where a day is given. A session whose log does not say is never guessed about: it is
-left out too, and counted under a reason of its own.
+Text is compared as it is logged, with * and ? as in file names and | between alternatives. Numbers are compared by
+their value, times in UTC, a time without an hour by its day. A session whose log lacks the field fails the condition,
+under a reason of its own.
 """
 
 import datetime
@@ -12,16 +12,16 @@ import fnmatch
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 
-FILTERED = "filtered: "  # how the reasons begin under which sessions are counted that a condition leaves out
+FILTERED = "filtered: "  # begins the reasons of sessions that a condition leaves out
 FIELDS = ("model", "time", "language", "format", "source", "metadata")
-# Where logs say when and in which language a session was; those that are put together of records, in each.
+# Names under which logs have the time and the language of a session.
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
 LANGUAGES = ("language", "lang", "locale")
 _EXPRESSION = re.compile(r"\s*([\w.\-\[\]]+?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
@@ -33,7 +33,7 @@ _MISSING = object()
 
 
 class LoggedSession(Protocol):
-    """The attributes of a session that conditions compare, such as those of chat.conversation.Conversation."""
+    """Attributes of a session that conditions compare; chat.conversation.Conversation has them."""
 
     @property
     def source(self) -> str: ...
@@ -45,107 +45,102 @@ class LoggedSession(Protocol):
 
 @dataclass(frozen=True)
 class Filter:
-    """One condition."""
+    """Condition on one field of a session."""
 
     text: str  # as it was written
     field: str
     op: str
     value: str
 
-    def refuses(self, session: LoggedSession, name: str) -> str | None:
-        """Why a session of the format `name` is left out; None if it is kept."""
-        found = self._found(session, name)
-        if found in (None, "", []):
+    def find_rejection(self, session: LoggedSession, log_format: str) -> str | None:
+        """Return the reason why a session of this format is left out; None if it is kept."""
+        logged = self._logged_value(session, log_format)
+        if logged in (None, "", []):
             return f"{FILTERED}no {self.field}"
-        holds = self._holds_at(found) if self.field == "time" else _holds(found, self.op, self.value)
+        if self.field != "time":
+            holds = _compare(logged, self.op, self.value)
+        elif _DAY.fullmatch(self.value):
+            holds = _COMPARE[self.op](logged.date(), datetime.date.fromisoformat(self.value))
+        else:
+            holds = _COMPARE[self.op](logged, parse_time(self.value))
         if holds is None:
             return f"{FILTERED}no {self.field} to compare"
         return None if holds else f"{FILTERED}{self.text}"
 
-    def _found(self, session: LoggedSession, name: str) -> Any:
-        if self.field == "model":
-            return session.model
-        if self.field in ("format", "source"):
-            return name if self.field == "format" else session.source
+    def _logged_value(self, session: LoggedSession, log_format: str) -> Any:
         if self.field == "time":
             return time_of(session.metadata)
         if self.field == "language":
             return first_of(session.metadata, LANGUAGES)
+        if not self.field.startswith("metadata."):
+            return {"model": session.model, "format": log_format, "source": session.source}[self.field]
         path = self.field.partition(".")[2]
-        found = value_at(session.metadata, path)
-        if found is _MISSING:
-            found = [
-                value for record in _records(session.metadata) if (value := value_at(record, path)) is not _MISSING
-            ]
-        return found
-
-    def _holds_at(self, found: datetime.datetime) -> bool:
-        if _DAY.fullmatch(self.value):
-            return _COMPARE[self.op](found.date(), datetime.date.fromisoformat(self.value))
-        return _COMPARE[self.op](found, parse_time(self.value))
+        value = value_at(session.metadata, path)
+        if value is not _MISSING:
+            return value
+        values = (value_at(record, path) for record in _records(session.metadata))
+        return [value for value in values if value is not _MISSING]
 
 
 def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
-    """The conditions, all of which must hold. Raises ConfigError."""
-    return [_parse(text, flag) for text in texts]
+    """Return the conditions, all of which must hold. Raises ConfigError."""
+    written = [f"{name}.NAME" if name == "metadata" else name for name in FIELDS]
+    filters = []
+    for text in texts:
+        match = _EXPRESSION.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{flag} {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
+        field, op, value = match.groups()
+        root, _, path = field.partition(".")
+        if root not in FIELDS or (root == "metadata") != bool(path):
+            raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, written)}")
+        if not value:
+            raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
+        if field == "time" and parse_time(value) is None:
+            problem = "there is no such day" if _DAY.fullmatch(value) else (
+                "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
+            raise ConfigError(f"{flag} {text!r}: {problem}")
+        if root in ("model", "format", "source", "language") and op not in ("=", "!="):
+            raise ConfigError(f"{flag} {text!r}: {root} is text; compare it with = or !=")
+        filters.append(Filter(text.strip(), field, op, value))
+    return filters
 
 
-def _parse(text: str, flag: str) -> Filter:
-    match = _EXPRESSION.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"{flag} {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
-    field, op, value = match.groups()
-    root, _, path = field.partition(".")
-    if root not in FIELDS or (root == "metadata") != bool(path):
-        raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, _WRITTEN)}")
-    if not value:
-        raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
-    if field == "time" and not _DAY.fullmatch(value) and parse_time(value) is None:
-        raise ConfigError(f"{flag} {text!r}: write a time like 2026-01-31 or 2026-01-31T12:00:00Z")
-    if _DAY.fullmatch(value) and field == "time" and parse_time(value) is None:
-        raise ConfigError(f"{flag} {text!r}: there is no such day")
-    if root in ("model", "format", "source", "language") and op not in ("=", "!="):
-        raise ConfigError(f"{flag} {text!r}: {root} is text; compare it with = or !=")
-    return Filter(text.strip(), field, op, value)
-
-
-_WRITTEN = [f"{name}.NAME" if name == "metadata" else name for name in FIELDS]
-
-
-def refused(filters: Sequence[Filter], session: LoggedSession, name: str) -> str | None:
-    """Why the first condition that does not hold leaves a session out; None if it is kept."""
-    return next((why for f in filters if (why := f.refuses(session, name)) is not None), None)
+def find_rejection(filters: Sequence[Filter], session: LoggedSession, log_format: str) -> str | None:
+    """Return the reason of the first condition that leaves a session out; None if it is kept."""
+    reasons = (condition.find_rejection(session, log_format) for condition in filters)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------
 
 
-def _holds(found: Any, op: str, value: str) -> bool | None:
-    """Whether the comparison holds; None where there is none. Of a list, one element that does is enough."""
-    if isinstance(found, list):
-        each = [_holds(item, op, value) for item in found if item is not None]
+def _compare(logged: Any, op: str, value: str) -> bool | None:
+    """Return True when the comparison holds; None when the two cannot be compared. One element of a list is enough."""
+    if isinstance(logged, list):
+        results = [_compare(item, op, value) for item in logged if item is not None]
         if op == "!=":
-            return all(e is not False for e in each)
-        return any(each) if any(e is not None for e in each) else None
-    if found.__class__ is bool:
-        found = "true" if found else "false"
-    if isinstance(found, (int, float)):
-        wanted = [_number(part) for part in value.split("|")]
+            return all(result is not False for result in results)
+        return any(results) if any(result is not None for result in results) else None
+    if isinstance(logged, bool):
+        logged = "true" if logged else "false"
+    if isinstance(logged, (int, float)):
+        numbers = [_parse_number(part) for part in value.split("|")]
         if op in ("=", "!="):
-            return (found in wanted) == (op == "=")
-        return _COMPARE[op](found, wanted[0]) if wanted[0] is not None else None
-    if not isinstance(found, str):
+            return (logged in numbers) == (op == "=")
+        return _COMPARE[op](logged, numbers[0]) if numbers[0] is not None else None
+    if not isinstance(logged, str):
         return None
     if op in ("=", "!="):
-        return any(fnmatch.fnmatchcase(found, pattern) for pattern in value.split("|")) == (op == "=")
-    bound = _number(value)
+        return any(fnmatch.fnmatchcase(logged, pattern) for pattern in value.split("|")) == (op == "=")
+    bound = _parse_number(value)
     if bound is None:
-        return _COMPARE[op](found, value)
-    number = _number(found)  # a number that was logged as text; "high" is neither above 1 nor below
+        return _COMPARE[op](logged, value)
+    number = _parse_number(logged)  # a number that was logged as text; "high" is neither above 1 nor below
     return None if number is None else _COMPARE[op](number, bound)
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:
@@ -153,7 +148,7 @@ def _number(text: str) -> float | None:
 
 
 def value_at(value: Any, path: str) -> Any:
-    """What a dotted path leads to in nested objects, `_MISSING` where it leads nowhere.
+    """Return the value at a dotted path in nested objects, or `_MISSING`.
 
     A list of {"name": ..., "value": ...}, as scores and attributes are often logged, counts as an object of lists.
     """
@@ -161,59 +156,43 @@ def value_at(value: Any, path: str) -> Any:
         return value[path]
     for key in path.split("."):
         if isinstance(value, list):
-            value = _by_name(value)
+            by_name: dict[str, list[Any]] = {}
+            for item in value:
+                if isinstance(item, dict) and isinstance(item.get("name"), str) and "value" in item:
+                    by_name.setdefault(item["name"], []).append(item["value"])
+            value = by_name
         if not isinstance(value, dict) or key not in value:
             return _MISSING
         value = value[key]
     return value
 
 
-def _by_name(items: list[Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for item in items:
-        if isinstance(item, dict) and isinstance(item.get("name"), str) and "value" in item:
-            found.setdefault(item["name"], []).append(item["value"])
-    return found
+def _records(metadata: JSON) -> list[JSON]:
+    """Return the metadata of each call, for a session that is assembled from calls."""
+    records = metadata.get("records")
+    return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 
 
 def first_of(metadata: JSON, keys: Sequence[str]) -> Any:
-    """The first of these fields that the metadata have, else the first record's."""
-    for holder in _holders(metadata):
-        for key in keys:
-            if holder.get(key) not in (None, ""):
-                return holder[key]
-    return None
-
-
-def _holders(metadata: JSON) -> Iterator[JSON]:
-    yield metadata
-    yield from _records(metadata)[:1]
-
-
-def _records(metadata: JSON) -> list[JSON]:
-    """What the log says of each call, where a session is put together of calls."""
-    records = metadata.get("records")
-    return [each for each in records if isinstance(each, dict)] if isinstance(records, list) else []
+    """Return the first of these fields that the metadata have, else the first record's; None without any."""
+    values = (holder.get(key) for holder in (metadata, *_records(metadata)[:1]) for key in keys)
+    return next((value for value in values if value not in (None, "")), None)
 
 
 def time_of(metadata: JSON) -> datetime.datetime | None:
-    """When a session was, in UTC, by the first field that says so."""
-    for holder in _holders(metadata):
-        for key in TIMES:
-            found = parse_time(holder.get(key))
-            if found is not None:
-                return found
-    return None
+    """Return the time of a session in UTC, from the first field that has one."""
+    times = (parse_time(holder.get(key)) for holder in (metadata, *_records(metadata)[:1]) for key in TIMES)
+    return next((time for time in times if time is not None), None)
 
 
 def parse_time(value: Any) -> datetime.datetime | None:
-    """ISO 8601, or seconds, milliseconds, microseconds or nanoseconds since 1970; None for anything else."""
+    """Return the time of an ISO 8601 text, or of seconds, ms, us or ns since 1970; None for any other value."""
     try:
         if isinstance(value, str):
-            number = _number(value)
+            number = _parse_number(value)
             if number is None:
-                found = datetime.datetime.fromisoformat(value.strip())
-                return found.replace(tzinfo=found.tzinfo or datetime.UTC).astimezone(datetime.UTC)
+                time = datetime.datetime.fromisoformat(value.strip())
+                return time.replace(tzinfo=time.tzinfo or datetime.UTC).astimezone(datetime.UTC)
             value = number
         if value.__class__ not in (int, float) or not math.isfinite(value) or value <= 0:
             return None

@@ -1,4 +1,4 @@
-"""One declaration per option: a field of a frozen dataclass, from which flag, TOML key, docs and manifest derive.
+"""Declares an option once, as a field of a frozen dataclass. Flag, TOML key, docs and manifest derive from it.
 
     votes: int = option(5, "votes per question", "local and endpoint judges", unit="votes", low=1, panel=HOW)
 
@@ -31,7 +31,7 @@ WHAT, HOW, SPEED, MEMORY, WHERE = "What", "How", "How fast", "Memory", "Where"
 
 @dataclass(frozen=True)
 class Meta:
-    """The declaration of one field, besides its name, type and default."""
+    """Declaration of one field, besides its name, type and default."""
 
     help: str  # a few words, shown by -h
     more: str = ""  # details, shown in docs/commands.md and by `opdkit init`
@@ -74,7 +74,7 @@ def argument(help: str, more: str = "", *, default: Any = ..., plan: bool = True
 
 @dataclass(frozen=True)
 class Field:
-    """One option as the command line, the TOML reader and the docs see it."""
+    """Option as the command line, the TOML reader and the docs see it."""
 
     name: str
     type: Any  # without the `| None`
@@ -92,13 +92,13 @@ class Field:
 
     @property
     def type_name(self) -> str:
-        """The word for the type that help and errors show."""
+        """Return the word for the type that help and errors show."""
         words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
         return "list of text" if self.is_list else words[self.type]
 
     @property
     def description(self) -> str:
-        """The whole meaning: the words of -h, and the details."""
+        """Return the whole meaning: the words of -h, and the details."""
         return f"{self.meta.help}; {self.meta.more}" if self.meta.more else self.meta.help
 
 
@@ -124,7 +124,7 @@ def order_panels(fields: Sequence[Field]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CommandConfig:
-    """The configuration of one command."""
+    """Configuration of one command."""
 
     def __post_init__(self) -> None:
         for field in fields_of(type(self)):
@@ -143,7 +143,7 @@ class CommandConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StageConfig(CommandConfig):
-    """The fields that every stage has."""
+    """Configuration of a stage: the fields that every stage has."""
 
     run: Path = argument("the run directory", plan=False)
     shard: str = option(

@@ -1,19 +1,19 @@
-"""What the chat templates of common models want to be told, so that prompts here are those the model is served with.
+"""Arguments for the chat templates of common models, so that prompts equal those that the model is served with.
 
-Stop tokens need no preset: they are read from the model's own files and from what its template writes after a reply.
-Template arguments by family are those that the families' published templates read; a test runs them through templates
-that are installed.
+Stop tokens need no preset: they are read from the model's files and from the text that its template writes after a
+reply. The arguments are those that each family's published template reads; a test runs them through the templates that
+are installed.
 """
 
 from dataclasses import dataclass
 
 NO_THINKING = ("enable_thinking=false",)
-THINKING_TOKENS = 4096  # of a judge's vote: the thinking comes first, and a vote that is cut off counts as none
+THINKING_TOKENS = 4096  # --max-new-tokens of a judge that thinks first: a vote that is cut off does not count
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One family of models in one mode. `template_arg` is as for --template-arg; `note` is for the reader of a file."""
+    """Template arguments of one family of models in one mode. `template_arg` is as for --template-arg; `note` is for the reader of a file."""
 
     models: str
     note: str

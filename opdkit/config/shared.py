@@ -78,7 +78,7 @@ def check_judge(model: str | None, url: str | None) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(StageConfig):
-    """The options of every stage that runs a model."""
+    """Options of every stage that runs a model."""
 
     device: str = option(
         "auto", "torch device", "auto takes the launcher's GPU if there is one, else the CPU", plan=False, panel=WHERE

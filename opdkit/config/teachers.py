@@ -1,4 +1,4 @@
-"""The teachers that options name: their names, paths and shares. Nothing heavy is imported."""
+"""Teachers that options name: their names, paths and shares. Nothing heavy is imported."""
 
 import json
 import math

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import dump
-from opdkit.config.conditions import Filter, parse_filters, refused
+from opdkit.config.conditions import Filter, find_rejection, parse_filters
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
@@ -118,7 +118,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
         elif isinstance(item, LeftOut):
             counters.drop(item.reason)
             left_out += 1
-        elif filters and (reason := refused(filters, item, unit.log.format or "")) is not None:
+        elif filters and (reason := find_rejection(filters, item, unit.log.format or "")) is not None:
             counters.drop(reason)
             left_out += 1
             sessions += 1  # a filter decides which sessions are kept, not their ids

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from opdkit.chat.conversation import Conversation
-from opdkit.config.conditions import parse_filters, refused
+from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.config.fields import JSON
 from opdkit.judge.votes import OUTCOME, Reward
 
@@ -43,7 +43,7 @@ class Outcomes:
             holding = [
                 reward
                 for reward, conditions in self._conditions.items()
-                if conditions and refused(conditions, said, session["format"]) is None
+                if conditions and find_rejection(conditions, said, session["format"]) is None
             ]
             return Reward(holding[0], OUTCOME, None) if len(holding) == 1 else None
 

@@ -1,4 +1,4 @@
-"""A table of a run as Arrow, pandas, `datasets` or dicts."""
+"""Table of a run as Arrow, pandas, `datasets` or dicts."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RunTable:
-    """One table of a run, as it is on the disk: every call reads it again."""
+    """Table of a run, as it is on the disk: every call reads it again."""
 
     def __init__(self, run: Path, name: str) -> None:
         if name not in TABLES:

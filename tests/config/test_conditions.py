@@ -8,14 +8,14 @@ from small_logs import chat, jsonl, run, tables
 from opdkit.chat.conversation import Conversation
 from opdkit.commands.check import run as check
 from opdkit.config.check import CheckConfig
-from opdkit.config.conditions import parse_filters, parse_time, refused
+from opdkit.config.conditions import find_rejection, parse_filters, parse_time
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError, OpdkitError
 
 
 def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | None:
     told = Conversation("logs/a.jsonl", 1, [], model=model, metadata=metadata)
-    return refused(parse_filters([expression]), told, "openai")
+    return find_rejection(parse_filters([expression]), told, "openai")
 
 
 @pytest.mark.parametrize(("expression", "metadata"), [

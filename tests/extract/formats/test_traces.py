@@ -7,7 +7,7 @@ import pytest
 from small_logs import jsonl, run, tables
 
 from opdkit.chat.conversation import Conversation
-from opdkit.config.conditions import parse_filters, refused
+from opdkit.config.conditions import find_rejection, parse_filters
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect
 from opdkit.extract.formats.reader import LeftOut, Line, Rejected
@@ -93,7 +93,7 @@ def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
         "metadata.trace.scores.user-feedback=1": True, "metadata.trace.scores.user-feedback>1": False,
         "metadata.trace.scores.stars=1": False, "metadata.trace.metadata.shop=7": True,
     }.items():  # fmt: skip
-        assert (refused(parse_filters([condition]), told, "langfuse") is None) == holds
+        assert (find_rejection(parse_filters([condition]), told, "langfuse") is None) == holds
 
 
 def test_a_long_trace_does_not_multiply():
