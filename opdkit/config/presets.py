@@ -13,7 +13,7 @@ THINKING_TOKENS = 4096  # --max-new-tokens of a judge that thinks first: a vote 
 
 @dataclass(frozen=True)
 class Preset:
-    """Template arguments of one family of models in one mode. `template_arg` is as for --template-arg; `note` is for the reader of a file."""
+    """Template arguments of a family of models in one mode. `note` is for the reader of the TOML file."""
 
     models: str
     note: str
