@@ -13,15 +13,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-
-T = TypeVar("T")
 
 TOO_LARGE = "does not fit into memory"  # the reason under which an item that is set aside is counted
 
@@ -158,14 +156,3 @@ def budget_of(model: nn.Module, work: str) -> Budget:
     """Return the budget for one kind of work with a model; whoever asks again gets the same one."""
     state = state_of(model)
     return state.budgets.setdefault(work, Budget(work, lockstep=state.lockstep))
-
-
-class OutOfMemory:
-    """The result of work for which there was not enough memory."""
-
-
-def run_or_out_of_memory(work: Callable[[], T]) -> T | OutOfMemory:
-    """Return what `work` returns, or OutOfMemory where memory ran out."""
-    with Attempt():
-        return work()
-    return OutOfMemory()

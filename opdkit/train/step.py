@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -14,12 +13,12 @@ from torch import Tensor, nn
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.load import resolve_device
-from opdkit.model.memory import Budget, OutOfMemory, TooLargeError, budget_of, run_or_out_of_memory
+from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
 from opdkit.store import stopping
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Tree, plan_forwards
-from opdkit.train.objective import Objective, step_loss, step_totals, terms_of, trained_positions
+from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.sharding import gather, trained_parameters
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Prompts, Turn
@@ -64,15 +63,12 @@ def optimizer_step(
         for n, trees in enumerate(plan.forwards):
             # Gradients are exchanged once per step, in its last backward.
             last = n == len(plan.forwards) - 1
-            micro_batch = partial(
-                add_gradients, model, trees or idle, batch, sequences, totals, objective, config, accelerator,
-                counts=bool(trees),
-            )  # fmt: skip
-            with contextlib.nullcontext() if last else accelerator.no_sync(model):
-                share = run_or_out_of_memory(micro_batch)
-            if isinstance(share, OutOfMemory):
+            with Attempt() as attempt, contextlib.nullcontext() if last else accelerator.no_sync(model):
+                shares.append(add_gradients(
+                    model, trees or idle, batch, sequences, totals, objective, config, accelerator, counts=bool(trees)
+                ))  # fmt: skip
+            if attempt.failed:
                 break
-            shares.append(share)
         if len(shares) == len(plan.forwards):
             break
         optimizer.zero_grad(set_to_none=True)
@@ -92,7 +88,9 @@ def optimizer_step(
         )
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
-    if isinstance(run_or_out_of_memory(optimizer.step), OutOfMemory):  # perhaps half done: training cannot continue
+    with Attempt() as attempt:
+        optimizer.step()
+    if attempt.failed:  # perhaps half done: training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": plan.tokens}

@@ -18,7 +18,8 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store import read_all
 from opdkit.train import stage as train
-from opdkit.train.objective import gathered_logprobs, support_advantages
+from opdkit.train.objective.advantages import support_advantages
+from opdkit.train.objective.losses import gathered_logprobs
 from opdkit.train.targets import Support, load_prompts, load_turns
 from opdkit.train.training_set import shape_rewards
 

@@ -6,7 +6,7 @@ import pytest
 from scored_runs import train_config
 
 from opdkit.errors import ConfigError
-from opdkit.train.objective import Objective
+from opdkit.train.objective.terms import Objective
 from opdkit.train.schedule import objective_at, objectives
 
 

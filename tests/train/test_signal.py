@@ -11,7 +11,7 @@ from scored_runs import Said, Toy, train_config, write_run
 
 from opdkit.store import read_all
 from opdkit.train import stage as train
-from opdkit.train.objective import Objective
+from opdkit.train.objective.terms import Objective
 from opdkit.train.signal import degenerate_replies, ends_in_loop, largest_shares, thin_signal
 from opdkit.train.targets import Support, Turn, is_held_out, load_turns
 from opdkit.train.training_set import (

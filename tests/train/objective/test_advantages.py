@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from positions import NAN, logits, mask, t
 
-from opdkit.train.objective import (
+from opdkit.train.objective.advantages import (
     behavior_weights,
     group_normalised,
     overlong,

@@ -11,7 +11,8 @@ from positions import VOCABULARY, generator, logits, t
 from torch import Tensor
 from torch.nn import functional
 
-from opdkit.train.objective import (
+from opdkit.train.objective.advantages import support_advantages, teacher_advantages
+from opdkit.train.objective.losses import (
     divergence,
     entropy,
     gathered_logprobs,
@@ -19,8 +20,6 @@ from opdkit.train.objective import (
     kl_to_reference,
     log_rest,
     policy_gradient,
-    support_advantages,
-    teacher_advantages,
 )
 
 CLIP = (0.2, 0.28)
