@@ -164,6 +164,6 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
 @pytest.mark.parametrize("objective", ["topk", "hybrid", "distill"])
 def test_missing_supports_say_which_stage_makes_them(tmp_path, plain_model_dir, objective: str) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(2), support=0)
-    with pytest.raises(OpdkitError, match=r"turns with a hint have no support.*`opdkit teacher .* --top-k K`"):
+    with pytest.raises(OpdkitError, match=r"opdkit teacher .* --top-k"):
         train.run(train_config(run, plain_model_dir, objective=objective))
     assert not (run / "train").exists()
