@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError
 
 if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -53,15 +53,7 @@ _REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB w
 _TEXTS = 1 << 12  # messages, and other fields, whose breaks are kept
 
 
-class ChatError(OpdkitError):
-    """Messages that cannot be turned into token ids. `reason` is the word the turn is dropped and counted under."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class UnsafeTextError(ChatError):
+class UnsafeTextError(ValueError):
     """Text that cannot be kept apart from the template's control tokens."""
 
 

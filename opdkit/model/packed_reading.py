@@ -69,9 +69,6 @@ class Pack:
             nodes_N=torch.tensor(nodes, dtype=torch.long, device=device),
         )
 
-    def __len__(self) -> int:
-        return self.ids_1n.shape[1]
-
 
 def _blocks(one: Pass, first: int, device: torch.device) -> Iterator[Block]:
     """Yield the blocks in which one tree, whose tokens begin at `first`, attends to itself."""

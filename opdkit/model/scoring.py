@@ -9,7 +9,7 @@ over the whole vocabulary at temperature 1, in float32.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
@@ -61,9 +61,6 @@ class LogprobQuery:
     sequences: tuple[PromptResponse, ...]
     at: Tensor | None = None
 
-    def __len__(self) -> int:
-        return max(len(s) for s in self.sequences)
-
 
 @dataclass(frozen=True)
 class Logprobs:
@@ -94,10 +91,10 @@ class PaddedBatch:
     """
 
     def __init__(self, model: nn.Module, sequences: Sequence[PromptResponse], *, keep_hidden: bool = True) -> None:
-        self.model, self._inner = model, _unwrapped(model)
-        self.head, self.device = self._inner.get_output_embeddings(), input_device(self._inner)
-        self._keep_hidden = keep_hidden and has_separate_output_layer(self._inner)
-        self._hidden: Any = None
+        self.model, inner = model, _unwrapped(model)
+        self.head, self.device = inner.get_output_embeddings(), input_device(inner)
+        self._body = inner.get_decoder() if keep_hidden and has_separate_output_layer(inner) else None
+        self._hidden: Any = None  # what the layers below the output layer return, once they have run
         # Padding is id 0 under a mask of 0. The tokenizer's pad token plays no part: there may be none, or it may be
         # the end token, which must stay visible where it was sampled.
         longest = max(len(s) for s in sequences)
@@ -119,32 +116,17 @@ class PaddedBatch:
             at = rows_n.to(args[0].device), positions_n.to(args[0].device)
             return (args[0][at].unsqueeze(0), *args[1:])
 
-        handle = self.head.register_forward_pre_hook(keep_response)
-        try:
-            with self._layers_once():
-                logits = self.model(input_ids=self._ids_BL, attention_mask=self._mask_BL, use_cache=False).logits
-        finally:
-            handle.remove()
+        with ExitStack() as hooks:
+            hooks.enter_context(self.head.register_forward_pre_hook(keep_response))
+            if self._body is not None and self._hidden is None:
+                keep_hidden = lambda _module, _args, output: setattr(self, "_hidden", output)  # noqa: E731
+                hooks.enter_context(self._body.register_forward_hook(keep_hidden))
+            elif self._body is not None:
+                hooks.enter_context(forward_replaced(self._body, lambda *args, **kwargs: self._hidden))
+            logits = self.model(input_ids=self._ids_BL, attention_mask=self._mask_BL, use_cache=False).logits
         if logits.shape[:2] != (1, len(rows_n)):  # the model multiplies by the head's weight without calling the head
             return logits[rows_n, positions_n]
         return logits[0]
-
-    @contextmanager
-    def _layers_once(self) -> Iterator[None]:
-        """Let the layers below the output layer return what they returned the first time."""
-        if not self._keep_hidden:
-            yield
-            return
-        body = self._inner.get_decoder()
-        forward: Callable[..., Any] = body.forward
-
-        def forward_once(*args: Any, **kwargs: Any) -> Any:
-            if self._hidden is None:
-                self._hidden = forward(*args, **kwargs)
-            return self._hidden
-
-        with forward_replaced(body, forward_once):
-            yield
 
 
 def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tuple[Tensor, list[int]]:
@@ -216,7 +198,7 @@ def logprobs_of(
     size = min(_vocabulary(model) for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Logprobs] = {}
-    lengths = [len(query) for query in queries]
+    lengths = [max(map(len, query.sequences)) for query in queries]
     for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens, batch_by_length):
         with attempt:
             batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, read)
@@ -239,7 +221,9 @@ def _logprobs_of_batch(
     step, parts = rows_at_once(*mixture.models), list[tuple[Tensor, Tensor, Tensor]]()
     for start in range(0, len(ids_NM), step):
         rows = slice(start, start + step)
-        each_nV = [torch.log_softmax(b.logits(rows), dim=-1, dtype=torch.float32)[:, :vocabulary] for b in batches]
+        each_nV = list[Tensor]()
+        for batch in batches:
+            each_nV.append(torch.log_softmax(batch.logits(rows), dim=-1, dtype=torch.float32)[:, :vocabulary])
         logprobs_nV = each_nV[0]  # one model alone is left as it is, bit for bit
         if len(each_nV) > 1:
             weighted = (x.to(logprobs_nV.device) + math.log(w) for x, w in zip(each_nV, mixture.weights, strict=True))

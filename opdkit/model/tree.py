@@ -47,10 +47,6 @@ class Pass:
         """Whether each token sees all tokens before it, so that plain causal attention reads the pass."""
         return min(self.visible_prefix) == self.prefix and min(self.subtree_end) == len(self.ids)
 
-    def __str__(self) -> str:
-        shape = "in a row" if self.is_chain else "of branches"
-        return f"{len(self)} tokens {shape} after {self.prefix}"
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -61,16 +57,8 @@ class Plan:
 
     passes: tuple[Pass, ...]
     paths: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in its order
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens that are read."""
-        return sum(map(len, self.passes))
-
-    @property
-    def saved(self) -> int:
-        """Number of tokens that reading one sequence at a time would read beside these."""
-        return sum(len(nodes) for path in self.paths for nodes in path) - self.tokens
+    tokens: int  # that are read
+    saved: int  # that reading one sequence at a time would read beside these
 
     def nodes(self, sequence: int, start: int, stop: int) -> list[int]:
         """Return the nodes of the tokens [start, stop) of a sequence."""
@@ -79,10 +67,6 @@ class Plan:
             nodes += part[max(0, start - position) : max(0, stop - position)]
             position += len(part)
         return nodes
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.paths)} sequences: {self.tokens:,} tokens read, {self.saved:,} saved"]
-        return "\n".join(lines + [f"  {one}" for one in self.passes])
 
 
 def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan:
@@ -101,7 +85,8 @@ def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan:
         tuple(range(first_node[s], first_node[s] + len(tree.segments[s].ids)) for s in tree.path_to(leaf))
         for leaf in tree.leaves
     )
-    return Plan(tuple(passes), paths)
+    tokens = sum(map(len, passes))
+    return Plan(tuple(passes), paths, tokens, sum(map(len, sequences)) - tokens)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -163,13 +148,6 @@ class _Tree:
             todo += reversed(self.segments[found[-1]].children)
         return found
 
-    def trunk(self, segment: int) -> list[int]:
-        """Return the path down from a segment that goes on, at each fork, with the largest subtree."""
-        path = [segment]
-        while children := self.segments[path[-1]].children:
-            path.append(max(children, key=lambda c: self.segments[c].size))
-        return path
-
 
 def _split(sequences: Sequence[list[int]], order: list[int], depth: int) -> list[list[int]]:
     """Return sorted sequences in groups of equal token at `depth`, the last group first."""
@@ -194,7 +172,9 @@ def _order_passes(tree: _Tree, branches: list[int], pack_tokens: int) -> Iterato
         if size <= pack_tokens:
             waiting, tokens = [*waiting, *tree.subtree(branch)], tokens + size
             continue
-        trunk = tree.trunk(branch)
+        trunk = [branch]
+        while children := tree.segments[trunk[-1]].children:
+            trunk.append(max(children, key=lambda c: tree.segments[c].size))
         yield trunk
         leaving = {c for s in trunk for c in tree.segments[s].children}.difference(trunk)
         yield from _order_passes(tree, sorted(leaving), pack_tokens)

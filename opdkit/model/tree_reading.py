@@ -27,7 +27,6 @@ from opdkit.model.scoring import (
     PromptResponse,
     ResponseLogits,
     logprobs_of,
-    score,
 )
 from opdkit.model.tree import Pass, Plan, plan_passes
 
@@ -117,13 +116,13 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
             a, b, c, d = torch.randint(0, size, (4, 16), generator=draw).tolist()
             pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
             sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
-            padded = torch.cat(score(model, sequences, batch_tokens=1))
+            queries = [LogprobQuery((s,)) for s in sequences]
+            padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
             worst, limit = 0.0, 0.0
             try:
                 for pack_tokens, most in ((1, 1000), (40, 20), (1000, 1000)):
                     plan = plan_passes([prompt + response for prompt, response in pairs], pack_tokens)
                     tree = ReadTree(model, sequences, plan, most)
-                    queries = [LogprobQuery((s,)) for s in sequences]
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
                     difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
                     worst = max(worst, difference)
@@ -213,19 +212,23 @@ class ReadTree:
 
     def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> ResponseLogits:
         """Return the logits of some of its sequences, one sequence after the other."""
-        return _TreeRows(self, torch.cat([self._rows[id(s)] for s in sequences]))
+        device = self.hidden_WH.device
+        rows_N = torch.cat([self._rows[id(s)] for s in sequences]).to(device)
+        return _TreeRows(self.output_layer, self.hidden_WH, rows_N, device)
 
 
+@dataclass
 class _TreeRows:
-    """The response positions of some sequences of a tree: a ResponseLogits."""
+    """Response positions of some sequences of a tree, as rows of its hidden states: a ResponseLogits."""
 
-    def __init__(self, tree: ReadTree, rows_N: Tensor) -> None:
-        self._tree, self.device = tree, tree.hidden_WH.device
-        self._rows_N = rows_N.to(self.device)
+    output_layer: OutputLayer
+    hidden_WH: Tensor
+    rows_N: Tensor
+    device: torch.device
 
     def logits(self, rows: slice) -> Tensor:
         """Return logits [n, V] in the model's own dtype."""
-        return self._tree.output_layer(self._tree.hidden_WH[self._rows_N[rows]])
+        return self.output_layer(self.hidden_WH[self.rows_N[rows]])
 
 
 def _hidden_states(
@@ -234,7 +237,10 @@ def _hidden_states(
     """Return the last hidden states [W, H] of these nodes, and the layer that makes logits of them."""
     device, body = input_device(model), cast(Any, model).get_decoder()
     cache, hidden, first = DynamicCache(config=model.config), list[Tensor](), 0
-    pieces = [(one, piece) for one in passes for piece in _pieces(one, most)]
+    pieces = list[tuple[Pass, range]]()
+    for one in passes:  # a chain longer than `most` goes through the layers in pieces
+        size = min(_CHUNK, most) if one.is_chain and len(one) > most else len(one)
+        pieces += [(one, range(start, min(start + size, len(one)))) for start in range(0, len(one), size)]
     for one, piece in progress(pieces, "reading", len(pieces), "passes"):
         if piece.start == 0 and one.prefix == 0:
             cache = DynamicCache(config=model.config)
@@ -251,12 +257,6 @@ def _hidden_states(
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
         first += len(piece)
     return OutputLayer(model, output), torch.cat(hidden)
-
-
-def _pieces(one: Pass, most: int) -> list[range]:
-    """Return the tokens of a pass that go through the layers together: all, or pieces of a chain longer than `most`."""
-    size = min(_CHUNK, most) if one.is_chain and len(one) > most else len(one)
-    return [range(start, min(start + size, len(one))) for start in range(0, len(one), size)]
 
 
 def _mask(one: Pass, model: PreTrainedModel) -> Tensor:

@@ -13,7 +13,6 @@ from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 from opdkit.model.folder import refuse_no_model, weights_digest
 from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
-from opdkit.model.scoring import Mixture
 from opdkit.store import model_identity
 from opdkit.teacher.behavior import student_names
 
@@ -34,11 +33,6 @@ class Teacher:
 
     policies: tuple[Policy, ...]
     weights: tuple[float, ...] = (1.0,)
-
-    @property
-    def mixture(self) -> Mixture:
-        """The models without their templates."""
-        return Mixture(tuple(p.model for p in self.policies), self.weights)
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,7 @@ class HintedTurn:
     example: Example
     teacher: Teacher
     chosen: int
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        """The teacher's prompt, with the hint."""
-        return self.example.readings.hinted[self.chosen][0].prompt_ids
+    prompt_ids: list[int]  # of the teacher, with the hint
 
 
 def sample_replies(

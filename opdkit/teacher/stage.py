@@ -12,17 +12,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from torch import Tensor, isfinite
+from torch import isfinite
 
 from opdkit.chat.template import ChatError
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
+from opdkit.errors import ConfigError
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
+from opdkit.model.scoring import Mixture
 from opdkit.store import (
     Counters,
     Stage,
     Summary,
+    manifest,
     mostly_dropped,
     part_count,
     part_path,
@@ -31,7 +34,6 @@ from opdkit.store import (
 )
 from opdkit.store.reviews import in_force, part_inputs
 from opdkit.store.tables import TARGETS, to_arrow
-from opdkit.store.template_args import template_args_of
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, make_example
 from opdkit.teacher.lockstep import join
@@ -65,7 +67,7 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
-    group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
+    group, config = join(replace(config, template_arg=sampled_template_args(config)))
     # Read once: a decision of a person from now on is for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(in_force(config.run)))
     scorer = load_scorer(config) if config.overwrite else None  # before anything is thrown away for it
@@ -102,6 +104,23 @@ def run(config: TeacherConfig) -> Summary:
     judged = counted(summary.counters.rows_in, "judged reply")
     refuse_nothing(summary, f"none of {judged} became a target")
     return summary
+
+
+def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
+    """Return the chat template's arguments: in a run of fresh replies (`opdkit rollout`), those they were sampled with.
+
+    Raises ConfigError when `--template-arg` differs: the prompts would not be those that the replies answer.
+    """
+    sampled = manifest(config.run, "extract")["plan"]["config"].get("template_arg")
+    if sampled is None:
+        return config.template_arg
+    flag = "--template-arg"
+    if config.template_arg and parse_pairs(config.template_arg, flag) != parse_pairs(sampled, flag):
+        raise ConfigError(
+            f"{flag} {' '.join(config.template_arg)} differs from what the replies of {config.run} were sampled with "
+            f"({' '.join(sampled) or 'none'}); leave it out: the same arguments are used"
+        )
+    return tuple(sampled)
 
 
 # -- one part -------------------------------------------------------------------------------------------------------
@@ -210,16 +229,17 @@ def score_replies(
         for attempt in budget.halves([example.readings.tokens for example in examples]):
             batch = [examples[i] for i in attempt.items]
             replies, tokens = [example.readings for example in batch], Counter[str]()
+            mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
             with attempt:
                 size, whole = budget.within(config.batch_tokens), not config.turn_by_turn
                 scores = score_session(
-                    student, teacher.mixture, replies, options, batch_tokens=size, whole=whole, counted=tokens
+                    student, mixture, replies, options, batch_tokens=size, whole=whole, counted=tokens
                 )
             failed = attempt.failed
             if attempt.too_large:
                 with Attempt() as alone:
                     scores = score_session(
-                        student, teacher.mixture, replies, options, batch_tokens=1, whole=False, counted=tokens
+                        student, mixture, replies, options, batch_tokens=1, whole=False, counted=tokens
                     )
                 failed = alone.failed
                 if failed:
@@ -234,7 +254,8 @@ def score_replies(
                     continue
                 result.rows.append(_make_row(example, score))
                 if score.chosen is not None:
-                    turns.append(HintedTurn(example, teacher, score.chosen))
+                    hinted_ids = example.readings.hinted[score.chosen][0].prompt_ids
+                    turns.append(HintedTurn(example, teacher, score.chosen, hinted_ids))
             for name, number in tokens.items():
                 counters.count(name, number)
     return turns
@@ -243,6 +264,7 @@ def score_replies(
 def _make_row(example: Example, scores: Scores) -> Row:
     """Return one row of `targets`. Without a hint there are no teacher log-probs, whatever the model."""
     support = scores.support
+    teacher, unhinted = (None if x is None else x.tolist() for x in (scores.teacher, scores.unhinted))
     return {
         "turn_id": example.verdict["turn_id"],
         "written": example.written,
@@ -251,8 +273,8 @@ def _make_row(example: Example, scores: Scores) -> Row:
         "response_ids": example.reply.ids,
         "response_mask": example.reply.mask,
         "old_logprobs": scores.old.tolist(),
-        "teacher_logprobs": _to_list(scores.teacher),
-        "unhinted_logprobs": _to_list(scores.unhinted),
+        "teacher_logprobs": teacher,
+        "unhinted_logprobs": unhinted,
         "behavior_logprobs": example.behavior_logprobs,
         "hint": None if scores.chosen is None else example.hints[scores.chosen],
         "overlap": scores.overlap,
@@ -261,10 +283,6 @@ def _make_row(example: Example, scores: Scores) -> Row:
         "support_teacher": None if support is None or support.teacher is None else support.teacher.half().numpy(),
         "reward": example.verdict["reward"],
     }
-
-
-def _to_list(logprobs: Tensor | None) -> list[float] | None:
-    return None if logprobs is None else logprobs.tolist()
 
 
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:

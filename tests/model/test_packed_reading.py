@@ -65,7 +65,7 @@ def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> No
 
 def test_a_row_holds_every_token_once() -> None:
     pack = Pack.of(TREES, CPU)
-    assert len(pack) == 54 + (9 + 9 + 9 + 9 + 9 + 9) + 18
+    assert pack.ids_1n.shape[1] == 54 + (9 + 9 + 9 + 9 + 9 + 9) + 18
     assert pack.positions_1n[0, :54].tolist() == list(range(54))
     assert len(pack.nodes_N) == sum(len(s.response_ids) for tree in TREES for s in tree)
     chain, forked, single = pack.blocks

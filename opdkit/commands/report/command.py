@@ -1,4 +1,4 @@
-"""`opdkit report`: write the page of a run to a file."""
+"""The command: write the page of a run to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from opdkit.store.disk import disk_errors_explained, replace_text
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """File of a report."""
+    """The file of a report."""
 
     path: Path
     size: int  # bytes

@@ -1,4 +1,4 @@
-"""`opdkit show`: print one turn whole, or a list of turns."""
+"""The command: print one turn whole, or a list of turns."""
 
 import json
 

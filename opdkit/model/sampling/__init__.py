@@ -48,10 +48,4 @@ def sample(
     prompts = [request.prompt_ids for request in requests]
     run = sample_shared if check_tree_reading(model) else sample_copied
     run(model, prompts, samplings, rule, batch_tokens)
-    return [[_finished(sampling, stop_ids) for sampling in group] for group in samplings]
-
-
-def _finished(sampling: Sampling, stop_ids: frozenset[int]) -> Sample:
-    if sampling.too_large:
-        return Sample([], [], "memory")
-    return Sample(sampling.ids, sampling.logprobs, "stop" if sampling.ids[-1] in stop_ids else "length")
+    return [[Sample(s.ids, s.logprobs, str(s.finish_reason)) for s in group] for group in samplings]

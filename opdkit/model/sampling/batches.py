@@ -41,16 +41,8 @@ class Batch:
 
     shared: tuple[SharedPrompt, ...]
     rows: int
-
-    @property
-    def slots(self) -> int:
-        """Slots of the largest shared prompt."""
-        return max(shared.slots for shared in self.shared)
-
-    @property
-    def samples(self) -> int:
-        """Samples of the shared prompt that has most."""
-        return max(len(shared.samples) for shared in self.shared)
+    slots: int  # of the largest shared prompt
+    samples: int  # of the shared prompt that has most
 
 
 def plan_batches(
@@ -71,7 +63,7 @@ def plan_batches(
         waiting = waiting[len(batch) :]
         most = max(len(shared.samples) for shared in batch)
         rows = min(len(batch), max(1, min(batch_tokens // batch[0].slots, MAX_SAMPLES // most)))
-        yield Batch(tuple(batch), rows)
+        yield Batch(tuple(batch), rows, batch[0].slots, most)
 
 
 def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:

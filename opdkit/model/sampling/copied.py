@@ -26,12 +26,12 @@ def sample_copied(
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]
     lengths = [len(prompts[i]) + rule.max_new_tokens for i, _ in rows]
     for attempt in budget_of(model, "sampling").batches(lengths, batch_tokens, _batch_rows):
-        unfinished = [rows[k] for k in attempt.items if not rows[k][1].ended]
+        unfinished = [rows[k] for k in attempt.items if rows[k][1].finish_reason is None]
         restart(sampling for _, sampling in unfinished)
         with attempt:
             _run_rows(model, prompts, unfinished, rule)
         if attempt.too_large:
-            rows[attempt.items[0]][1].set_aside()
+            restart([rows[attempt.items[0]][1]], "memory")
 
 
 def _batch_rows(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:

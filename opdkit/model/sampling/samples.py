@@ -33,19 +33,14 @@ class Sampling:
     def __init__(self, generator: torch.Generator, max_new_tokens: int) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
-        self.ended = self.too_large = False
+        self.finish_reason: str | None = None  # None until it ends; see Sample
         self.uniforms = torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
 
-    def set_aside(self) -> None:
-        """End the sample without tokens: there is not enough memory for it."""
-        self.ids, self.logprobs, self.ended, self.too_large = [], [], True, True
 
-
-def restart(samplings: Iterable[Sampling]) -> None:
-    """Drop the tokens of the samples that have not ended."""
+def restart(samplings: Iterable[Sampling], finish_reason: str | None = None) -> None:
+    """Drop the tokens of samples, to grow them again, or to end them without tokens for a reason."""
     for sampling in samplings:
-        if not sampling.ended:
-            sampling.ids, sampling.logprobs = [], []
+        sampling.ids, sampling.logprobs, sampling.finish_reason = [], [], finish_reason
 
 
 @dataclass(frozen=True)
@@ -73,8 +68,11 @@ class SamplingRule:
         for sampling, token, logprob in zip(samplings, token_R.tolist(), logprob_R.tolist(), strict=True):
             sampling.ids.append(token)
             sampling.logprobs.append(logprob)
-            sampling.ended = token in self.stop_ids or len(sampling.ids) >= self.max_new_tokens
-        continues = [not sampling.ended for sampling in samplings]
+            if token in self.stop_ids:
+                sampling.finish_reason = "stop"
+            elif len(sampling.ids) >= self.max_new_tokens:
+                sampling.finish_reason = "length"
+        continues = [sampling.finish_reason is None for sampling in samplings]
         if not all(continues):
             self.on_end(continues.count(False))
         return continues

@@ -42,19 +42,19 @@ def sample_shared(
     """
     budget = budget_of(model, "sampling")
     with grouped_heads(model):
-        while left := [i for i, group in enumerate(samplings) if not all(s.ended for s in group)]:
+        while left := [i for i, group in enumerate(samplings) if any(s.finish_reason is None for s in group)]:
             waiting = [prompts[i] for i in left]
-            unfinished = [[s for s in samplings[i] if not s.ended] for i in left]
+            unfinished = [[s for s in samplings[i] if s.finish_reason is None] for i in left]
             tokens, counts = budget.within(batch_tokens), [len(group) for group in unfinished]
             for batch in plan_batches(waiting, counts, rule.max_new_tokens, tokens):
                 with Attempt(lockstep=budget.lockstep) as attempt:
                     _run_batch(model, waiting, unfinished, rule, batch)
                 if attempt.failed:
                     failed = [unfinished[i][k] for shared in batch.shared for i, k in shared.samples]
-                    failed = [sampling for sampling in failed if not sampling.ended]
+                    failed = [s for s in failed if s.finish_reason is None]
                     restart(failed)
-                    if batch.rows == batch.samples == 1:
-                        failed[0].set_aside()
+                    if batch.rows == batch.samples == 1:  # the one that was running did not fit by itself
+                        restart(failed[:1], "memory")
                     else:
                         budget.halve(batch.rows * batch.slots)
                     break
@@ -66,12 +66,15 @@ def _run_batch(
     waiting, last = deque(batch.shared), None
     rows = _Rows(model, batch.rows, batch.samples, batch.slots)
     while rows.rows:
-        while waiting and (row := rows.vacant()) is not None:
+        vacant = [b for b, row in enumerate(rows.rows) if not row.queries]
+        while waiting and vacant:
             shared = waiting.popleft()
             if last is None or last.group != shared.group:  # the next shared prompt may be of the same group
                 last = None  # free its memory before the next one is read
                 last = _read_group(model, prompts, shared.group)
-            rows.load(row, last, shared, samplings, rule)
+            rows.load(vacant[0], last, shared, samplings, rule)
+            if rows.rows[vacant[0]].queries:  # else all of its samples have ended with their first token
+                vacant.pop(0)
         rows.drop_vacant()
         if rows.rows:
             rows.step(rule)
@@ -197,10 +200,6 @@ class _Rows:
         self.mask_BnS = _additive_mask(torch.ones(rows, samples + 1, slots, dtype=torch.bool), model)
         self.mask_BnS[:, -1, 0] = 0
 
-    def vacant(self) -> int | None:
-        """Return the first row without samples; None where all rows have some."""
-        return next((b for b, row in enumerate(self.rows) if not row.queries), None)
-
     def load(
         self,
         b: int,
@@ -250,7 +249,14 @@ class _Rows:
         """Read the last token of every sample; return float32 logits [R, V], row by row."""
         n = max(len(row.queries) for row in self.rows)
         padding = (0, 0, self.slots, self.mask_BnS.shape[1] - 1)
-        inputs = [[self._place(row, query) for query in row.queries] for row in self.rows]
+        inputs = list[list[tuple[int, int, int, int]]]()  # [B, n] of id, position, slot and line of the mask
+        for row in self.rows:
+            inputs.append([])
+            for query in row.queries:
+                slot, ids = heapq.heappop(row.free), query.sampling.ids
+                row.used = max(row.used, slot + 1)
+                query.slots.append(slot)
+                inputs[-1].append((ids[-1], query.prompt_length + len(ids) - 1, slot, query.number))
         fields = torch.tensor([row + [padding] * (n - len(row)) for row in inputs], device=self.device)
         ids_Bn, positions_Bn, slots_Bn, numbers_Bn = fields.unbind(-1)
         rows_B1 = torch.arange(len(self.rows), device=self.device)[:, None]
@@ -267,11 +273,3 @@ class _Rows:
         )
         logits_RV: Tensor = output.logits[real_Bn].float()
         return logits_RV
-
-    def _place(self, row: _Row, query: _Query) -> tuple[int, int, int, int]:
-        """Take a slot for the sample's last token; return its id, position, slot and line of the mask."""
-        slot = heapq.heappop(row.free)
-        row.used = max(row.used, slot + 1)
-        query.slots.append(slot)
-        ids = query.sampling.ids
-        return ids[-1], query.prompt_length + len(ids) - 1, slot, query.number
