@@ -50,7 +50,7 @@ class Work:
 WORK = {
     "extract": Work((str(DATA / "logs"), "--part-mb", "0.01", "--limit", "56"), ("sessions", "turns", "rejected")),
     "judge": Work(
-        ("--judge", "local", "--model", MODEL, "--votes", "1", "--max-new-tokens", "32"), ("verdicts",)
+        ("--judge", "local", "--judge-model", MODEL, "--votes", "1", "--max-new-tokens", "32"), ("verdicts",)
     ),
     "teacher": Work(("--model", MODEL), ("targets",)),
     "train": Work(("--model", MODEL, "--checkpoint-every", "1", "--batch-turns", "8"), ("metrics",), steps=True),

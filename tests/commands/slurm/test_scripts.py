@@ -121,8 +121,8 @@ def test_a_command_line_makes_the_same_configuration() -> None:
     config = TrainConfig(run=Path("r"), model="-m", learning_rate=1e-5, gradient_checkpointing=True, holdout=0.1,
                          template_arg=("a=1", "b=x y"))  # fmt: skip
     assert words("train", config) == [
-        "opdkit", "train", "r", "--template-arg", "a=1", "--template-arg", "b=x y", "--model=-m",
-        "--learning-rate", "1e-05", "--gradient-checkpointing", "--holdout", "0.1",
+        "opdkit", "train", "r", "--template-arg", "a=1", "--template-arg", "b=x y", "--model=-m", "--holdout", "0.1",
+        "--learning-rate", "1e-05", "--gradient-checkpointing",
     ]  # fmt: skip
     assert words("judge", JudgeConfig(run=Path("r"))) == ["opdkit", "judge", "r"]
 
@@ -147,7 +147,7 @@ def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"sbatch": ("--x\n--y",)}, "--sbatch is"),
     ({"sbatch": ("train=exclusive",)}, "--sbatch is 'exclusive'"),
     ({"shard": "0/4"}, "--shards says"),
-    ({"overwrite": True}, "must not throw away"),
+    ({"overwrite": True}, "--overwrite"),
     ({"logs": ("-",)}, "no standard input"),
     ({"shards": 0}, "--shards is 0"),
 ])  # fmt: skip
