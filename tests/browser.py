@@ -1,4 +1,4 @@
-"""A headless Chromium, and pages that remember everything a page of ours must not do."""
+"""Headless Chromium, and pages that record everything that a page of ours must not do."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """The system's Chromium, driven by Playwright; the test is skipped where either is not there."""
+    """Start the system's Chromium under Playwright; skip the test if either is missing."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
@@ -26,7 +26,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Watched:
-    """A page, and what it did: errors, dialogs, requests for anything but `allowed`."""
+    """Page with its misdeeds: errors, dialogs, requests for anything but `allowed`."""
 
     def __init__(self, browser: Any, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)

@@ -25,7 +25,7 @@ PER_PART = 2_500
 
 
 def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
-    """A run of `turns` judged and scored turns, as random as text can be that is made of words."""
+    """Write a run of `turns` judged and scored turns, whose texts are random words."""
     draw = random.Random(seed)
     vocabulary = ["".join(draw.choices("aabcdeeefghiiklmnoooprrsttuvwyz", k=draw.randint(2, 9))) for _ in range(5_000)]
     numbers = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def _target(verdict: Row, numbers: np.random.Generator, tokens: int, ids: Sequen
 
 
 def hostile_run(run: Path, turns: int, attack: Callable[[], str]) -> int:
-    """A finished run of `turns` turns with an attack in every text of every table, manifest and note; how many.
+    """Write a finished run with an attack in every text of every table, manifest and note; return their number.
 
     `attack` gives another text at each call.
     """
@@ -176,7 +176,7 @@ def _hostile_verdict(turn_id: str, number: int, bad: Callable[[], str]) -> Row:
 
 
 def _ids(text: str) -> list[int]:
-    """A reply whose tokens spell the attack."""
+    """Return a reply whose tokens spell the attack."""
     from opdkit.model.load import load_tokenizer
 
     ids: list[int] = load_tokenizer(str(MODEL))(text, add_special_tokens=False)["input_ids"]

@@ -1,4 +1,4 @@
-"""What a judge's server costs that fails at three answers of ten, against one that does not.
+"""Cost of a judge's server that fails at three of ten answers, against one that does not.
 
     python -m tests.benchmarks.chaos
 
@@ -32,7 +32,7 @@ VOTES = 5
 
 
 def judged(chaos: Chaos, questions: Sequence[Question], timeout: float) -> tuple[float, int]:
-    """Seconds for all votes, and how many of them are not the server's."""
+    """Return the seconds for all votes, and how many of the votes are not the server's."""
     with serving(chaos) as server:
         config = JudgeConfig(run=Path("run"), judge="endpoint", judge_model=MODEL, judge_url=server.url, votes=VOTES,
                              timeout=timeout)  # fmt: skip

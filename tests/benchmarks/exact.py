@@ -35,7 +35,7 @@ BATCH_TOKENS = 16384
 
 @dataclass
 class Found:
-    """What one template gave."""
+    """Result of one template."""
 
     template: str
     turns: int = 0
@@ -53,7 +53,7 @@ class Found:
 
 
 def chat_of(log_tokenizer: PreTrainedTokenizerBase, template: str) -> Chat:
-    """The tokenizer with a template of TRL and the control tokens that the template writes."""
+    """Return the tokenizer with a template of TRL and the control tokens that the template writes."""
     text = files("trl").joinpath(f"chat_templates/{template}.jinja").read_text(encoding="utf-8")
     backend = log_tokenizer.backend_tokenizer.__class__.from_str(log_tokenizer.backend_tokenizer.to_str())
     tokenizer = type(log_tokenizer)(tokenizer_object=backend)
@@ -67,7 +67,7 @@ def chat_of(log_tokenizer: PreTrainedTokenizerBase, template: str) -> Chat:
 
 @torch.no_grad()
 def alone(model: PreTrainedModel, targets: Sequence[ReplyReadings]) -> list[Tensor]:
-    """[R] of each reading, in the order of `usual.samples`."""
+    """Return the log-probs [R] of each reading, in the order of `usual.samples`."""
     found = []
     for s in usual.samples(targets):
         ids = torch.tensor([s.prompt_ids + s.response_ids])
@@ -79,7 +79,7 @@ def alone(model: PreTrainedModel, targets: Sequence[ReplyReadings]) -> list[Tens
 def compared(
     template: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], dropped: Counter[str]
 ) -> Found:
-    """Every session in one call, as `opdkit teacher` asks for it, and every reading of it alone."""
+    """Compare every session in one call, as `opdkit teacher` makes it, with every reading of it alone."""
     found = Found(template, dropped=dict(dropped.most_common()))
     for targets in filter(None, sessions):
         scores = score_session(model, Mixture((model,)), targets, ScoreOptions(), batch_tokens=BATCH_TOKENS)
@@ -94,7 +94,7 @@ def compared(
 
 
 def some_sessions(log: Log, turns: int | None) -> Log:
-    """Evenly spaced sessions that have about so many turns, whole; all of them for None."""
+    """Return evenly spaced sessions, whole, that have about so many turns; all of them for None."""
     total = sum(map(len, log.turns))
     if turns is None or turns >= total:
         return log
@@ -104,7 +104,7 @@ def some_sessions(log: Log, turns: int | None) -> Log:
 
 
 def measure(log: Log, tokenizer: PreTrainedTokenizerBase, template: str, turns: int | None) -> Found:
-    """One template on a log. The model is small and far from uniform, so that what is seen wrongly shows."""
+    """Measure one template on a log. The model is small and far from uniform, so that a wrong prefix shows."""
     chat = Chat(tokenizer, {}) if template == OURS else chat_of(tokenizer, template)
     said = tokenized(some_sessions(log, turns), chat)
     model = build("1m", len(chat.tokenizer), spread=0.1)
@@ -112,7 +112,7 @@ def measure(log: Log, tokenizer: PreTrainedTokenizerBase, template: str, turns: 
 
 
 def main(turns: int | None, folder: Path = RESULTS) -> None:
-    """All turns with our template, `SAMPLE` with each of TRL's; at most `turns` of each where that is given."""
+    """Measure all turns with our template, and `SAMPLE` with each of TRL's; at most `turns` of each if given."""
     log = read(LOGS / "taubench")
     tokenizer = tokenizer_of(log)
     asked = {OURS: turns, **dict.fromkeys(TEMPLATES, min(turns or SAMPLE, SAMPLE))}

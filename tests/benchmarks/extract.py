@@ -1,4 +1,4 @@
-"""How fast `opdkit extract` is: against bare JSON parsing, against `datasets`, and with two workers.
+"""Speed of `opdkit extract`: against bare JSON parsing, against `datasets`, and with two workers.
 
     python -m tests.benchmarks.extract [--megabytes 100] [--memory]
 
@@ -49,7 +49,7 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
 
 
 def build(path: Path, megabytes: float) -> Path:
-    """A log of at least so many MB: the sessions of a real one again and again, each time under new ids."""
+    """Write a log of at least so many MB: the sessions of a real one repeatedly, each time under new ids."""
     source = next(log for log in LOGS if log.exists())
     records = list(_records(source))
     written = number = 0
@@ -73,20 +73,20 @@ def _records(source: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_only(log: Path) -> None:
-    """The bare loop."""
+    """Parse each line, and make nothing of it."""
     with log.open("rb") as handle:
         for line in handle:
             orjson.loads(line)
 
 
 def ours(log: Path, run: Path) -> None:
-    """The stage, into a folder that is not there yet."""
+    """Run the stage into a new folder."""
     shutil.rmtree(run, ignore_errors=True)
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
 
 
 def with_datasets(log: Path, folder: Path) -> None:
-    """What a user would write: load, map to sessions and to replies, and save both as Parquet. Nothing is cached."""
+    """Load, map to sessions and to replies, and save both as Parquet, as a user would. Nothing is cached."""
     import datasets
 
     shutil.rmtree(folder, ignore_errors=True)
@@ -131,13 +131,13 @@ def command(log: Path, run: Path, workers: int) -> list[str]:
 
 
 def start(log: Path, run: Path, workers: int) -> None:
-    """The command as a user starts it."""
+    """Start the command as a user does."""
     started = [sys.executable, "-m", "opdkit", "extract", *command(log, run, workers)]
     subprocess.run(started, check=True, stderr=subprocess.DEVNULL, cwd=ROOT)
 
 
 def peak_memory(log: Path, run: Path, workers: int) -> int:
-    """Bytes resident at most in any one process of the command."""
+    """Return the largest resident memory (bytes) of any one process of the command."""
     measured = [sys.executable, "-c", MEASURED, *command(log, run, workers)]
     return int(subprocess.run(measured, check=True, capture_output=True, cwd=ROOT).stdout)
 
@@ -163,7 +163,7 @@ def compare(
 
 
 def memory(folder: Path, sizes: tuple[float, ...] = (100, 1000)) -> dict[str, float | int | str]:
-    """Peak resident memory of the command by MB of log, with one worker and with two."""
+    """Return the peak resident memory of the command by MB of log, with one worker and with two."""
     found: dict[str, float | int | str] = {}
     for size in sizes:
         log = build(folder / "log.jsonl", size)
@@ -174,7 +174,7 @@ def memory(folder: Path, sizes: tuple[float, ...] = (100, 1000)) -> dict[str, fl
 
 
 def benchmark(megabytes: float, pairs: int, with_memory: bool) -> Iterator[Comparison]:
-    """One comparison after the other."""
+    """Run one comparison after the other."""
     os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

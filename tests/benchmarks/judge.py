@@ -1,4 +1,4 @@
-"""How long a judge in this process takes: five votes against one, and ours against `model.generate`.
+"""Time of a judge in this process: five votes against one, and ours against `model.generate`.
 
     python -m tests.benchmarks.judge
 
@@ -38,7 +38,7 @@ USUAL_BATCH = 8  # prompts in one `generate`
 
 
 def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
-    """Both questions about `count` trainable turns, evenly spread over the log."""
+    """Return both questions about `count` trainable turns, evenly spread over the log."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         extract.run(ExtractConfig(run=run, logs=(str(log),)))
@@ -75,7 +75,7 @@ def usual(model: PreTrainedModel, asked: Sequence[list[int]], votes: int, new_to
 
 
 def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> list[Comparison]:
-    """Five votes against one, then ours against the usual way."""
+    """Time five votes against one, then ours against the usual way."""
     length = statistics.mean(map(len, asked))
     new_tokens = max(1, round(length / 10))
     facts: dict[str, float | int | str] = {

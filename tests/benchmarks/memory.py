@@ -42,7 +42,7 @@ def one_turn(ids: list[int]) -> list[ReplyReadings]:
 
 
 def session(ids: list[int]) -> list[ReplyReadings]:
-    """The same tokens as a conversation: turns of one length, each almost all reply."""
+    """Return the same tokens as a conversation: turns of one length, each almost all reply."""
     size = len(ids) // TURNS
     starts = range(0, TURNS * size, size)
     return [
@@ -51,7 +51,7 @@ def session(ids: list[int]) -> list[ReplyReadings]:
 
 
 def run(way: str, network: Qwen3ForCausalLM, ids: list[int]) -> None:
-    """The usual way gets one sequence at a time, which is the least that it needs."""
+    """Score once. The usual way gets one sequence at a time, the least that it needs."""
     if way == "usual":
         usual.logprobs(network, [t.student for t in one_turn(ids)])
         return
@@ -63,7 +63,7 @@ WAYS = ("usual", "ours, one turn", "ours, a session of 8 turns")
 
 
 def peak(way: str, tokens: int, vocabulary: int) -> int:
-    """Bytes, in this process, which should have done nothing else before."""
+    """Return the peak memory (bytes) of this process, which should have done nothing else before."""
     network = model(vocabulary)
     ids = torch.randint(0, vocabulary, (tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     run(way, network, ids[: 2 * PROMPT])  # what libraries set up once
@@ -80,7 +80,7 @@ def _status(name: str) -> int:
 
 
 def apart(way: str, tokens: int, vocabulary: int = VOCABULARY) -> int:
-    """`peak` in a process of its own."""
+    """Measure `peak` in a process of its own."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", "--one", way, str(tokens), str(vocabulary)]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=root)

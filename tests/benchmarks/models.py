@@ -14,7 +14,7 @@ SIZES = {
 
 
 def build(size: str, vocabulary: int, spread: float = 0.02) -> PreTrainedModel:
-    """A random Qwen3 with two heads to a key; the larger `spread`, the further from uniform what it predicts."""
+    """Build a random Qwen3 with two heads per key; a larger `spread` makes predictions less uniform."""
     hidden, layers, heads, mlp = SIZES[size]
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -16,7 +16,7 @@ PAIRS = 5
 
 @dataclass(frozen=True)
 class Comparison:
-    """One line of a table: the usual way and ours on the same work.
+    """Line of a table: the usual way and ours on the same work.
 
     `seconds_usual[i]` and `seconds_ours[i]` are neighbours in time, so the ratio is taken pair by pair.
     """
@@ -29,7 +29,7 @@ class Comparison:
 
     @property
     def ratios(self) -> list[float]:
-        """How many times as fast ours is, a pair each, lowest first."""
+        """Return how many times as fast ours is, for each pair, lowest first."""
         return sorted(u / o for u, o in zip(self.seconds_usual, self.seconds_ours, strict=True))
 
     def line(self) -> str:
@@ -46,7 +46,7 @@ def turn_about(
     pairs: int = PAIRS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], list[float]]:
-    """Seconds of `usual` and of `ours`, `pairs` times each; which goes first alternates.
+    """Return the seconds of `usual` and of `ours`, `pairs` times each; the order alternates.
 
     `clock` is `time.process_time` where one process does all the work on a machine that is not idle.
     """
@@ -61,7 +61,7 @@ def turn_about(
 
 
 def machine() -> dict[str, str]:
-    """What the figures were taken on."""
+    """Describe the machine on which the figures were measured."""
     import torch
 
     cpu = next(

@@ -26,7 +26,7 @@ TIMED = {
 
 
 def page(results: Path = RESULTS) -> str:
-    """docs/performance.md. What has not been measured is said to be."""
+    """Return docs/performance.md. It says what has not been measured."""
     sections = [_HEAD, _machines(results)]
     for name in TIMED:
         sections.append(_timed(results, name))
@@ -104,7 +104,7 @@ def _timed(results: Path, name: str) -> str:
 
 
 def table(comparisons: list[Comparison]) -> str:
-    """A row each."""
+    """Return a table with one row per comparison."""
     rows = ["| what | usual, s | opdkit, s | times as fast | from | to | pairs |", "|---|---|---|---|---|---|---|"]
     for c in comparisons:
         usual, ours = median(c.seconds_usual), median(c.seconds_ours)
@@ -154,7 +154,7 @@ def _turns(results: Path) -> str:
 
 
 def doubled(comparisons: list[Comparison], *, ours: bool) -> list[float]:
-    """How the median time grows from one row to the next."""
+    """Return how the median time grows from one row to the next."""
     seconds = [median(c.seconds_ours if ours else c.seconds_usual) for c in comparisons]
     return [after / before for before, after in pairwise(seconds)]
 
@@ -225,7 +225,7 @@ def _chaos(results: Path) -> str:
 
 
 def draw(results: Path, folder: Path) -> None:
-    """docs/performance-turns.svg; the same bytes for the same results and the same matplotlib."""
+    """Write docs/performance-turns.svg; the same bytes for the same results and the same matplotlib."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 

@@ -1,4 +1,4 @@
-"""The report of a long run: how big it is, how long it takes to write, to open, to search and to filter.
+"""Report of a long run: its size, and the time to write, to open, to search and to filter it.
 
     python -m tests.benchmarks.report [--turns 10000]
 

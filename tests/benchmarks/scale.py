@@ -1,4 +1,4 @@
-"""What a part and a run cost beside the work in them, and what follows for ten terabytes: docs/scale.md.
+"""Cost of a part and of a run beside the work in them, and the consequences for ten terabytes: docs/scale.md.
 
     python -m tests.benchmarks.scale [--parts 200] [--draw]
 
@@ -43,7 +43,7 @@ _CALL = re.compile(r"^(?:\[pid +\d+\] |\d+ +)?(\w+)\((.*)$")
 
 
 def build(log: Path, sessions: int) -> Path:
-    """One short conversation a line."""
+    """Write one short conversation per line."""
     with log.open("wb") as out:
         for number in range(sessions):
             said = ["What is it?", f"It is number {number}.", "Thanks!"]
@@ -58,7 +58,7 @@ def command(stage: str, run: Path, log: Path) -> list[str]:
 
 
 def seconds(*commands: Sequence[str]) -> float:
-    """Until all of them have ended, started at once."""
+    """Return the time until all of them have ended, started at once."""
     start = time.perf_counter()
     started = [subprocess.Popen(words, stderr=subprocess.DEVNULL, cwd=ROOT) for words in commands]
     ended = [process.wait() for process in started]
@@ -67,7 +67,7 @@ def seconds(*commands: Sequence[str]) -> float:
 
 
 def measured(stage: str, log: Path, parts: int, folder: Path) -> JSON:
-    """Medians of one stage on a log of so many parts: one process, two, and one that finds all done."""
+    """Return medians of one stage on a log of so many parts: one process, two, and one that finds all done."""
     found: dict[str, list[float]] = {"one": [], "two": [], "done": []}
     for _ in range(PAIRS):
         run = fresh(stage, log, folder)
@@ -80,7 +80,7 @@ def measured(stage: str, log: Path, parts: int, folder: Path) -> JSON:
 
 
 def fresh(stage: str, log: Path, folder: Path) -> Path:
-    """A run with all that comes before `stage`."""
+    """Return a run with everything that comes before `stage`."""
     run = folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     if stage == "judge":
@@ -89,7 +89,7 @@ def fresh(stage: str, log: Path, folder: Path) -> Path:
 
 
 def asked(stage: str, log: Path, folder: Path) -> Counter[str] | None:
-    """Calls on paths inside the run, by kind; None without strace."""
+    """Count calls on paths inside the run, by kind; None without strace."""
     if shutil.which("strace") is None:
         return None
     run, trace = fresh(stage, log, folder), folder / "trace"
@@ -104,7 +104,7 @@ def asked(stage: str, log: Path, folder: Path) -> Counter[str] | None:
 
 
 def measure(parts: int) -> list[JSON]:
-    """A row a stage."""
+    """Measure one row per stage."""
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -121,7 +121,7 @@ def measure(parts: int) -> list[JSON]:
 
 
 def derived(row: JSON) -> dict[str, float]:
-    """What two sizes say: the cost of a part, of a run, of a part that is done; parts a second without a run's."""
+    """Derive from two sizes the cost of a part, of a run, and of a part that is done; and parts per second."""
     small, large = row["small"], row["large"]
     more = large["parts"] - small["parts"]
 
@@ -149,7 +149,7 @@ PART_MB = (8, 256)
 
 
 def page(results: Path = RESULTS) -> str:
-    """docs/scale.md."""
+    """Return docs/scale.md."""
     found = json.loads((results / "scale.json").read_text(encoding="utf-8"))
     extract = json.loads((results / "extract.json").read_text(encoding="utf-8"))
     speed = float(extract["comparisons"][0]["facts"]["MB/s, ours"]) * 1e6
@@ -181,7 +181,7 @@ def _calls(rows: dict[str, JSON]) -> str:
 
 
 def _plan(rows: dict[str, JSON], speed: float) -> str:
-    """Ten terabytes on the cluster of the page, for each size of part."""
+    """Plan ten terabytes on the cluster of the page, for each size of part."""
     calls = {stage: sum((row["calls_a_part"] or {}).values()) for stage, row in rows.items()}
     a_done = derived(rows["judge"])["seconds a part that is done"]
     size, shards = 10 * TB, NODES * CORES

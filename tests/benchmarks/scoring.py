@@ -1,4 +1,4 @@
-"""How long scoring takes with each conversation read once, and the usual way, every prompt from its beginning.
+"""Time of scoring with each conversation read once, and the usual way, every prompt from its beginning.
 
     python -m tests.benchmarks.scoring            what docs/performance.md shows
     python -m tests.benchmarks.scoring --exact    that the numbers are the same, on all turns and templates
@@ -32,7 +32,7 @@ WORDS = {"taubench": "tau-bench", "sweagent": "SWE-agent", "pi_openclaw": "one s
 
 
 def once(model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]]) -> list[Scores]:
-    """Our way, as `opdkit teacher` goes through a part: short sessions together."""
+    """Score as `opdkit teacher` goes through a part: short sessions together."""
     found, waiting, tokens = list[Scores](), list[ReplyReadings](), 0
     for targets in [*sessions, None]:
         size = sum(t.tokens for t in targets) if targets else 0
@@ -44,7 +44,7 @@ def once(model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]]) -> lis
 
 
 def flat(scores: Sequence[Scores]) -> list[Tensor]:
-    """In the order of `usual.samples`."""
+    """Return the scores in the order of `usual.samples`."""
     return [x for s in scores for x in (s.old, s.teacher) if x is not None]
 
 
@@ -53,7 +53,7 @@ def largest_difference(found: Sequence[Tensor], expected: Sequence[Tensor]) -> f
 
 
 def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
-    """By the usual way, without padding, and by ours."""
+    """Return the tokens that the usual way reads, without padding, and those that ours reads."""
     once, each = 0, 0
     for targets in sessions:
         if targets:
@@ -65,7 +65,7 @@ def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
 def compare(
     name: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], pairs: int, facts: dict
 ) -> Comparison:
-    """Both ways over the same sessions; the first pair warms up and is not counted."""
+    """Time both ways over the same sessions; the first pair warms up and is not counted."""
     targets = [t for session in sessions for t in session]
     results: dict[str, list[Tensor]] = {}
 
@@ -94,7 +94,7 @@ def compare(
 
 
 def real(name: str, size: str, count: int, most: int, pairs: int) -> Comparison:
-    """Sessions of a log, evenly spaced by length among those whose turns are at most `most` tokens."""
+    """Return sessions of a log whose turns are at most `most` tokens, evenly spaced by length."""
     log = read(LOGS / name)
     tokenizer = tokenizer_of(log)
     found = tokenized(log, Chat(tokenizer, {}))
@@ -113,7 +113,7 @@ def real(name: str, size: str, count: int, most: int, pairs: int) -> Comparison:
 
 
 def single(name: str, size: str, path: Path, count: int, pairs: int, *, hinted: bool) -> Comparison:
-    """First turns only: a log of single turns."""
+    """Return first turns only: a log of single turns."""
     log = read(path)
     tokenizer = tokenizer_of(log)
     sessions: Tokenized = tokenized(log, Chat(tokenizer, {}))

@@ -25,7 +25,7 @@ VOCABULARY = 16_384
 
 @dataclass(frozen=True)
 class Log:
-    """A log as opdkit extracts it: its sessions, and of each the messages that are trainable turns."""
+    """Log as opdkit extracts it: its sessions, and for each the messages that are trainable turns."""
 
     sessions: list[dict]
     turns: list[list[int]]  # message indices, a list a session
@@ -56,7 +56,7 @@ def read(path: Path) -> Log:
 
 
 def tokenizer_of(log: Log, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of the log itself, with the sample model's template and control tokens.
+    """Train a byte-level BPE on the log itself, with the sample model's template and control tokens.
 
     The sample model has 1,265 tokens: with them real text would be more than twice as long as real tokenizers make it.
     """
@@ -82,7 +82,7 @@ def _texts(log: Log) -> Iterator[str]:
 
 
 def tokenized(log: Log, chat: Chat) -> Tokenized:
-    """Every trainable turn; those that follow a user message with the hint, which goes to the end of that message."""
+    """Tokenize every trainable turn; turns after a user message get the hint, at the end of that message."""
     found = Tokenized()
     for session, turns in zip(log.sessions, log.turns, strict=True):
         targets = []
@@ -108,12 +108,12 @@ def _target(chat: Chat, session: dict, index: int) -> ReplyReadings:
 
 
 def length(targets: Sequence[ReplyReadings]) -> int:
-    """Tokens of the longest turn of a session."""
+    """Return the tokens of the longest turn of a session."""
     return max((len(t.student) for t in targets), default=0)
 
 
 def evenly_spaced(items: Sequence, count: int) -> list:
-    """From the first to the last."""
+    """Return `count` evenly spaced items, the first and the last among them."""
     if count >= len(items):
         return list(items)
     return [items[round(k * (len(items) - 1) / max(1, count - 1))] for k in range(count)]

@@ -1,4 +1,4 @@
-"""The benchmark of extract measures what it says, on a log of a few hundred kilobytes."""
+"""Benchmark of extract, on a log of a few hundred kilobytes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The judge's benchmark still runs, and says what is read."""
+"""Benchmark of the judge: it runs, and counts the tokens read."""
 
 import json
 

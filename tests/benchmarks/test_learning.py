@@ -1,4 +1,4 @@
-"""The learning benchmark: its page shows its results, its results show what the README says, and it still runs."""
+"""Learning benchmark: its page shows its results, its results show what the README says, and it runs."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page of the timed benchmarks shows their results, also where some are missing; and what they compare is alike."""
+"""Page of the timed benchmarks, also where results are missing; and both ways compare the same work."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The benchmark of the report measures what it says, on a run that is small."""
+"""Benchmark of the report, on a small run."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The benchmark of parts and runs: what it derives from two sizes, what it counts, and that its page is current."""
+"""Benchmark of parts and runs: what it derives from two sizes, what it counts, and that its page is current."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""How long a training step takes with each session read once, and with every turn a padded row of its own.
+"""Time of a training step with each session read once, and with every turn a padded row of its own.
 
     python -m tests.benchmarks.training
 
@@ -33,7 +33,7 @@ BUDGET = TrainConfig.micro_batch_tokens
 
 @dataclass(frozen=True)
 class Step:
-    """The turns of an optimizer step, the session of each, and the number of their response tokens."""
+    """Turns of an optimizer step, the session of each, and the number of their response tokens."""
 
     turns: list[PromptResponse]
     sessions: list[str]
@@ -44,19 +44,19 @@ class Step:
 
 
 def loss_of(logprobs_R: Tensor, tokens: int) -> Tensor:
-    """One turn's share of the clipped policy gradient of a first step; its advantages go from -1 to 2."""
+    """Return one turn's share of the clipped policy gradient of a first step; advantages go from -1 to 2."""
     advantages_R = torch.linspace(-1, 2, len(logprobs_R))
     return policy_gradient(logprobs_R, logprobs_R.detach(), advantages_R, 0.2, 0.28)[0].sum() / tokens
 
 
 def usual_losses(model: nn.Module, step: Step) -> Iterator[Tensor]:
-    """The loss of each batch, as most trainers compute it."""
+    """Yield the loss of each batch, as most trainers compute it."""
     for batch in usual.read(model, step.turns):
         yield torch.stack([loss_of(reply_R, step.tokens) for _, reply_R in batch]).sum()
 
 
 def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:
-    """The loss of each forward, as `opdkit train` computes it."""
+    """Yield the loss of each forward pass, as `opdkit train` computes it."""
     for trees in plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=policy.packed).forwards:
         read = [[step.turns[i] for i in tree.turns] for tree in trees]
         ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids])
@@ -73,7 +73,7 @@ def take(losses: Iterator[Tensor], optimizer: torch.optim.Optimizer) -> None:
 
 
 def difference(policy: Policy, step: Step) -> float:
-    """How far the gradients of the two ways are apart, relative to the norm of the gradient."""
+    """Return the distance of the gradients of the two ways, relative to the norm of the gradient."""
     found = []
     for losses in (usual_losses(policy.model, step), our_losses(policy, step)):
         policy.zero_grad()
@@ -84,7 +84,7 @@ def difference(policy: Policy, step: Step) -> float:
 
 
 def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> Comparison:
-    """Both ways to take a step, turn about. The learning rate is 0, so that every step is the same one."""
+    """Time both ways to take a step, in turn. The learning rate is 0, so that every step is the same."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
     apart = difference(policy, step)
     seconds = turn_about(lambda: take(usual_losses(policy.model, step), optimizer),

@@ -1,4 +1,4 @@
-"""What scoring costs against the number of turns of a session, ours and the usual way.
+"""Cost of scoring against the number of turns of a session, ours and the usual way.
 
     python -m tests.benchmarks.turns
 

@@ -1,4 +1,4 @@
-"""How replies are scored without opdkit: one sample a prompt, padded batches, logits of every token."""
+"""Scoring of replies without opdkit: one sample a prompt, padded batches, logits of every token."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,12 +23,12 @@ BATCH = 8
 
 
 def samples(targets: Sequence[ReplyReadings]) -> list[ScoredSequence]:
-    """What is read: each reply after the student's prompt, and after the teacher's where there is a hint."""
+    """Return the sequences to read: each reply after the student's prompt, and after the teacher's prompts."""
     return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
 
 
 def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
-    """The log-probs [R] of each response, by its index; a list a batch: of like length, padded on the right."""
+    """Yield the log-probs [R] of each response by its index, one list per batch, padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     for start in range(0, len(order), BATCH):
         some = order[start : start + BATCH]
@@ -44,6 +44,6 @@ def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list
 
 @torch.no_grad()
 def logprobs(model: nn.Module, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
-    """[R] of each sequence's response, in the order given."""
+    """Return the log-probs [R] of each sequence's response, in the order given."""
     found = {i: values_R.clone() for batch in read(model, sequences) for i, values_R in batch}
     return [found[i] for i in range(len(sequences))]

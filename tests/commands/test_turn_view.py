@@ -1,4 +1,4 @@
-"""One turn with everything: the interface that the report, the reviewers' page and `opdkit show` rely on."""
+"""Turns with everything: the interface that the report, the reviewers' page and `opdkit show` rely on."""
 
 import json
 import shutil

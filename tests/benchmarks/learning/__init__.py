@@ -1,4 +1,4 @@
-"""What each objective does to a model, what it costs and what it makes the model forget: `docs/learning.md`.
+"""Effect of each objective on a model, its cost, and what it makes the model forget: `docs/learning.md`.
 
     python -m tests.benchmarks.learning            # about an hour on two cores; begun again, it goes on
 

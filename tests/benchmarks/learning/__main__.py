@@ -1,4 +1,4 @@
-"""The command line of the benchmark: measure what is missing, then write results, page and plots."""
+"""Command line of the benchmark: measure what is missing, then write results, page and plots."""
 
 import argparse
 import os
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def measure(work: Path, workers: int, seeds: int) -> dict[str, object]:
-    """All numbers of the benchmark. The learning rates are tuned first, with seeds that nothing else uses."""
+    """Measure everything. The learning rates are tuned first, with seeds that nothing else uses."""
     log = experiments.described(judged(work))
     with_written(work)
     rates = measured(experiments.rate_cells(), work, workers)
@@ -41,7 +41,7 @@ def measure(work: Path, workers: int, seeds: int) -> dict[str, object]:
 
 
 def write(results: Path, docs: Path) -> None:
-    """The page and the plots that show the results."""
+    """Write the page and the plots that show the results."""
     from . import plots  # matplotlib is needed for nothing else
 
     found = read_results(results)

@@ -14,7 +14,7 @@ from opdkit.config.fields import JSON
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement: `measure(work, **settings)` gives its numbers."""
+    """Measurement: `measure(work, **settings)` returns its numbers."""
 
     name: str  # unique, and good as a file name
     measure: Callable[..., JSON]
@@ -25,7 +25,7 @@ class Cell:
 
 
 def measured(cells: Sequence[Cell], work: Path, workers: int) -> dict[str, JSON]:
-    """The numbers of every cell by its name; those that the work folder has for the same settings are taken from it."""
+    """Return the numbers of every cell by its name; cells that the work folder has for the same settings are reused."""
     missing = [cell for cell in cells if _known(cell, work) is None]
     # A process a worker and a thread a process: threads that wait for each other on a busy core cost many times more.
     os.environ["OMP_NUM_THREADS"] = "1"

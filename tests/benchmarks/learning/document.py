@@ -1,4 +1,4 @@
-"""What every objective does to a small model, measured from logs to held-out replies; see docs/learning.md."""
+"""Effect of every objective on a small model, measured from logs to held-out replies; see docs/learning.md."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,17 +54,17 @@ class Results:
         return found
 
     def base(self) -> float:
-        """Share of first replies in the corrected topics before any training."""
+        """Return the share of first replies as wanted in the corrected topics before any training."""
         return mean(mean_corrected(seed["passed"]) for seed in seeds_of(self, "base"))
 
     def noise(self, wrong: float, votes: int, what: str) -> float:
-        """Mean over the seeds: rewards_right, hints_right, or passed."""
+        """Return the mean over the seeds of rewards_right, hints_right, or passed."""
         seeds = seeds_of(self, f"noise-{wrong:g}-{votes}")
         return mean(mean_corrected(s["passed"]) if what == "passed" else s[what] for s in seeds)
 
 
 def seeds_of(found: Results, kind: str, name: str = "") -> list[JSON]:
-    """The cells of one kind (long, short, base, rounds, noise-RATE-VOTES) and name, a seed each."""
+    """Return the cells of one kind (long, short, base, rounds, noise-RATE-VOTES) and name, one per seed."""
     stem = f"{kind}-{slug(name)}" if name else kind
     cells, seed = [], 0
     while f"{stem}-{seed}" in found.cells:
@@ -74,24 +74,24 @@ def seeds_of(found: Results, kind: str, name: str = "") -> list[JSON]:
 
 
 def band(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lowest, mean, highest."""
+    """Return the lowest value, the mean, and the highest."""
     return min(values), mean(values), max(values)
 
 
 def curve(found: Results, name: str) -> list[float]:
-    """After each epoch of a long training: mean over the seeds of the share of replies as wanted, corrected topics."""
+    """Return the accuracy in the corrected topics after each epoch of a long training, mean over the seeds."""
     return [mean(mean_corrected(s["epochs"][e]) for s in seeds_of(found, "long", name)) for e in range(LONG)]
 
 
 def after_short(
     found: Results, name: str, metric: str, domain: str, column: str = "after", kind: str = "short"
 ) -> float:
-    """A number of `opdkit eval` after a short training, mean over the seeds."""
+    """Return a number of `opdkit eval` after a short training, mean over the seeds."""
     return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, kind, name))
 
 
 def gain(found: Results, name: str) -> float:
-    """What a short training adds to the share of replies as wanted, corrected topics."""
+    """Return by how much a short training raises the share of replies as wanted, corrected topics."""
     return after_short(found, name, "passed_sampled", "corrected", "difference")
 
 
@@ -103,7 +103,7 @@ def score(scores: Sequence[JSON], metric: str, domain: str, column: str = "after
 
 
 def page(results: JSON) -> str:
-    """docs/learning.md."""
+    """Return docs/learning.md."""
     found = Results(results)
     sections = (_head, _presets, _written, _batches, _defaults, _forgetting, _sizes, _rounds, _sessions, _noise, _rates)
     parts = [section(found) for section in sections]
@@ -150,7 +150,7 @@ A training of {SHORT} epochs at the learning rate that suits the objective best;
 
 
 def _cost(found: Results, name: str, kind: str = "short") -> str:
-    """Tokens read, against opd on the log alone."""
+    """Return the tokens read, relative to opd on the log alone."""
     mine, opd = (mean(s["cost"]["tokens"] for s in seeds_of(found, k, n)) for k, n in ((kind, name), ("short", "opd")))
     return f"{mine / opd:.1f}"
 
@@ -176,7 +176,7 @@ writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
 
 
 def by_turn(found: Results, name: str) -> float:
-    """Accuracy after a short training whose steps take single turns, mean over the seeds."""
+    """Return the accuracy after a short training whose steps take single turns, mean over the seeds."""
     return mean(mean_corrected(seed["passed"]) for seed in seeds_of(found, "turn", name))
 
 

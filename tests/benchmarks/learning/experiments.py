@@ -1,4 +1,4 @@
-"""What is measured: the presets, what their defaults were chosen against, two rounds, a noisy judge, few sessions."""
+"""Measurements: the presets, the alternatives to their defaults, two rounds, a noisy judge, few sessions."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ ECHO_SAMPLES = 14  # of 72 prompts: 1,008 replies
 
 
 def rate_cells() -> list[Cell]:
-    """Every preset at every learning rate."""
+    """Return a cell for every preset at every learning rate."""
     recipes = [(name, False) for name in PRESETS] + [(name, True) for name in WRITTEN]
     return [
         Cell(f"{rate_name(name, rate, written)}-{seed}", tuning,
@@ -63,7 +63,7 @@ def rate_name(name: str, rate: float, written: bool = False) -> str:
 
 
 def ends(rates: dict[str, JSON], name: str, rate: float, written: bool = False) -> float:
-    """Share of replies as wanted after a short training, mean over all topics and the tuning seeds.
+    """Return the share of replies as wanted after a short training, mean over all topics and the tuning seeds.
 
     Also over the topics that nobody corrects: what teaches fastest may forget most.
     """
@@ -72,19 +72,19 @@ def ends(rates: dict[str, JSON], name: str, rate: float, written: bool = False) 
 
 
 def best_rate(rates: dict[str, JSON], name: str, written: bool = False) -> float:
-    """The learning rate with which short trainings end best."""
+    """Return the learning rate with which short trainings end best."""
     return max(LEARNING_RATES, key=lambda rate: ends(rates, name, rate, written))
 
 
 def tuned(rates: dict[str, JSON]) -> dict[str, float]:
-    """preset, or "preset, written" -> the learning rate of its short trainings."""
+    """Return preset, or "preset, written" -> the learning rate of its short trainings."""
     return {name: best_rate(rates, name) for name in PRESETS} | {
         f"{name}, written": best_rate(rates, name, written=True) for name in WRITTEN
     }
 
 
 def cells(rates: dict[str, float], seeds: Sequence[int]) -> list[Cell]:
-    """Everything else; the short trainings each at its rate."""
+    """Return all other cells; the short trainings each at its rate."""
     short = {name: preset | {"learning_rate": rates[name]} for name, preset in PRESETS.items()}
     long = {name: preset | {"learning_rate": LONG_RATE} for name, preset in PRESETS.items()}
     variants = {name: long[preset] | over for name, (preset, over) in VARIANTS.items()}
@@ -157,12 +157,12 @@ def slug(name: str) -> str:
 
 
 def base(work: Path, seed: int) -> JSON:
-    """What the model does before any training."""
+    """Measure the model before any training."""
     return {"passed": passed(MODEL, seed)}
 
 
 def tuning(work: Path, name: str, options: JSON, seed: int, written: bool) -> JSON:
-    """Shares passed after a short training, with few samples."""
+    """Measure the shares passed after a short training, with few samples."""
     source = work / ("base-written" if written else "base")
     run = branch(source, work / f"{rate_name(name, options['learning_rate'], written)}-{seed}")
     trained(run, MODEL, options, seed, SHORT)
@@ -172,7 +172,7 @@ def tuning(work: Path, name: str, options: JSON, seed: int, written: bool) -> JS
 
 
 def curve(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
-    """Shares passed after each epoch."""
+    """Measure the shares passed after each epoch."""
     run = branch(work / "base", work / f"long-{slug(name)}-{seed}")
     trained(run, MODEL, options | {"keep_epochs": True}, seed, epochs)
     numbers = {"epochs": [passed(epoch_model(run, epoch), seed) for epoch in range(1, epochs + 1)]}
@@ -181,7 +181,7 @@ def curve(work: Path, name: str, options: JSON, seed: int, epochs: int) -> JSON:
 
 
 def learning(work: Path, name: str, options: JSON, seed: int, written: bool = False) -> JSON:
-    """What a short training cost, and what `opdkit eval` says of the model after it."""
+    """Measure the cost of a short training, and the scores of `opdkit eval` after it."""
     source = work / ("base-written" if written else "base")
     run = branch(source, work / f"short-{slug(name)}{'-written' * written}-{seed}")
     cost = trained(run, MODEL, options, seed, SHORT)
@@ -191,7 +191,7 @@ def learning(work: Path, name: str, options: JSON, seed: int, written: bool = Fa
 
 
 def by_turn(work: Path, name: str, options: JSON, seed: int) -> JSON:
-    """A short training whose steps take single turns: what it cost, and shares passed after it."""
+    """Measure a short training whose steps take single turns: its cost, and the shares passed after it."""
     run = branch(work / "base", work / f"turn-{slug(name)}-{seed}")
     cost = trained(run, MODEL, options | {"batch_by": "turn"}, seed, SHORT)
     numbers = {"cost": cost, "passed": passed(final_model(run), seed)}
@@ -200,7 +200,7 @@ def by_turn(work: Path, name: str, options: JSON, seed: int) -> JSON:
 
 
 def of_size(work: Path, sessions: int, options: JSON, seeds: Sequence[int]) -> JSON:
-    """Short trainings on more or fewer sessions of the log."""
+    """Measure short trainings on more or fewer sessions of the log."""
     base, shares = judged(work, sessions), []
     for seed in seeds:
         run = branch(base, work / f"size-{sessions}-{seed}")
@@ -210,7 +210,7 @@ def of_size(work: Path, sessions: int, options: JSON, seeds: Sequence[int]) -> J
 
 
 def echo(work: Path, options: JSON, seed: int) -> JSON:
-    """`opdkit eval` with a thousand replies."""
+    """Run `opdkit eval` with a thousand replies."""
     run = branch(work / "base", work / "echo")
     trained(run, MODEL, options, seed, SHORT)
     found = scores(run, seed, ECHO_SAMPLES)
@@ -224,7 +224,7 @@ def echo(work: Path, options: JSON, seed: int) -> JSON:
 
 
 def mean_corrected(shares: dict[str, float]) -> float:
-    """Mean share over the topics that users correct."""
+    """Return the mean share over the topics that users correct."""
     return mean(shares[domain] for domain in PREFERENCES)
 
 
@@ -234,7 +234,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def described(run: Path) -> JSON:
-    """The log and its targets, in numbers."""
+    """Describe the log and its targets in numbers."""
     targets = list(read_all(run, "targets"))
     return {
         "opdkit": __version__,

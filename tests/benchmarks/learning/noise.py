@@ -1,4 +1,4 @@
-"""A judge that is wrong at a known rate, in place of the local one: how much of that do several votes take back?
+"""Judge that is wrong at a known rate, in place of the local one, to see how much of that several votes repair.
 
 A right vote is what the user of the logs meant (`sample_data/labels.jsonl`). A wrong reward vote is one of the other
 two labels. A wrong vote on the hint is, evenly: none where one is due, or one that asks for another style; where none
@@ -34,7 +34,7 @@ REWARDS = (-1, 0, 1)
 
 @cache
 def world() -> Any:
-    """sample_data/world.py: what topics there are, and how a hint for each style is worded."""
+    """Load sample_data/world.py: the topics, and the wording of a hint for each style."""
     spec = importlib.util.spec_from_file_location("world", DATA / "world.py")
     assert spec is not None
     assert spec.loader is not None
@@ -44,7 +44,7 @@ def world() -> Any:
 
 
 def labels() -> dict[str, JSON]:
-    """turn_id -> what a perfect judge would say."""
+    """Return turn_id -> the labels of a perfect judge."""
     rows = map(json.loads, (DATA / "labels.jsonl").read_text(encoding="utf-8").splitlines())
     return {row["turn_id"]: row for row in rows}
 
@@ -53,7 +53,7 @@ def labels() -> dict[str, JSON]:
 
 
 def open_judge(config: JudgeConfig) -> Ask:
-    """Answers in the words that `opdkit judge` reads, wrong at the rate that `--template-arg wrong=RATE` gives."""
+    """Open a judge whose answers `opdkit judge` reads, wrong at the rate of `--template-arg wrong=RATE`."""
     rate, truth, topics = float(parse_pairs(config.template_arg, "")["wrong"]), labels(), topics_of(config.run)
 
     def ask(questions: Sequence[Question]) -> list[list[Answer]]:
@@ -70,7 +70,7 @@ def open_judge(config: JudgeConfig) -> Ask:
 
 
 def vote(question: str, truth: JSON, topic: Any, rate: float, rng: random.Random) -> str:
-    """One vote."""
+    """Return one vote."""
     wrong = rng.random() < rate
     if question == "reward":
         others = [r for r in REWARDS if r != truth["reward"]]
@@ -86,7 +86,7 @@ def vote(question: str, truth: JSON, topic: Any, rate: float, rng: random.Random
 
 
 def topics_of(run: Path) -> dict[str, Any]:
-    """turn_id -> the topic of the last request before the turn."""
+    """Return turn_id -> the topic of the last request before the turn."""
     requests = {r.format(i): t for t in world().TOPICS for r in t.requests for i in t.items}
     messages = {s["session_id"]: s["messages"] for s in read_all(run, "sessions")}
     found = {}
@@ -103,7 +103,7 @@ def topics_of(run: Path) -> dict[str, Any]:
 def noisy(
     work: Path, wrong: float, votes: int, options: JSON, seed: int, epochs: int, sessions: int = SESSIONS
 ) -> JSON:
-    """Train on what `votes` votes of such a judge say: how often rewards and hints are right, and the model after."""
+    """Train on `votes` votes of such a judge; return the shares of right rewards and hints, and the accuracy."""
     run = branch(base_of(work, sessions), work / f"noise-{wrong}-{votes}-{seed}", ("extract",))
     with patch.dict(BACKENDS, {"local": f"{__name__}:open_judge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
@@ -115,7 +115,7 @@ def noisy(
 
 
 def judged_right(run: Path) -> JSON:
-    """Shares of the verdicts that say what a perfect judge would."""
+    """Return the shares of the verdicts that agree with a perfect judge."""
     truth, topics = labels(), topics_of(run)
     rewards, hints = Counter[bool](), Counter[bool]()
     for verdict in read_all(run, "verdicts"):
@@ -127,7 +127,7 @@ def judged_right(run: Path) -> JSON:
 
 
 def exact_reward_accuracy(wrong: float, votes: int) -> float:
-    """The chance that `votes` votes give the right reward, true labels uniform, summed over all outcomes."""
+    """Return the chance that `votes` votes give the right reward, true labels uniform, summed over all outcomes."""
     total = 0.0
     for truth in REWARDS:
         chance = {r: 1 - wrong if r == truth else wrong / 2 for r in REWARDS}
@@ -138,13 +138,13 @@ def exact_reward_accuracy(wrong: float, votes: int) -> float:
 
 
 def _outcomes(votes: int) -> list[tuple[int, ...]]:
-    """Every way that votes can fall, whatever their order."""
+    """Return every combination of votes, whatever their order."""
     counts = product(range(votes + 1), repeat=2)
     return [(-1,) * a + (0,) * b + (1,) * (votes - a - b) for a, b in counts if a + b <= votes]
 
 
 def _ways(scores: tuple[int, ...]) -> int:
-    """Orders in which the votes can come."""
+    """Return the number of orders in which the votes can come."""
     ways, rest = 1, len(scores)
     for count in Counter(scores).values():
         for k in range(count):

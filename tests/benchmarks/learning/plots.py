@@ -1,4 +1,4 @@
-"""The plots of docs/learning.md, from the results file."""
+"""Plots of docs/learning.md, from the results file."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
 
 def _epochs(axes: Axes, found: Results) -> None:
-    """Share of held-out first replies against epochs; the band is from the lowest to the highest seed."""
+    """Draw the share of held-out first replies against epochs; the band is from the lowest to the highest seed."""
     base = found.base()
     for name in PRESETS:
         rows = [
@@ -41,7 +41,7 @@ def _epochs(axes: Axes, found: Results) -> None:
 
 
 def _forgetting(axes: Axes, found: Results) -> None:
-    """How far the model moved on topics that nobody corrects, against what it gained on the others."""
+    """Draw how far the model moved on topics that nobody corrects, against its gain on the others."""
     for name in PRESETS:
         x, y = gain(found, name), after_short(found, name, "kl_replies", "uncorrected")
         axes.scatter([x], [y], color=COLOURS[name], s=36)
@@ -51,7 +51,7 @@ def _forgetting(axes: Axes, found: Results) -> None:
 
 
 def _noise(axes: Axes, found: Results) -> None:
-    """Reward accuracy (measured and exact) and the trained model, against the number of votes."""
+    """Draw reward accuracy (measured and exact) and the trained model against the number of votes."""
     for wrong, colour in zip(WRONG, ("tab:blue", "tab:red"), strict=True):
         exact = [exact_reward_accuracy(wrong, m) for m in VOTES]
         right = [found.noise(wrong, m, "rewards_right") for m in VOTES]

@@ -1,4 +1,4 @@
-"""The results file: one line per measurement, and the scores of `opdkit eval` in it as a table."""
+"""Results file: one line per measurement, and the scores of `opdkit eval` in it as a table."""
 
 import json
 from pathlib import Path

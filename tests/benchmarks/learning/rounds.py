@@ -1,4 +1,4 @@
-"""A second round: the trained model answers the logged prompts afresh, and learns from those replies."""
+"""Second round: the trained model answers the logged prompts again, and learns from those replies."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained
 
 
 def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int) -> JSON:
-    """Train on the log, roll the result out, train on that for one epoch: what the model does after each round."""
+    """Train on the log, roll the result out, train on that for one epoch; return the accuracy after each round."""
     first, second = (work / f"rounds-{name}-{seed}-{number}" for number in (1, 2))
     branch(work / "base", first)
     trained(first, MODEL, options, seed, epochs)

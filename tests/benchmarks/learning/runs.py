@@ -35,7 +35,7 @@ MAX_NEW_TOKENS = 64
 
 
 def judged(work: Path, sessions: int = SESSIONS) -> Path:
-    """The run that trainings begin from: sample_data, judged by the sample model itself, scored by it."""
+    """Make the run that trainings begin from: sample_data, judged and scored by the sample model."""
     run = base_of(work, sessions)
     extract(ExtractConfig(run=run, logs=(str(DATA / "logs"),)))
     judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), max_new_tokens=MAX_NEW_TOKENS, limit=sessions))
@@ -44,7 +44,7 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
 
 
 def with_written(work: Path) -> Path:
-    """The same with more replies to each hinted prompt: what the teacher writes itself."""
+    """Make the same run with more replies to each hinted prompt, sampled from the teacher."""
     run = work / "base-written"
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
@@ -53,12 +53,12 @@ def with_written(work: Path) -> Path:
 
 
 def base_of(work: Path, sessions: int) -> Path:
-    """Where that run is."""
+    """Return the folder of that run."""
     return work / ("base" if sessions == SESSIONS else f"base-{sessions}")
 
 
 def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge", "teacher")) -> Path:
-    """A new run that shares the finished stages of another one."""
+    """Make a new run that shares the finished stages of another one."""
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
     for stage in stages:
@@ -67,7 +67,7 @@ def branch(source: Path, run: Path, stages: tuple[str, ...] = ("extract", "judge
 
 
 def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JSON:
-    """Train `model` on a run; what that took, and how far the model went."""
+    """Train `model` on a run; return the cost, and how far the model went."""
     start = time.monotonic()
     train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, checkpoint_every=0,
                       **options))  # fmt: skip
@@ -85,7 +85,7 @@ def final_model(run: Path) -> Path:
 
 
 def epoch_model(run: Path, epoch: int) -> Path:
-    """Where there is one: with the option `keep_epochs`."""
+    """Return the model after an epoch; it is kept with the option `keep_epochs`."""
     return epoch_dir(run / "train", epoch) / "model"
 
 
@@ -93,7 +93,7 @@ def epoch_model(run: Path, epoch: int) -> Path:
 
 
 def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
-    """domain -> share of first replies to held-out prompts, sampled at temperature 1, that pass their checks."""
+    """Return domain -> share of first replies to held-out prompts, sampled at temperature 1, that pass their checks."""
     found = defaultdict(list)
     for reply in first_replies(folder, read_prompts(PROMPTS), seed, samples):
         found[reply.prompt.domain].append(bool(reply.passed))
@@ -101,7 +101,7 @@ def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
 
 
 def first_replies(folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int) -> list[Any]:
-    """Sampled and checked replies of a model; those of one prompt one after the other."""
+    """Return sampled and checked replies of a model, grouped by prompt."""
     model = load_model(str(folder), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
@@ -111,6 +111,6 @@ def first_replies(folder: Path, prompts: list[HeldOutPrompt], seed: int, samples
 
 
 def scores(run: Path, seed: int, samples: int = SAMPLES) -> list[JSON]:
-    """What `opdkit eval` says of the trained model of a run, against the model it was trained from."""
+    """Return what `opdkit eval` measures of the trained model of a run, against the model it was trained from."""
     evaluate(EvalConfig(run=run, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed))
     return list(read_all(run, "scores"))

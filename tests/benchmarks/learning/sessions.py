@@ -1,4 +1,4 @@
-"""How many logged sessions it takes until a preference holds three times in a row (the metric of OpenClaw-RL v2).
+"""Number of logged sessions until a preference holds three times in a row (the metric of OpenClaw-RL v2).
 
 A preference is what the users of one topic keep asking for. Its log: the sessions in which they ask for it, in an
 order drawn by the seed. After each session the model is trained from the start on all sessions so far, and answers
@@ -27,7 +27,7 @@ EPOCHS = 12  # a log of a few sessions is one step an epoch
 
 
 def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed: int, most: int = MOST) -> JSON:
-    """The smallest number of sessions, and what the replies after each number were."""
+    """Return the smallest number of sessions, and the replies after each number."""
     run = scored_log(work / f"sessions-{topic}-{seed}", preference, seed, most)
     asked = [p for p in read_prompts(PROMPTS) if p.domain == topic]
     random.Random(f"{seed}:{topic}").shuffle(asked)
@@ -46,7 +46,7 @@ def until_it_holds(work: Path, topic: str, preference: str, options: JSON, seed:
 
 
 def scored_log(run: Path, preference: str, seed: int, most: int) -> Path:
-    """The sessions in which users ask for the preference, shuffled; judged and scored by the sample model."""
+    """Write the sessions in which users ask for the preference, shuffled; judge and score them."""
     wanted = {turn.rpartition(":")[0] for turn, label in labels().items() if label["wanted"] == preference}
     lines = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()
     chosen = [line for number, line in enumerate(lines, start=1) if f"openai:{number}" in wanted]

@@ -1,4 +1,4 @@
-"""One browser a file, and a finished run with its report."""
+"""Browser per file, and a finished run with its report."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

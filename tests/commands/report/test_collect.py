@@ -1,4 +1,4 @@
-"""What the report says of a run is what its tables say, at any stage, and in bounded memory."""
+"""Figures of the report are those of the tables, at any stage, and in bounded memory."""
 
 import shutil
 from collections import Counter
@@ -73,7 +73,7 @@ def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
 
 @pytest.mark.parametrize("last", ["extract", "judge", "teacher", "train"])
 def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, last: str) -> None:
-    """What a stage has not written is null, never 0."""
+    """Figures that a stage has not written are null, never 0."""
     order = ["extract", "judge", "teacher", "train", "eval"]
     there = order[: order.index(last) + 1]
     for stage in there:

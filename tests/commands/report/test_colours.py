@@ -1,4 +1,4 @@
-"""The colours of more and less stay apart for every kind of colour vision, in both themes."""
+"""Colours of more and less stay apart for every kind of colour vision, in both themes."""
 
 import re
 from pathlib import Path

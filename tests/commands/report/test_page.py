@@ -1,4 +1,4 @@
-"""The page in a browser: it opens offline, searches, filters, shows tokens, obeys the keyboard, in both themes."""
+"""Page in a browser: it opens offline, searches, filters, shows tokens, obeys the keyboard, in both themes."""
 
 import random
 import shutil

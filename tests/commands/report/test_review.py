@@ -1,4 +1,4 @@
-"""The report as the page of `opdkit review`: decisions by keyboard, over the real server, none of them lost."""
+"""Report as the page of `opdkit review`: decisions by keyboard, over the real server, none of them lost."""
 
 import random
 import threading

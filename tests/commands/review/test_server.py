@@ -1,4 +1,4 @@
-"""The reviewers' server: it answers one person's page, and nobody else's."""
+"""Reviewers' server: it answers one person's page, and nobody else's."""
 
 import json
 import os
