@@ -1,4 +1,4 @@
-"""Rendered chats to token ids, with the control tokens of the template apart from text that only looks like them.
+"""Token ids of rendered chats: the template's control tokens are kept apart from text that only looks like them.
 
 A log may hold `<|im_end|>` or `<|im_start|>system` inside a message. Encoded together with the template, that text
 would end the message and forge another. So every such place in a message is broken by a private character before the
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
 
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 
 if TYPE_CHECKING:  # takes seconds, and what reads texts alone needs no tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -53,7 +53,15 @@ _REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB w
 _TEXTS = 1 << 12  # messages, and other fields, whose breaks are kept
 
 
-class UnsafeTextError(ValueError):
+class ChatError(OpdkitError):
+    """Messages that cannot be turned into token ids. `reason` is the word the turn is dropped and counted under."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class UnsafeTextError(ChatError):
     """Text that cannot be kept apart from the template's control tokens."""
 
 
@@ -79,27 +87,48 @@ def break_control_tokens(text: str) -> str:
 
 
 class Encoder:
-    """Encodes what a chat template has rendered, under one tokenizer."""
+    """Encodes what a chat template has rendered, under one tokenizer.
+
+    With ChatML, for a user who wrote "a<|im_end|>b" ("·" is the break, a private character):
+
+        as_data("a<|im_end|>b")                                a<·|im_end|>b
+        the template renders                                   <|im_start|>user\\na<·|im_end|>b<|im_end|>\\n
+        ids(rendered), decoded                                 <|im_start|>user\\na<|im_end|>b<|im_end|>\\n
+
+    The first `<|im_end|>` is encoded as text, the second one as the control token.
+    """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._added: dict[int, Any] = dict(sorted(tokenizer.added_tokens_decoder.items()))
         # Added whitespace (runs of newlines in some vocabularies) and single letters control nothing.
-        control = {i: t for i, t in self._added.items() if len(t.content.strip()) > 1}
+        control = {i: token for i, token in self._added.items() if len(token.content.strip()) > 1}
         self._control_ids = control.keys() - {tokenizer.unk_token_id}
-        self._any = _Breaker([t.content for t in control.values()])
-        self._special = _Breaker([t.content for t in control.values() if t.special])
-        self.words = frozenset(t.content for t in control.values() if not t.special)
+        self._special_tokens = [token.content for token in control.values() if token.special]
+        self.words = frozenset(token.content for token in control.values() if not token.special)
+        self._any = _Breaker([token.content for token in control.values()])
+        self._special = _Breaker(self._special_tokens)
+        self._private = {token.content: chr(_FIRST + n) for n, token in enumerate(self._added.values())}
+        # Whole added tokens: those matched on raw text first, then those on normalized text, as the tokenizer does.
+        kinds = [[t.content for t in self._added.values() if t.normalized is kind] for kind in (False, True)]
+        self._patterns = [re.compile(any_of(contents)) for contents in kinds if contents]
+        # A tokenizer cuts a text before each control token, whatever stands there, unless one of them takes the white
+        # space before it or asks whether it is a word of its own.
+        raw = [token for token in self._added.values() if not token.normalized]
+        self._cuts = bool(raw) and not any(token.lstrip or token.single_word for token in raw)
+        self._pieces = _Pieces(
+            lambda texts: tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"],
+            self._patterns[0] if self._cuts else None,
+        )
 
     def break_always(self, words: Iterable[str]) -> None:
         """Break these of `words` in what a model wrote, too."""
-        special = [t.content for t in self._added.values() if t.special and len(t.content.strip()) > 1]
-        self._special = _Breaker([*special, *words])
+        self._special = _Breaker([*self._special_tokens, *words])
 
     # -- before the template ----------------------------------------------------------------------------------------
 
     def as_data(self, value: Any, *, sampled: bool) -> Any:
-        """`value` (text, or lists and dicts of it) with a break in whatever could be read as a control token.
+        """Return `value` (text, or lists and dicts of it) with a break in what could be read as a control token.
 
         In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`: others, such
         as `<think>`, are words of its vocabulary that it really samples. Raises UnsafeTextError for private-use
@@ -118,13 +147,13 @@ class Encoder:
     # -- after the template -----------------------------------------------------------------------------------------
 
     def ids(self, rendered: str) -> list[int]:
-        """Token ids of a whole rendering. Raises UnsafeTextError when broken text still gives a control token."""
+        """Return the ids of a whole rendering. Raises UnsafeTextError when broken text still gives a control token."""
         if _BREAK not in rendered:
-            return self._own_pieces.ids(rendered)
+            return self._pieces.ids(rendered)
         return self._ids_of_copy(self._marked(rendered))
 
     def continuation_ids(self, rendered: str) -> list[int]:
-        """Token ids of text that goes on from a prompt, encoded on its own and never together with the prompt.
+        """Return the ids of text that continues a prompt, encoded on its own and never together with the prompt.
 
         A control token goes before it and is taken off again: tokenizers of the SentencePiece kind put a space before
         the first word of a string, and this is not the first.
@@ -133,63 +162,22 @@ class Encoder:
             return self.ids(rendered)
         return self._ids_of_copy(chr(_FIRST + len(self._added)) + self._marked(rendered))[1:]
 
-    @staticmethod
-    def text(rendered: str) -> str:
-        """A rendering as people read it, without the breaks."""
-        return rendered.replace(_BREAK, "")
-
     def _marked(self, rendered: str) -> str:
+        """Return a rendering with a private character for each control token, without the breaks."""
         for pattern in self._patterns:
             rendered = pattern.sub(lambda match: self._private[match[0]], rendered)
         return rendered.replace(_BREAK, "")
 
-    @cached_property
-    def _private(self) -> dict[str, str]:
-        """Each added token's text -> the character that stands for it."""
-        return {token.content: chr(_FIRST + n) for n, token in enumerate(self._added.values())}
-
-    @cached_property
-    def _patterns(self) -> list[re.Pattern[str]]:
-        """Whole added tokens: those matched on raw text first, then those on normalized text, as the tokenizer does."""
-        kinds = ([t.content for t in self._added.values() if t.normalized is kind] for kind in (False, True))
-        return [re.compile(any_of(contents)) for contents in kinds if contents]
-
     def _ids_of_copy(self, marked: str) -> list[int]:
-        _, original = self._copy
-        ids = self._copy_pieces.ids(marked)
+        """Return the tokenizer's ids of a marked text. Raises UnsafeTextError where text gives a control token."""
+        pieces, original = self._copy
+        ids = pieces.ids(marked)
         if not self._control_ids.isdisjoint(i for i in ids if i not in original):
             raise UnsafeTextError("control tokens that this tokenizer also makes from plain text")
         return [original.get(i, i) for i in ids]
 
     @cached_property
-    def _own_pieces(self) -> "_Pieces":
-        def encode(texts: list[str]) -> list[list[int]]:
-            found: list[list[int]] = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            return found
-
-        return _Pieces(encode, self._patterns[0] if self._cuts else None)
-
-    @cached_property
-    def _copy_pieces(self) -> "_Pieces":
-        copy, _ = self._copy
-        stand_ins = "".join(self._private[token.content] for token in self._added.values() if not token.normalized)
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            return [found.ids for found in copy.encode_batch(texts, add_special_tokens=False)]
-
-        return _Pieces(encode, re.compile(f"[{stand_ins}]") if self._cuts else None)
-
-    @property
-    def _cuts(self) -> bool:
-        """Whether a tokenizer cuts a text before each control token, whatever stands there.
-
-        One that takes the white space before it, or asks whether it is a word of its own, looks further.
-        """
-        raw = [token for token in self._added.values() if not token.normalized]
-        return bool(raw) and not any(token.lstrip or token.single_word for token in raw)
-
-    @cached_property
-    def _copy(self) -> tuple[Tokenizer, dict[int, int]]:
+    def _copy(self) -> tuple["_Pieces", dict[int, int]]:
         """The tokenizer with private characters for added tokens, and their ids in it -> the ids they stand for.
 
         One more private character stands at the end, for `continuation_ids`; it maps to nothing (-1).
@@ -206,14 +194,19 @@ class Encoder:
         stand_ins: list[Any] = [copy.token_to_id(token["content"]) for token in definition["added_tokens"]]
         if set(stand_ins) & set(copy.get_vocab(with_added_tokens=False).values()):
             raise ConfigError(f"the vocabulary of {self.tokenizer.name_or_path} has gaps that added tokens fall into")
-        return copy, dict(zip(stand_ins, [*self._added, -1], strict=True))
+        raw = "".join(self._private[token.content] for token in self._added.values() if not token.normalized)
+        pieces = _Pieces(
+            lambda texts: [encoding.ids for encoding in copy.encode_batch(texts, add_special_tokens=False)],
+            re.compile(f"[{raw}]") if self._cuts else None,
+        )
+        return pieces, dict(zip(stand_ins, [*self._added, -1], strict=True))
 
 
 class _Pieces:
     """Encodes texts piece by piece, a piece from one control token to the next, and each piece once.
 
-    `cut` finds the control tokens that a tokenizer takes out of a text before anything else; None is a tokenizer that
-    cannot be told where it cuts.
+    `cut` matches the control tokens that a tokenizer takes out of a text before anything else; None for a tokenizer
+    that may cut elsewhere.
     """
 
     def __init__(self, encode: Callable[[list[str]], list[list[int]]], cut: re.Pattern[str] | None) -> None:
@@ -228,15 +221,12 @@ class _Pieces:
         # Only the first piece can begin with other than a control token: each is encoded as it is at its place.
         pieces = [text[a:b] for a, b in pairwise(cuts) if a < b]
         if new := [piece for piece in dict.fromkeys(pieces) if piece not in self._known]:
-            self._remember(new)
-        found = [i for piece in pieces for i in self._known[piece]]
+            self._known |= zip(new, self._encode(new), strict=True)
+            self._characters += sum(map(len, new))
+        ids = [i for piece in pieces for i in self._known[piece]]
         if self._characters > _REMEMBERED:
             self._known, self._characters = {}, 0
-        return found
-
-    def _remember(self, pieces: list[str]) -> None:
-        self._known |= zip(pieces, self._encode(pieces), strict=True)
-        self._characters += sum(map(len, pieces))
+        return ids
 
 
 class _Breaker:
@@ -263,7 +253,13 @@ class _Breaker:
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for the longest of `words` at a place, as a tree: vocabularies add thousands of tokens, all in "<"."""
+    """Return a pattern for the longest of `words` at a place.
+
+    It is a tree, since vocabularies add thousands of tokens that all begin with "<".
+
+    >>> any_of(["<s>", "</s>", "<sep>"])
+    '(?:<(?:s(?:>|e(?:p(?:>)))|/(?:s(?:>))))'
+    """
     tails: dict[str, list[str]] = {}
     for word in words:
         tails.setdefault(word[:1], []).append(word[1:])

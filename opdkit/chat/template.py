@@ -15,31 +15,27 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of
+from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
 from opdkit.console import warn
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError
 
-# What templates that ask for today's date are told, so that tomorrow renders the same: Llama 3's own fallback.
+# For templates that ask for today's date, so that tomorrow renders the same: Llama 3's own fallback.
 TEMPLATE_DATE = datetime.date(2024, 7, 26)
 
-_NOT_A_PREFIX = "reply does not continue the prompt"
 _EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
 
-class ChatError(OpdkitError):
-    """These messages cannot be turned into token ids. `reason` is the word the turn is dropped and counted under."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+# Messages that the template is tried with.
+_PROBE: Message = {"role": "user", "content": "?"}
+_PROBE_CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The tokens of one reply, and which of them the policy really sampled (the others are not trained)."""
+    """Tokens of one reply, and which of them the policy really sampled (the others are not trained)."""
 
     ids: list[int]
     mask: list[bool]
@@ -47,14 +43,14 @@ class Reply:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that fits: its token ids, and how many messages were cut off its beginning."""
+    """Prompt that fits: its token ids, and the number of messages cut off its beginning."""
 
     ids: list[int]
     cut: int
 
 
 class Chat:
-    """One tokenizer's chat template with its arguments.
+    r"""Chat template of one tokenizer, with its arguments.
 
     `stop_ids` are the tokens that end a reply: the tokenizer's end token, those of the generation configuration
     (`eos_ids`), and the one that the template itself writes after a reply.
@@ -62,6 +58,12 @@ class Chat:
     A template that asks for today's date gets `TEMPLATE_DATE`; the argument `date_string`, where the template reads
     it, is the user's to set. Raises ConfigError for a tokenizer without a template and for arguments that would
     replace opdkit's own.
+
+    With ChatML, for the messages user "2 + 2?" and assistant "4":
+
+        prompt_ids(messages[:1])                         <|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n
+        reply(messages, 1)                               4<|im_end|>       without the line break after it
+        reply(messages, 1, finish_reason="length")       4                 the stop token was never sampled
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class Chat:
         self.template_args = dict(template_args)
         self._encoder = Encoder(tokenizer)
         self._check_template()
+        # Most templates take the arguments of a call as an object, DeepSeek's as text.
         self._arguments_as_text = False
-        self._arguments_as_text = not self._renders_a_call() and self._renders_a_call(as_text=True)
+        if not self._renders_a_call():
+            self._arguments_as_text = True
+            self._arguments_as_text = self._renders_a_call()
         self._encoder.break_always(self._headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
         self.stop_ids = frozenset(i for i in [tokenizer.eos_token_id, *given] if i is not None)
@@ -84,8 +89,8 @@ class Chat:
         self._stop = re.compile(any_of([added[i].content for i in self.stop_ids if i in added]) or "(?!)")
 
     def prompt_ids(self, messages: list[Message], tools: str | None = None) -> list[int]:
-        """Token ids of the messages with the generation prompt. Raises ChatError."""
-        return self._ids(self._render(messages, tools, generation_prompt=True))
+        """Return the token ids of the messages with the generation prompt. Raises ChatError."""
+        return self._encoder.ids(self._render(messages, tools, generation_prompt=True))
 
     def reply(
         self,
@@ -95,12 +100,12 @@ class Chat:
         finish_reason: str | None = None,
         token_ids: list[int] | None = None,
     ) -> Reply:
-        """The tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
+        """Return the tokens of the assistant message at `index`, exactly as they follow `prompt_ids(messages[:index])`.
 
         The logged `token_ids` where there are any; else what the template renders after the prompt, up to and with
-        the stop token. A reply that was cut off (`finish_reason`) ends where its text ends: the closing tags and the
-        stop token that a template adds were never sampled. An empty think block that the template makes up is masked.
-        Raises ChatError when the template's rendering of the conversation does not begin with the prompt.
+        the stop token. A reply that a token limit cut off (`finish_reason`) ends where its text ends: the closing tags
+        and the stop token that a template adds were never sampled. An empty think block that the template makes up is
+        masked. Raises ChatError when the template's rendering of the conversation does not begin with the prompt.
         """
         if token_ids is not None:
             return Reply(list(token_ids), [True] * len(token_ids))
@@ -108,68 +113,53 @@ class Chat:
         prompt = self._render(messages[:index], tools, generation_prompt=True)
         whole = self._render(messages[: index + 1], tools, generation_prompt=False)
         if not whole.startswith(prompt):
-            raise ChatError(_NOT_A_PREFIX)
+            raise ChatError("reply does not continue the prompt")
         rendered = whole[len(prompt) :]
-        invented = "" if _has_reasoning(message) else _leading(_EMPTY_THINKING, rendered)
-        rendered = self._sampled(rendered[len(invented) :], message, is_cut_off(finish_reason))
-        masked, sampled = self._continuation(invented), self._continuation(rendered)
-        return Reply(masked + sampled, [False] * len(masked) + [True] * len(sampled))
+        has_reasoning = (message.get("reasoning") or "").strip() or "</think>" in (message["content"] or "")
+        empty_thinking = None if has_reasoning else _EMPTY_THINKING.match(rendered)
+        invented = empty_thinking[0] if empty_thinking else ""
+        sampled = self._sampled(rendered[len(invented) :], message, is_cut_off(finish_reason))
+        masked_ids, sampled_ids = (self._encoder.continuation_ids(text) if text else [] for text in (invented, sampled))
+        return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
     def text(self, ids: Iterable[int]) -> str:
-        """The ids as people read them, control tokens included."""
+        """Return the ids as people read them, control tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def opens_thinking(self, prompt_ids: list[int]) -> bool:
-        """Whether a prompt ends with an open think block, as templates of reasoning models write it."""
+        """Return whether a prompt ends with an open think block, as templates of reasoning models write it."""
         return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
 
     # -- rendering --------------------------------------------------------------------------------------------------
 
     def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:
+        """Return what the template writes for these messages, whose texts are data. Raises ChatError."""
         if not messages:
             raise ChatError("no prompt")
         try:
             definitions = self._encoder.as_data(tool_definitions(tools), sampled=False)
-            template = self.tokenizer.get_chat_template(None, definitions)
+            as_data = []
+            for message in messages:
+                fields = openai_message(message, arguments_as_text=self._arguments_as_text)
+                role = fields.pop("role")
+                as_data.append({"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")})
             text: str = self.tokenizer.apply_chat_template(
-                [self._for_template(m) for m in messages],
+                as_data,
                 tools=definitions,
-                chat_template=_with_fixed_date(template),
+                chat_template=_with_fixed_date(self.tokenizer.get_chat_template(None, definitions)),
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
                 **self.template_args,
             )
-        except UnsafeTextError as error:
-            raise ChatError(str(error)) from error
         except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise ChatError(f"template: {' '.join(str(error).split())[:120]}") from error
         return text
 
-    def _for_template(self, message: Message) -> Message:
-        """The message as templates expect it, its text as data."""
-        fields = openai_message(message, arguments_as_text=self._arguments_as_text)
-        role = fields.pop("role")
-        return {"role": role, **self._encoder.as_data(fields, sampled=role == "assistant")}
-
-    def _ids(self, rendered: str) -> list[int]:
-        try:
-            return self._encoder.ids(rendered)
-        except UnsafeTextError as error:
-            raise ChatError(str(error)) from error
-
-    def _continuation(self, rendered: str) -> list[int]:
-        try:
-            return self._encoder.continuation_ids(rendered) if rendered else []
-        except UnsafeTextError as error:
-            raise ChatError(str(error)) from error
-
-    # -- what was sampled -------------------------------------------------------------------------------------------
-
     def _sampled(self, rendered: str, message: Message, cut_off: bool) -> str:
-        """The part of a rendered reply that the policy wrote: up to and with the stop token, or where it was cut off.
+        """Return the part of a rendered reply that the policy wrote: up to and with the stop token, or to the cut.
 
-        What a message holds cannot be a stop token here, so the first one is the template's.
+        No text of a message can be a stop token here, so the first one is the template's.
         """
         stop = self._stop.search(rendered)
         if not cut_off:
@@ -184,6 +174,7 @@ class Chat:
     # -- checks at construction -------------------------------------------------------------------------------------
 
     def _check_template(self) -> None:
+        """Raise ConfigError for a template that cannot be used, or for arguments that opdkit itself sets."""
         templates = self.tokenizer.chat_template
         where = self.tokenizer.name_or_path
         if not templates:
@@ -201,36 +192,30 @@ class Chat:
                 "tomorrow's prompts would differ; write the date into the template"
             )
 
-    def _renders_a_call(self, *, as_text: bool = False) -> bool:
-        """Whether the template takes a call's arguments as an object, as most do, or as their text, as DeepSeek's."""
-        call = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
-        said: Message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        before, self._arguments_as_text = self._arguments_as_text, as_text
+    def _renders_a_call(self) -> bool:
+        """Return whether the template takes the arguments of a call as they are passed now."""
+        called: Message = {"role": "assistant", "content": None, "tool_calls": [_PROBE_CALL]}
         try:
-            self._render([{"role": "user", "content": "?"}, said], None, generation_prompt=False)
+            self._render([_PROBE, called], None, generation_prompt=False)
         except ChatError:
             return False
-        finally:
-            self._arguments_as_text = before
         return True
 
     def _headers(self) -> set[str]:
-        """Control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
+        """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
 
         DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
         model repeat it, must not open a turn of somebody else in the prompts after it.
         """
-        call = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
-        asked: Message = {"role": "user", "content": "?"}
-        called: list[Message] = [asked, {"role": "assistant", "content": None, "tool_calls": [call]}]
+        called: list[Message] = [_PROBE, {"role": "assistant", "content": None, "tool_calls": [_PROBE_CALL]}]
         answered = [*called, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
-        before, prompt = self._words([asked]), self._words([asked], generation_prompt=True)
-        # What a generation prompt writes after its header, such as `<think>`, opens the reply itself.
+        before, prompt = self._words([_PROBE]), self._words([_PROBE], generation_prompt=True)
+        # A generation prompt may write more after its header, such as `<think>`: that opens the reply itself.
         headers = {*before, *prompt[len(before) :][:1]}
         return headers | set(Counter(self._words(answered)) - Counter(self._words(called)))
 
     def _words(self, messages: list[Message], *, generation_prompt: bool = False) -> list[str]:
-        """The control tokens, not special, that the template writes for these messages; [] where it refuses them."""
+        """Return the control tokens, not special, that the template writes for these messages; [] where it refuses."""
         if not self._encoder.words:
             return []
         try:
@@ -240,14 +225,15 @@ class Chat:
         return re.findall(any_of(self._encoder.words), rendered)
 
     def _template_stop_ids(self) -> frozenset[int]:
-        """The special token right after a reply's text, as the template writes it."""
-        question, probe = {"role": "user", "content": "?"}, "opdkit's probe"
+        """Return the special token that the template writes right after a reply's text, if there is one."""
+        probe = "opdkit's probe"
         try:
-            whole = self._render([question, {"role": "assistant", "content": probe}], None, generation_prompt=False)
+            whole = self._render([_PROBE, {"role": "assistant", "content": probe}], None, generation_prompt=False)
         except ChatError:  # a template may demand more than a question; then the configured stop tokens must do
             return frozenset()
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        after = self._continuation(whole[whole.rfind(probe) + len(probe) :])
+        rest = whole[whole.rfind(probe) + len(probe) :]
+        after = self._encoder.continuation_ids(rest) if rest else []
         return frozenset([i for i in after if i in special][:1])
 
 
@@ -255,17 +241,8 @@ def _with_fixed_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
 
 
-def _has_reasoning(message: Message) -> bool:
-    return bool((message.get("reasoning") or "").strip()) or "</think>" in (message["content"] or "")
-
-
-def _leading(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.match(text)
-    return match[0] if match else ""
-
-
 def _last_logged(message: Message) -> str:
-    """The last non-empty thing in a message, in the order in which it was sampled: thinking, text, calls."""
+    """Return the last non-empty text of a message, in the order in which it was sampled: thinking, text, calls."""
     if message.get("tool_calls"):
         call = message["tool_calls"][-1]
         return (call["arguments"] or call["name"]).strip()
@@ -279,37 +256,37 @@ def _last_logged(message: Message) -> str:
 
 
 def with_hint(messages: list[Message], hint: str, placement: str) -> list[Message]:
-    """The prompt with the hint in it; `messages` stay as they are.
+    """Return the prompt with the hint in it; `messages` stay as they are.
 
     `last-user`: at the end of the last user message. `tail`: at the end of the last message. `system`: at the end of
-    the system message, which is made where there is none. Raises ChatError where there is no such message.
+    the first system message, which is made where there is none. Raises ChatError where there is no such message.
+
+    >>> with_hint([{"role": "user", "content": "How warm?"}], "Use Celsius.", "tail")
+    [{'role': 'user', 'content': "How warm?\\n\\n[user's hint / instruction]\\nUse Celsius."}]
     """
-    if placement == "system" and not any(m["role"] == "system" for m in messages):
-        return [{"role": "system", "content": f"{HINT_HEADER}\n{hint}"}, *messages]
-    index = _hint_index(messages, placement)
+    roles = [message["role"] for message in messages]
+    if placement == "system":
+        if "system" not in roles:
+            return [{"role": "system", "content": f"{HINT_HEADER}\n{hint}"}, *messages]
+        index = roles.index("system")
+    elif placement == "tail":
+        if not roles or roles[-1] == "assistant":
+            raise ChatError("no message for the hint")
+        index = len(roles) - 1
+    else:
+        if "user" not in roles:
+            raise ChatError("no user message")
+        index = len(roles) - 1 - roles[::-1].index("user")
     before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
     hinted = messages[index] | {"content": f"{before}{HINT_HEADER}\n{hint}"}
     return [*messages[:index], hinted, *messages[index + 1 :]]
 
 
-def _hint_index(messages: list[Message], placement: str) -> int:
-    roles = [m["role"] for m in messages]
-    if placement == "system":
-        return roles.index("system")
-    if placement == "tail":
-        if not roles or roles[-1] == "assistant":
-            raise ChatError("no message for the hint")
-        return len(roles) - 1
-    if "user" not in roles:
-        raise ChatError("no user message")
-    return len(roles) - 1 - roles[::-1].index("user")
-
-
-# -- what fits ------------------------------------------------------------------------------------------------------
+# -- prompts that fit -----------------------------------------------------------------------------------------------
 
 
 def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too_long: str) -> Prompt:
-    """The prompt's ids within `budget` tokens. Raises ChatError("too long") where that cannot be.
+    """Return the prompt within `budget` tokens. Raises ChatError("too long") where that cannot be.
 
     `too_long` "cut" takes whole messages off the beginning until it fits. System messages stay. What remains begins
     with a user message, so that no tool result is left without its call, and the last user message (with it the hint)
@@ -318,7 +295,8 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too
     ids = chat.prompt_ids(messages, tools)
     if len(ids) <= budget:
         return Prompt(ids, 0)
-    counts = _cut_points(messages) if too_long == "cut" else []
+    roles = [m["role"] for m in messages if m["role"] != "system"]
+    counts = [n for n, role in enumerate(roles) if n and role == "user"] if too_long == "cut" else []
     low, high = 0, len(counts)
     fitting = None
     while low < high:  # the fewest messages cut: fewer messages are fewer tokens
@@ -334,7 +312,7 @@ def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too
 
 
 def without_first(messages: list[Message], count: int) -> list[Message]:
-    """`messages` without the first `count` of those that are no system messages."""
+    """Return `messages` without the first `count` of those that are not system messages."""
     kept, left = [], count
     for message in messages:
         if left and message["role"] != "system":
@@ -342,9 +320,3 @@ def without_first(messages: list[Message], count: int) -> list[Message]:
         else:
             kept.append(message)
     return kept
-
-
-def _cut_points(messages: list[Message]) -> list[int]:
-    """How many messages can be cut off, system messages apart, so that the rest begins with a user message."""
-    others = [m["role"] for m in messages if m["role"] != "system"]
-    return [n for n, role in enumerate(others) if n and role == "user"]

@@ -113,15 +113,15 @@ def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenize
 def test_a_piece_is_encoded_once(tiny_tokenizer, monkeypatch):
     """pitfall 27: a session's prompts repeat each other."""
     encoder, encoded = Encoder(tiny_tokenizer), []
-    real = encoder._own_pieces._encode
-    monkeypatch.setattr(encoder._own_pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
+    real = encoder._pieces._encode
+    monkeypatch.setattr(encoder._pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
     turns = [f"<|im_start|>user\nhello {n}<|im_end|>\n" for n in range(30)]
     for n in range(1, 31):
         encoder.ids("".join(turns[:n]))
     assert len(encoded) == len(set(encoded)) == 31  # the line break after each is one more
-    encoder._own_pieces._characters = 1 << 30
+    encoder._pieces._characters = 1 << 30
     encoder.ids("".join(turns))
-    assert not encoder._own_pieces._known
+    assert not encoder._pieces._known
     assert encoder.ids("".join(turns)) == tiny_tokenizer("".join(turns), add_special_tokens=False)["input_ids"]
 
 
