@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from opdkit.train.objective import Tokens
+from opdkit.train.objective.terms import Tokens
 
 NAN = float("nan")
 VOCABULARY = 11

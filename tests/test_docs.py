@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from opdkit.config.train import TrainConfig
-from opdkit.train.objective import PRESETS
+from opdkit.train.objective.terms import PRESETS
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")

@@ -27,7 +27,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("stage", KILLS)
 def test_killed_and_resumed(stage: str, whole: Path, tmp_path: Path) -> None:
-    """pitfall 25, pitfall 26: nothing truncated at its final path, no row lost, doubled or changed."""
+    """Nothing is truncated at its final path, no row lost, doubled or changed."""
     assert disturb(stage, KILLS[stage], whole, tmp_path, seed=0, say=print) == []
 
 

@@ -1,4 +1,4 @@
-"""The turns of a run in order, each with its rows in the tables of all stages; one part in memory at a time."""
+"""Turns of a run in order, each with its rows in the tables of all stages; one part in memory at a time."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class ScoredReply:
-    """A target: one reply that can be trained on, with its advantages."""
+    """Target: one reply that can be trained on, with its advantages."""
 
     written: int | None  # number of a reply that the teacher wrote; None: the logged one
     sampled: int  # tokens that the policy sampled
@@ -35,7 +35,7 @@ class ScoredReply:
 
 @dataclass(frozen=True)
 class RunTurn(joined.JoinedTurn):
-    """One turn with its session, verdict, review and targets."""
+    """Turn with its session, verdict, review and targets."""
 
     targets: Sequence[ScoredReply]
     state: str  # one of STATES

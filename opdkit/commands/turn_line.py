@@ -1,4 +1,4 @@
-"""A turn of a run as one line of a list, and its messages as text."""
+"""Turns of a run as lines of a list, and messages as text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

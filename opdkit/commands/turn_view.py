@@ -1,4 +1,4 @@
-"""One turn with everything that a run knows about it, as JSON, for `opdkit show`, the report and the reviewers' page.
+"""Turns with everything that a run knows about them, as JSON, for `opdkit show`, the report and `opdkit review`.
 
     {"turn_id", "session_id", "source", "line", "format", "model", "message_index", "kind", "trainable", "skip_reason",
      "finish_reason", "next_count",
@@ -32,9 +32,12 @@ from opdkit.store.token_text import ids_as_texts, open_texts
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
 _SESSION = ("source", "line", "format", "model")
+_MESSAGE = ("role", "content", "reasoning", "name")
 _VERDICT = ("reward", "reward_status", "reward_agreement", "hint", "hint_status")
 _TARGET = ("written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap")
 _TOKENS = ("response_ids", "response_mask", "old_logprobs", "teacher_logprobs")
+
+TokenTexts = Callable[[Sequence[int]], list[str]]
 
 
 def turn_view(run: Path, turn_id: str) -> JSON:
@@ -52,67 +55,58 @@ def turn_views(run: Path, turn_ids: Sequence[str], reviews: Reviews | None = Non
     unknown = next((name for name in turn_ids if name not in parts), None)
     if unknown is not None:
         raise OpdkitError(f"{run} has no turn {unknown!r}; {nearest_turns(run, unknown)}")
-    viewer = _Viewer(run, in_force(run) if reviews is None else reviews)
     by_part: defaultdict[int, list[str]] = defaultdict(list)
     for name in dict.fromkeys(turn_ids):
         by_part[parts[name]].append(name)
+    reviews = in_force(run) if reviews is None else reviews
+    judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
+    columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
+    token_texts: TokenTexts | None = None
     for part in sorted(by_part):
-        yield from viewer.views_of_part(part, by_part[part])
-
-
-class _Viewer:
-    """Makes the views of a run's turns; opens the tokenizer once, when the first target needs it."""
-
-    def __init__(self, run: Path, reviews: Reviews) -> None:
-        self.run, self.reviews = run, reviews
-        self._judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
-        self._texts: Callable[[Sequence[int]], list[str]] | None = None
-
-    def views_of_part(self, part: int, turn_ids: Sequence[str]) -> Iterator[JSON]:
-        """Yield the views of turns of one part, in the order of `turn_ids`."""
-        columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
-        joined = joined_turns(self.run, part, columns, reviews=self.reviews, turn_ids=turn_ids, partial=True)
+        joined = joined_turns(run, part, columns, reviews=reviews, turn_ids=by_part[part], partial=True)
         turns = {turn.turn_id: turn for turn in joined}
-        for turn in (turns[name] for name in turn_ids):
-            yield {
-                **{name: turn.turn[name] for name in _TURN},
-                **{name: turn.session[name] for name in _SESSION},
-                "messages": [_message(m) for m in turn.session["messages"][: turn.index + 1 + turn.turn["next_count"]]],
-                "verdict": self._verdict(turn),
-                "review": None if turn.review is None else turn.review.to_json(),
-                "targets": [self._target(row) for row in turn.targets],
-            }
+        for turn in (turns[name] for name in by_part[part]):
+            if turn.targets and token_texts is None:
+                token_texts = _open_token_texts(run)
+            targets = [_target(row, token_texts or ids_as_texts) for row in turn.targets]
+            yield _view(turn, judge) | {"targets": targets}
 
-    def _verdict(self, turn: JoinedTurn) -> JSON | None:
-        verdict, decided = turn.verdict, turn.decided
-        if verdict is None or decided is None:
-            return None
-        return {
-            **{name: decided[name] for name in _VERDICT},
-            "reward_votes": verdict["reward_votes"],
-            "hint_votes": verdict["hint_votes"],
-            "voted": {name: verdict[name] for name in _VERDICT},
-            "candidates": explain_candidates(turn.session["messages"], turn.turn, verdict, self._judge),
+
+def _open_token_texts(run: Path) -> TokenTexts:
+    """Open the teacher's tokenizer; without it, warn, and show the ids."""
+    try:
+        return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
+    except OpdkitError as error:
+        warn(str(error))
+        return ids_as_texts
+
+
+def _view(turn: JoinedTurn, judge: JSON) -> JSON:
+    """Return a view without its targets. `judge` is the configuration of the judge."""
+    messages = turn.session["messages"]
+    view: JSON = {name: turn.turn[name] for name in _TURN} | {name: turn.session[name] for name in _SESSION}
+    view |= {"messages": [], "verdict": None, "review": None if turn.review is None else turn.review.to_json()}
+    for message in messages[: turn.index + 1 + turn.turn["next_count"]]:
+        calls = [{"name": call["name"], "arguments": call["arguments"]} for call in message["tool_calls"]]
+        view["messages"].append({name: message[name] for name in _MESSAGE} | {"tool_calls": calls})
+    if turn.verdict is not None and turn.decided is not None:
+        view["verdict"] = {
+            **{name: turn.decided[name] for name in _VERDICT},
+            "reward_votes": turn.verdict["reward_votes"],
+            "hint_votes": turn.verdict["hint_votes"],
+            "voted": {name: turn.verdict[name] for name in _VERDICT},
+            "candidates": explain_candidates(messages, turn.turn, turn.verdict, judge),
         }
-
-    def _target(self, row: JSON) -> JSON:
-        if self._texts is None:
-            try:
-                self._texts = open_texts(manifest(self.run, "teacher")["plan"]["inputs"]["model"])
-            except OpdkitError as error:
-                warn(str(error))
-                self._texts = ids_as_texts
-        tokens = []
-        ids, mask, old_logprobs = (row[name].tolist() for name in ("response_ids", "response_mask", "old_logprobs"))
-        teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
-        columns = zip(self._texts(ids), ids, mask, old_logprobs, teacher_logprobs, strict=True)
-        for text, token_id, trained, old, teacher in columns:
-            advantage = None if teacher is None else teacher - old
-            tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,
-                           "advantage": advantage})  # fmt: skip
-        return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}
+    return view
 
 
-def _message(message: JSON) -> JSON:
-    calls = [{"name": call["name"], "arguments": call["arguments"]} for call in message["tool_calls"]]
-    return {name: message[name] for name in ("role", "content", "reasoning", "name")} | {"tool_calls": calls}
+def _target(row: JSON, token_texts: TokenTexts) -> JSON:
+    ids, mask, old_logprobs = (row[name].tolist() for name in ("response_ids", "response_mask", "old_logprobs"))
+    teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
+    tokens = []
+    columns = zip(token_texts(ids), ids, mask, old_logprobs, teacher_logprobs, strict=True)
+    for text, token_id, trained, old, teacher in columns:
+        advantage = None if teacher is None else teacher - old
+        tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,
+                       "advantage": advantage})  # fmt: skip
+    return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}

@@ -47,7 +47,8 @@ from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
 from opdkit.store.tables import REPLIES, SCORES
-from opdkit.train.targets import Turn, is_held_out, load_prompts, load_turns, scored_template_args
+from opdkit.store.template_args import template_args_of
+from opdkit.train.targets import Turn, is_held_out, load_prompts, load_turns
 
 
 def run(config: EvalConfig) -> Summary:
@@ -98,7 +99,7 @@ def judged_shifts(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     chosen = {m: few((t for t in turns if t.reward == r), lambda t: t.turn_id, MAX_TURNS) for m, r in groups.items()}
     # The prompts as the teacher stage rendered them, whatever the replies above were sampled with.
     tokenizer = load_tokenizer(models["before"].name_or_path)
-    chat = Chat(tokenizer, scored_template_args(config.run, ()))
+    chat = Chat(tokenizer, parse_pairs(template_args_of(config.run, "teacher"), "--template-arg"))
     return [
         logprob_score(m, _turn_shifts(models, some, chat, config), config.seed) for m, some in chosen.items() if some
     ]
@@ -183,8 +184,11 @@ def _load(
     models: dict[str, Any] = {
         label: load_model(name, device=config.device, dtype=config.dtype) for label, name in names.items()
     }
-    given = parse_pairs(config.template_arg, "--template-arg")
-    args = given or (scored_template_args(config.run, ()) if _has(config, "teacher") else {})
-    chat = Chat(tokenizers["before"], args, models["before"].generation_config.eos_token_id)
+    template_args = template_args_of(config.run, "teacher", config.template_arg, binding=False)
+    chat = Chat(
+        tokenizers["before"],
+        parse_pairs(template_args, "--template-arg"),
+        models["before"].generation_config.eos_token_id,
+    )
     longest = min(context_length(model) for model in models.values())
     return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]

@@ -20,14 +20,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat.messages import ROLES
 from opdkit.config.fields import did_you_mean, read_toml
 from opdkit.errors import ConfigError
-from opdkit.extract.formats.sharegpt import ROLES as MORE_ROLES
 
 _STEP = re.compile(r'(?:^|\.)(?:([^.\[\]"\s]+)|"([^"]+)")|\[(-?\d{1,6})\]')
 _TARGETS = ("system", "user", "assistant", "tool", "drop")
-KNOWN_ROLES = ROLES | {name: role for name, role in MORE_ROLES.items() if role in _TARGETS}
 
 Steps = tuple[str | int, ...]
 

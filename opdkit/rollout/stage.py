@@ -19,9 +19,9 @@ from opdkit.model.folder import refuse_no_model
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import open_reply_judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
-from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.store.template_args import template_args_of
 
 _SOURCE = ("extract", "judge")
 
@@ -32,7 +32,8 @@ def run(config: RolloutConfig) -> Summary:
     Raises OpdkitError when the source run is not judged yet or has no hints, or when a judge cannot be reached: the
     replies are kept then, and the same command resumes with them.
     """
-    config = replace(config, template_arg=template_arg(config))
+    template_args = template_args_of(config.from_run, "teacher", config.template_arg, binding=False)
+    config = replace(config, template_arg=template_args)
     parts, reviews = part_count(config.from_run, "judge"), in_force(config.from_run)
     check_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
@@ -57,13 +58,6 @@ def run(config: RolloutConfig) -> Summary:
 
 
 # -- setting up -----------------------------------------------------------------------------------------------------
-
-
-def template_arg(config: RolloutConfig) -> tuple[str, ...]:
-    """Return `--template-arg`, or the arguments with which the teacher stage of the source run rendered its prompts."""
-    if config.template_arg or not (stage_dir(config.from_run, "teacher") / "manifest.json").exists():
-        return config.template_arg
-    return tuple(manifest(config.from_run, "teacher")["plan"]["config"]["template_arg"])
 
 
 def check_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:

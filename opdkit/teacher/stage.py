@@ -15,17 +15,15 @@ import pyarrow as pa
 from torch import isfinite
 
 from opdkit.chat.template import ChatError
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
-from opdkit.errors import ConfigError
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.store import (
     Counters,
     Stage,
     Summary,
-    manifest,
     mostly_dropped,
     part_count,
     part_path,
@@ -34,6 +32,7 @@ from opdkit.store import (
 )
 from opdkit.store.reviews import in_force, part_inputs
 from opdkit.store.tables import TARGETS, to_arrow
+from opdkit.store.template_args import template_args_of
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, make_example
 from opdkit.teacher.lockstep import join
@@ -67,7 +66,7 @@ def run(config: TeacherConfig) -> Summary:
 
     Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
     """
-    group, config = join(replace(config, template_arg=sampled_template_args(config)))
+    group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
     # Read once: a decision of a person from now on is for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(in_force(config.run)))
     scorer = load_scorer(config) if config.overwrite else None  # before anything is thrown away for it
@@ -104,23 +103,6 @@ def run(config: TeacherConfig) -> Summary:
     judged = counted(summary.counters.rows_in, "judged reply")
     refuse_nothing(summary, f"none of {judged} became a target")
     return summary
-
-
-def sampled_template_args(config: TeacherConfig) -> tuple[str, ...]:
-    """Return the chat template's arguments: in a run of fresh replies (`opdkit rollout`), those they were sampled with.
-
-    Raises ConfigError when `--template-arg` differs: the prompts would not be those that the replies answer.
-    """
-    sampled = manifest(config.run, "extract")["plan"]["config"].get("template_arg")
-    if sampled is None:
-        return config.template_arg
-    flag = "--template-arg"
-    if config.template_arg and parse_pairs(config.template_arg, flag) != parse_pairs(sampled, flag):
-        raise ConfigError(
-            f"{flag} {' '.join(config.template_arg)} differs from what the replies of {config.run} were sampled with "
-            f"({' '.join(sampled) or 'none'}); leave it out: the same arguments are used"
-        )
-    return tuple(sampled)
 
 
 # -- one part -------------------------------------------------------------------------------------------------------

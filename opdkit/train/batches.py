@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from opdkit.model.load import token_generator
-from opdkit.train.objective import Tokens
+from opdkit.train.objective.terms import Tokens
 from opdkit.train.targets import Turn
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.console import with_sign
-from opdkit.train.objective import TERMS, Objective
+from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.targets import Turn
 
 ADVANTAGES = ("reward", "teacher", "support")

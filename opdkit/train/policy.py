@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from opdkit.model.output_layer import OutputLayer
 from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
-from opdkit.train.objective import entropy, gathered_logprobs
+from opdkit.train.objective.losses import entropy, gathered_logprobs
 
 
 class Policy(nn.Module):

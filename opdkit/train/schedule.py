@@ -8,7 +8,7 @@ import math
 
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
-from opdkit.train.objective import PRESETS, TERMS, Objective
+from opdkit.train.objective.terms import PRESETS, TERMS, Objective
 
 FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
 

@@ -14,7 +14,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
-from opdkit.train.objective import Objective
+from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import TrainingSet
 
 NEAR_ZERO = 0.01  # nats: a smaller difference between teacher and student counts as none

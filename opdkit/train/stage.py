@@ -13,11 +13,12 @@ from torch import nn
 
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.train import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_tokenizer, resolve_device
 from opdkit.store import Counters, Summary, stopping
+from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
@@ -28,7 +29,7 @@ from opdkit.train.sharding import shard
 from opdkit.train.signal import check_signal, describe
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
-from opdkit.train.targets import check_student, load_prompts, scored_template_args
+from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
 
 FEW_TURNS = 10
@@ -40,7 +41,8 @@ def run(config: TrainConfig) -> Summary:
     check_launch(config)
     phases = objectives(config)
     student_identity = check_student(config.run, config.model)
-    chat = Chat(load_tokenizer(config.model), scored_template_args(config.run, config.template_arg))
+    template_args = template_args_of(config.run, "teacher", config.template_arg)
+    chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
 
     # The turns, and the steps that take them.
     data, prompts = load_training_set(config, phases, chat)

@@ -18,7 +18,7 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.store import stopping
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Tree, plan_forwards
-from opdkit.train.objective import Objective, step_loss, step_totals, terms_of, trained_positions
+from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.sharding import gather, trained_parameters
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Prompts, Turn

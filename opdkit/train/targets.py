@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat, ChatError, without_first
 from opdkit.config.command_line import quote
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import refuse_no_model
@@ -143,21 +143,6 @@ def is_held_out(session_id: str, share: float) -> bool:
 
 
 # -- prompts --------------------------------------------------------------------------------------------------------
-
-
-def scored_template_args(run: Path, given: Sequence[str]) -> JSON:
-    """Return the template arguments that the teacher stage rendered its prompts with.
-
-    Raises ConfigError when `given` (a stage's own `--template-arg`) differs from them.
-    """
-    recorded = manifest(run, "teacher")["plan"]["config"]["template_arg"]
-    args = parse_pairs(recorded, "--template-arg")
-    if given and parse_pairs(given, "--template-arg") != args:
-        raise ConfigError(
-            f"--template-arg {' '.join(given)} differs from what the teacher stage scored with "
-            f"({' '.join(recorded) or 'none'}); leave it out: the same arguments are used"
-        )
-    return args
 
 
 def check_student(run: Path, model: str) -> JSON:

@@ -12,14 +12,8 @@ from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import tokens_of
-from opdkit.train.objective import (
-    SUPPORTED,
-    Objective,
-    group_normalised,
-    overlong,
-    terms_of,
-    trained_positions,
-)
+from opdkit.train.objective.advantages import group_normalised, overlong
+from opdkit.train.objective.terms import SUPPORTED, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
 
 OVER_LIMIT = "over --max-turns-per-session"

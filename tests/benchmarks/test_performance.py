@@ -127,7 +127,7 @@ def test_evenly_spaced_is_from_the_first_to_the_last():
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_is_that_of_the_logits_by_the_usual_way_alone():
-    """pitfall 27: logits of 512 tokens and a vocabulary of 20,000 are 41 MB; ours are bounded by a constant."""
+    """Logits of a whole sequence: 512 tokens and a vocabulary of 20,000 are 41 MB; ours are bounded by a constant."""
     found = memory.apart("usual", 512, 20_000)
     assert 0.9 * 4 * 512 * 20_000 < found < 6 * 4 * 512 * 20_000
 

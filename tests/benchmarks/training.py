@@ -20,7 +20,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.model.scoring import PromptResponse
 from opdkit.train.forwards import plan_forwards
-from opdkit.train.objective import policy_gradient
+from opdkit.train.objective.losses import policy_gradient
 from opdkit.train.policy import Policy
 
 from . import usual

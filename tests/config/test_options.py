@@ -19,7 +19,7 @@ from opdkit.config.fields import Field, fields_of
 from opdkit.config.renamed import RENAMED
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.errors import ConfigError
-from opdkit.train.objective import TERMS, Objective
+from opdkit.train.objective.terms import TERMS, Objective
 
 PACKAGE = Path(opdkit.__file__).parent
 DOCS = Path(__file__).parents[2] / "docs"

@@ -69,7 +69,7 @@ _LINE_LIMIT = 64_000_000
 
 @dataclass
 class Found:
-    """What came of the lines of one format."""
+    """Outcome of the lines of one format."""
 
     lines: int = 0
     read: int = 0
@@ -81,7 +81,7 @@ class Found:
 
     @property
     def broken(self) -> dict[str, list[bytes]]:
-        """The lines that break a bound, by which."""
+        """Return the lines that break a bound, by the bound."""
         costly = {"slow": self.slowest, "large": self.largest}
         bounds = {"slow": SLOWEST, "large": MOST_MEMORY}
         found = {name: [line] for name, (cost, line) in costly.items() if cost > bounds[name]}
@@ -115,7 +115,7 @@ def _line(pool: Sequence[bytes], draw: random.Random) -> bytes:
 
 
 def read_alone(name: str, line: bytes, found: Found) -> None:
-    """Time and memory of one line, and whether any format takes it for one of its own."""
+    """Measure time and memory of one line, and ask every format whether it recognises it."""
     try:
         _recognised(line)
         took = _timed(name, line)
@@ -131,7 +131,7 @@ def read_alone(name: str, line: bytes, found: Found) -> None:
 
 
 def _recognised(line: bytes) -> set[str]:
-    """The formats that a file would be taken for that begins with this line."""
+    """Return the formats that recognise this line."""
     try:
         record = json_lines.parse(Line("log", 1, line + b"\n"))
     except Unreadable:
@@ -146,12 +146,12 @@ def _timed(name: str, line: bytes) -> float:
 
 
 def values(line: bytes) -> int:
-    """How many values a line has, at most: there is one of these between two of them."""
+    """Return the most values that a line can have: one of these characters stands between any two."""
     return 1 + sum(map(line.count, (b",", b"[", b"{", b":")))
 
 
 def _memory(name: str, line: bytes) -> int:
-    """Peak of the bytes that Python held while the line was read, and the size of its columns."""
+    """Return the peak of the bytes that Python held while the line was read, plus the size of its columns."""
     peaks = [0]
 
     def counted(function: Callable[..., Any], touched: Callable[[Any], int]) -> Callable[..., Any]:
@@ -169,11 +169,11 @@ def _memory(name: str, line: bytes) -> int:
 
     loads = counted(orjson.loads, lambda _: 16 * values(line))
     dumps = counted(_exactly(orjson.dumps), lambda written: len(written or b""))
-    told = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
+    measured = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
         for module in (json_lines, messages, sharegpt, chains, markup, sweagent, spans, index):
-            patched.enter_context(mock.patch.object(module, "orjson", told))
+            patched.enter_context(mock.patch.object(module, "orjson", measured))
         tracemalloc.start()
         try:
             columns = _rows(name, line)
@@ -184,12 +184,12 @@ def _memory(name: str, line: bytes) -> int:
 
 
 def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
-    """`dumps` without the bytes behind its result, which orjson asks for and, from 3.13 on, leaves there untouched."""
+    """Return `dumps` without the spare bytes behind its result, which orjson allocates, from 3.13 on in vain."""
     return lambda *arguments, **options: bytes(memoryview(dumps(*arguments, **options)))
 
 
 def _rows(name: str, line: bytes) -> int:
-    """Read one line to the end, as a part of one unit; the bytes of its columns."""
+    """Read one line to the end, as a part of one unit. Return the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
     whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), name, mapped=_reader(name))
     extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
@@ -198,7 +198,7 @@ def _rows(name: str, line: bytes) -> int:
 
 @functools.cache
 def _reader(name: str) -> Reader | None:
-    """The reader of a mapping; None where READERS has it."""
+    """Return the reader of a mapping; None where READERS has it."""
     with tempfile.TemporaryDirectory() as folder:
         return reader(name, folder) if name in MAPPINGS else None
 
@@ -207,7 +207,7 @@ def _reader(name: str) -> Reader | None:
 
 
 def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
-    """One file through `opdkit extract`, and each of its lines in one table or the other."""
+    """Extract one file, and look for each of its lines in one table or the other."""
     data = b"\n".join(batch) + b"\n"
     with tempfile.TemporaryDirectory() as folder:
         log, run = Path(folder, "log.jsonl"), Path(folder, "run")
@@ -221,21 +221,21 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
             found.crashes.append((f"{type(error).__name__}: {error}"[:200], data))
             return
         aside = Counter(row["line"] for row in read_all(run, "rejected"))
-        told = _told(name, run, log, aside)
+        kept = _kept_lines(name, run, log, aside)
         for row in read_all(run, "rejected"):
             found.rejected[row["reason"] or "NO REASON"] += 1
         left_out = sum(n for path in (run / "extract" / "sessions").iterdir()
                        for why, n in read_counters(path).dropped.items() if why.startswith(LEFT_OUT))  # fmt: skip
-    if (_reader(name) or READERS[name]).unfold is not None:  # a line may hold many records, and some of them be told
-        told, aside = told - aside.keys(), Counter(set(aside))
-    missing = [line for number, line in enumerate(batch, 1) if (number in told) + aside[number] != 1]
-    found.read += len(told) + min(left_out, len(missing))
+    if (_reader(name) or READERS[name]).unfold is not None:  # a line may hold many records, and some of them be kept
+        kept, aside = kept - aside.keys(), Counter(set(aside))
+    missing = [line for number, line in enumerate(batch, 1) if (number in kept) + aside[number] != 1]
+    found.read += len(kept) + min(left_out, len(missing))
     if len(missing) > left_out:
         found.lost += missing
 
 
-def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
-    """The lines that went into sessions."""
+def _kept_lines(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
+    """Return the lines that went into sessions."""
     sessions = list(read_all(run, "sessions"))
     if name in LINKED:
         return {record["line"] for s in sessions for record in json.loads(s["metadata"])["records"]}
@@ -249,7 +249,7 @@ def _told(name: str, run: Path, log: Path, aside: Counter[int]) -> set[int]:
 
 
 def _units(name: str, log: Path) -> Iterator[Sequence[Line]]:
-    """The lines of every unit."""
+    """Yield the lines of every unit."""
     with tempfile.TemporaryDirectory() as folder:
         found = survey(expand([str(log)], Path(folder)), _reader(name) or name, 10**9, _LINE_LIMIT, None, Path(folder))
         with contextlib.closing(Units(found)) as units:

@@ -18,7 +18,7 @@ MAPPINGS = {
 
 
 def options(name: str, folder: str | Path) -> dict[str, Any]:
-    """The options of `opdkit extract`; a mapping is written to `folder`."""
+    """Return the options of `opdkit extract`; write a mapping to `folder`."""
     return {"map": str(_written(name, folder))} if name in MAPPINGS else {"format": name}
 
 

@@ -20,7 +20,7 @@ MOST = 150  # real lines of a format and file
 
 
 def real_lines(folders: Sequence[Path] = FOLDERS) -> dict[str, list[bytes]]:
-    """Real lines by format, evenly from each file."""
+    """Return real lines by format, evenly from each file."""
     found: dict[str, list[bytes]] = {name: [] for name in READERS}
     for path in (path for folder in folders for path in sorted(folder.rglob("*.jsonl"))):
         lines = path.read_bytes().splitlines()
@@ -34,7 +34,7 @@ def real_lines(folders: Sequence[Path] = FOLDERS) -> dict[str, list[bytes]]:
 
 
 def made_lines(name: str, count: int, number: int) -> list[bytes]:
-    """`count` records of a format by its strategy, valid, almost valid and hostile. The same for the same `number`."""
+    """Return `count` records of a format by its strategy: valid, almost valid and hostile. `number` is the seed."""
     made: list[bytes] = []
     quietly = settings(max_examples=count, database=None, deadline=None, phases=[Phase.generate],
                        suppress_health_check=list(HealthCheck))  # fmt: skip

@@ -14,7 +14,7 @@ needs_templates = pytest.mark.skipif(templates() is None, reason="the chat templ
 
 @needs_templates
 def test_no_attempt_gets_through():
-    """pitfall 15: six model families and the judge, attacks in every field."""
+    """Six model families and the judge, attacks in every field."""
     outcome = injection.run(700, 0)
     assert outcome.through == []
     # An attempt is nothing if the conversation is refused: nearly all must have been rendered, and held.
@@ -26,7 +26,7 @@ def test_no_attempt_gets_through():
 @needs_templates
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_every_control_token_in_every_field(name):
-    """pitfall 15: one by one, none left to chance."""
+    """One by one, none left to chance."""
     chat, family = chats()[name], FAMILIES[name]
     for number in (0, 1):
         talk, tools = injection.conversation(family, number)
@@ -57,7 +57,7 @@ def test_the_attempts_would_see_a_template_that_is_not_guarded(monkeypatch):
 
 
 def test_a_reply_opens_no_turn_with_a_token_that_is_not_special():
-    """pitfall 15: DeepSeek's `<｜User｜>` is no special token of its vocabulary, and yet it says who speaks."""
+    """DeepSeek's `<｜User｜>` is no special token of its vocabulary, and yet it says who speaks."""
     template = (
         "{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}{% else %}"
         "{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}{% endif %}{% endfor %}"

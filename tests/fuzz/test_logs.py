@@ -27,7 +27,7 @@ REAL = {name: lines for name, lines in real_lines((ROOT / "sample_data" / "logs"
 
 
 def test_the_command_holds_its_bounds_and_says_so(capsys):
-    """pitfall 22: a line is read or rejected with a reason, by every format, and costs what its size allows."""
+    """A line is read or rejected with a reason, by every format, and costs what its size allows."""
     assert logs.main(["--lines", str(30 * len(NAMES)), "--seed", "1"]) == 0
     said = capsys.readouterr().out
     assert said.endswith("all bounds hold\n")
@@ -142,7 +142,7 @@ def peak_of_extract(run: Path, log: Path) -> float:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of the memory from /proc")
 def test_lines_that_would_fill_the_memory_are_set_aside(tmp_path):
-    """pitfall 22: a 100 MB line, deep nesting, and text that is small until it is parsed."""
+    """A 100 MB line, deep nesting, and text that is small until it is parsed."""
     usual, hostile = tmp_path / "usual.jsonl", tmp_path / "hostile.jsonl"
     usual.write_text(f"{CHAT}\n" * 3)
     hostile.write_bytes(b"\n".join([CHAT.encode(), *HOSTILE.values(), *[CHAT.encode()] * 4]) + b"\n")

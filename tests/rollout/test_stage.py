@@ -116,7 +116,7 @@ def test_prompts_are_rendered_as_the_source_s_were(config, source, tmp_path, tin
     assert manifest(new, "teacher")["plan"]["config"]["template_arg"] == list(args)
     for target in targets:
         assert target["old_logprobs"] == pytest.approx(target["behavior_logprobs"], abs=1e-4)
-    with pytest.raises(ConfigError, match="differs from what the replies"):
+    with pytest.raises(ConfigError, match="--template-arg"):
         scored(new, tiny_model_dir, template_arg=("enable_thinking=true",), overwrite=True)
     other = config(tmp_path / "other", from_run=run, model=str(tiny_model_dir), template_arg=("enable_thinking=true",))
     rollout.run(other)

@@ -84,7 +84,7 @@ def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
 
 
 def test_what_a_turn_does_not_have_is_nan() -> None:
-    """pitfall 2: never 0.0."""
+    """Missing log-probs and rewards: never 0.0, which is probability 1."""
     tokens = tokens_of([turn(teacher=(-0.5, -0.25)), turn(reward=-1, sampled=(True, False))])
     assert tokens.teacher_logprobs_N[:2].tolist() == [-0.5, -0.25]
     assert tokens.teacher_logprobs_N[2:].isnan().all()

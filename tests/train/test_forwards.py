@@ -33,7 +33,7 @@ def test_a_session_is_a_tree() -> None:
 
 
 def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() -> None:
-    """pitfall 27: what a long turn contains costs nothing beside it."""
+    """Prompts are not read again: what a long turn contains costs nothing beside it."""
     replies = [[10 + n] * 5 for n in range(6)]
     sequences = [PromptResponse([1] * 5 + [i for r in replies[:n] for i in r], replies[n]) for n in range(6)]
     assert [t.tokens for t in build_trees(sequences, ["s"] * 6, 35)] == [35]
@@ -44,7 +44,7 @@ def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() 
 
 @given(drawn=TURNS, budget=st.integers(1, 60), processes=st.integers(1, 4), packed=st.booleans())
 def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, budget, processes, packed) -> None:
-    """pitfall 8: no turn twice, none lost; pitfall 27: and no forward beyond the budget but for one tree alone."""
+    """No turn is read twice, none is lost; no forward is beyond the budget, except one tree alone."""
     sequences, sessions = turns_of(drawn)
     shares = [plan_forwards(sequences, sessions, budget, p, processes, packed=packed) for p in range(processes)]
     forwards = [forward for share in shares for forward in share.forwards]

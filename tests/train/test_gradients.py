@@ -64,7 +64,7 @@ def gradient(model, logprobs: list[torch.Tensor]) -> torch.Tensor:
 
 @pytest.mark.parametrize("template", ["CHATML", "QWEN"])
 def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
-    """pitfall 4, pitfall 27: also where a template takes thinking out of what has been said."""
+    """With shared prefixes, and also where a template removes the thinking from earlier replies."""
     tokenizer = load_tokenizer(MODEL)
     tokenizer.chat_template = getattr(chat_templates, template)
     model = load_model(MODEL, device="cpu", dtype="float32")

@@ -72,7 +72,7 @@ def assert_same(run: Path, expected: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--lora-rank", "2"]], ids=["all weights", "LoRA"])
 def test_a_killed_training_ends_with_the_same_bytes(scored, whole, tmp_path, options) -> None:
-    """pitfall 11, pitfall 25, pitfall 26: optimizer, schedule, order, reference and metrics are those of one run."""
+    """Optimizer, schedule, order, old policy and metrics are those of one undisturbed run; no file is truncated."""
     run = Path(shutil.copytree(scored, tmp_path / "killed"))
     if options:
         whole = Path(shutil.copytree(scored, tmp_path / "whole"))

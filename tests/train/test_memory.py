@@ -1,6 +1,7 @@
 """Training on a machine with little memory: no gradient counts twice, and a turn too large alone ends it by name."""
 
 import itertools
+import re
 import shutil
 from dataclasses import replace
 
@@ -31,21 +32,20 @@ def same_steps(found, expected) -> None:
 
 
 @pytest.mark.parametrize("batch_by", ["session", "turn"])
-def test_a_step_that_did_not_fit_is_made_anew(run, tmp_path, plain_model_dir, batch_by, capsys) -> None:
-    """pitfall 8: half the tokens at once, the same loss and gradient."""
+def test_a_step_that_did_not_fit_is_computed_again(run, tmp_path, plain_model_dir, batch_by, capsys) -> None:
+    """Half the tokens at once, the same loss and gradient: divisors are those of the whole step."""
     whole = shutil.copytree(run, tmp_path / "whole")
     train.run(TrainConfig(run=whole, model=str(plain_model_dir), batch_by=batch_by, **OPTIONS))
     capsys.readouterr()
     with room_for(300) as room:
         train.run(TrainConfig(run=run, model=str(plain_model_dir), batch_by=batch_by, **OPTIONS))
     assert room.refused
-    assert "training: " in (said := capsys.readouterr().err)
-    assert "do not fit into memory; going on with" in said
+    assert re.search(r"training: [\d,]+ tokens", capsys.readouterr().err)
     same_steps(run, whole)
 
 
 def test_what_was_accumulated_before_does_not_count_twice(run, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """pitfall 8: two forwards have left their gradients when the third does not fit."""
+    """Two forwards have left their gradients when the third does not fit."""
     whole = shutil.copytree(run, tmp_path / "whole")
     config = TrainConfig(run=whole, model=str(plain_model_dir), micro_batch_tokens=200, **OPTIONS)
     train.run(config)
@@ -70,7 +70,7 @@ def test_a_turn_too_large_alone_ends_the_training_and_is_named(tmp_path, plain_m
         done = CliRunner().invoke(
             app, ["train", str(path), "--model", str(plain_model_dir), "--objective", "binary", "--device", "cpu"]
         )
-        with pytest.raises(OpdkitError, match=r"turn large:1 of [\d,]+ tokens, in training, does not fit into memory"):
+        with pytest.raises(OpdkitError, match="turn large:1 of "):
             train.run(TrainConfig(run=path, model=str(plain_model_dir), objective="binary", device="cpu"))
     assert done.exit_code == 1
     assert not (path / "train" / "model").exists()

@@ -65,7 +65,7 @@ def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
 
 
 def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain_model_dir) -> None:
-    """pitfall 8: the losses of one process within 1e-5, over more than 20 steps whose forwards differ in number."""
+    """Losses are those of one process within 1e-5, over more than 20 steps whose forwards differ in number."""
     one, copies, shares = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("one", "copies", "shares"))
     train.run(train_config(one, plain_model_dir, **OPTIONS))
     finish(ranks(*[words(copies, plain_model_dir)] * 2, logs=tmp_path / "said"))
@@ -84,7 +84,7 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
 
 
 def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_model_dir) -> None:
-    """pitfall 26: a signal that one process got ends all after the same step; then the model of a run left alone."""
+    """A signal that one process got ends all after the same step; resumed, the model is that of a run left alone."""
     whole, stopped = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("whole", "stopped"))
     options = {"sharding": "fsdp", "checkpoint_every": 0, "epochs": 5}
     finish(ranks(*[words(whole, plain_model_dir, **options)] * 2, logs=tmp_path / "whole-said"))
@@ -108,7 +108,7 @@ def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, pla
     ask_after_a_step(process, tmp_path / "begun")
     finish([process], stopping.TRY_AGAIN)
     finish(ranks(*[words(run, plain_model_dir) for run in (sees, blind)], logs=tmp_path / "said"), 1)
-    assert "checkpoints, of steps 0, " in (tmp_path / "said-0").read_text()
+    assert "of steps 0, " in (tmp_path / "said-0").read_text()
 
 
 def ask_after_a_step(process: Forked, log: Path) -> None:

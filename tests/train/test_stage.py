@@ -105,7 +105,7 @@ def test_the_first_step_is_on_policy(run, plain_model_dir) -> None:
 
 
 def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> None:
-    """pitfall 9: the same weights whether un-hinted turns are in the targets or not."""
+    """The teacher does not pull on turns without a hint: the weights are the same whether such turns are there."""
     hinted = [Toy(f"h{n}", [Said("green old", None, "Say more.")]) for n in range(4)]
     plain = [Toy(f"p{n}", [Said("blue", 1)]) for n in range(4)]
     for name, toys in (("with", hinted + plain), ("without", hinted)):
@@ -138,7 +138,7 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> 
 
 @pytest.mark.parametrize("options", [{"objective": "combine"}, EVERYTHING], ids=["combine", "everything"])
 def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_dir, options) -> None:
-    """pitfall 8: one turn a forward or the whole step in one."""
+    """Each term is divided by its positions in the whole step: one turn per forward, or the whole step in one."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     train.run(train_config(run, plain_model_dir, micro_batch_tokens=1, **options))
     train.run(train_config(other, plain_model_dir, micro_batch_tokens=100_000, **options))
@@ -154,7 +154,7 @@ def test_micro_batches_change_nothing_but_rounding(run, tmp_path, plain_model_di
 
 @pytest.mark.slow
 def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> None:
-    """pitfall 8, pitfall 26: SIGTERM to `torchrun` stops both after a step; one goes on, to the same losses."""
+    """SIGTERM to `torchrun` stops both after a step; one goes on, to the same losses."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = EVERYTHING | {"batch_turns": 3, "micro_batch_tokens": 64, "epochs": 10, "learning_rate": 1e-3}
     train.run(train_config(run, plain_model_dir, **options))
@@ -184,7 +184,7 @@ def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
     mark = run / "train" / ".tmp" / f"metrics-00000-5f3a9c1e-{socket.gethostname()}-{at_work.pid}.running"
     mark.parent.mkdir(parents=True)
     mark.touch()
-    with pytest.raises(OpdkitError, match=f"process {at_work.pid} is training on"):
+    with pytest.raises(OpdkitError, match=f"process {at_work.pid} "):
         train.run(train_config(run, plain_model_dir))
     at_work.kill()
     at_work.wait()
@@ -195,7 +195,7 @@ def test_two_trainings_of_one_run_do_not_mix(run, plain_model_dir) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, monkeypatch) -> None:
-    """pitfall 11, pitfall 26: the old policy stays the targets', and the metrics have no gap and no double."""
+    """The old policy stays the targets', and the metrics have no gap and no double."""
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"objective": "combine", "checkpoint_every": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2}
     train.run(train_config(run, plain_model_dir, **options))
@@ -231,14 +231,14 @@ def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
     summary = train.run(train_config(run, plain_model_dir))
     assert (run / "train/model/model.safetensors").stat().st_mtime_ns == written
     assert summary.counters.total("steps") == len(losses(run))
-    with pytest.raises(ConfigError, match="another plan"):
+    with pytest.raises(ConfigError, match="--overwrite"):
         train.run(train_config(run, plain_model_dir, epochs=2))
     train.run(train_config(run, plain_model_dir, epochs=2, overwrite=True))
     assert len(losses(run)) > summary.counters.total("steps")
 
 
 def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
-    """pitfall 25: a death while writing leaves the file before it."""
+    """A death while writing leaves the file before it."""
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
@@ -262,8 +262,8 @@ def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
 def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(run, plain_model_dir, capsys) -> None:
     trained = train.run(train_config(run, plain_model_dir)).counters.rows_out
     said = " ".join(capsys.readouterr().err.split())
-    assert f"the trained model is in {run / 'train' / 'model'}" in said
-    assert ("turns teach little" in said) == (trained < 10)
+    assert str(run / "train" / "model") in said
+    assert ("opdkit report" in said) == (trained < 10)
 
 
 def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
@@ -345,10 +345,10 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"objective": "odp"}, "did you mean 'opd'"), ({"shard": "0/2"}, "torchrun"), ({"dtype": "float16"}, "bfloat16"),
-    ({"template_arg": ("enable_thinking=false",)}, "teacher stage"), ({"epochs": 0}, "--epochs"),
-    ({"dual_clip": 0.5}, "over 1"), ({"overlong_max": 100}, "--overlong-cache"),
-    ({"divergence_alpha": 1.5}, "at most 1"), ({"kl_estimator": "k4"}, "k1, k2, k3"),
+    ({"objective": "odp"}, "'opd'"), ({"shard": "0/2"}, "torchrun"), ({"dtype": "float16"}, "bfloat16"),
+    ({"template_arg": ("enable_thinking=false",)}, "--template-arg"), ({"epochs": 0}, "--epochs"),
+    ({"dual_clip": 0.5}, "--dual-clip"), ({"overlong_max": 100}, "--overlong-cache"),
+    ({"divergence_alpha": 1.5}, "--divergence-alpha"), ({"kl_estimator": "k4"}, "k1, k2, k3"),
     ({"order": "easy"}, "easy-first"), ({"aggregation": "sum"}, "token-mean"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(run, plain_model_dir, options, message) -> None:
@@ -364,8 +364,8 @@ def test_a_missing_tracker_is_refused(run, plain_model_dir, monkeypatch) -> None
 
 
 def test_another_student_is_refused(run, tmp_path, plain_tokenizer) -> None:
-    """pitfall 11: the old policy is the model that was scored, by its files and not by its path."""
-    with pytest.raises(ConfigError, match="not the student"):
+    """The old policy is the model that was scored, by its files and not by its path."""
+    with pytest.raises(ConfigError, match="--model"):
         train.run(train_config(run, save_tiny_model(tmp_path / "another", plain_tokenizer, seed=1)))
     train.run(train_config(run, save_tiny_model(tmp_path / "the-same", plain_tokenizer, seed=0)))
 
@@ -374,12 +374,12 @@ def test_no_signal_says_what_to_do_and_pins_nothing(tmp_path, plain_model_dir) -
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red", 0)]) for n in range(3)])
     with pytest.raises(OpdkitError, match=r"no hint 3.*--objective binary"):
         train.run(train_config(run, plain_model_dir))
-    with pytest.raises(OpdkitError, match="all 3 rewards are 0"):
+    with pytest.raises(OpdkitError, match="3 rewards"):
         train.run(train_config(run, plain_model_dir, objective="binary"))
     short = write_run(tmp_path / "short", plain_model_dir, [Toy("short", [Said("red", None, "Say more.")])])
-    with pytest.raises(OpdkitError, match="every token skipped 1"):
+    with pytest.raises(OpdkitError, match="skipped 1"):
         train.run(train_config(short, plain_model_dir, skip_first=50))
-    with pytest.raises(ConfigError, match="no term left"):
+    with pytest.raises(ConfigError, match="--objective"):
         train.run(train_config(run, plain_model_dir, teacher_weight=0.0))
     assert not (run / "train").exists()
 
@@ -395,7 +395,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
         return model
 
     monkeypatch.setattr(train, "load_student", broken)
-    with pytest.raises(OpdkitError, match=r"stopped before the step.*toy-\d+:\d"):
+    with pytest.raises(OpdkitError, match=r"toy-\d+:\d"):
         train.run(train_config(run, plain_model_dir))
     model, before = seen[0]
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items() if v.isfinite().all())
@@ -403,8 +403,8 @@ def test_a_loss_that_is_not_finite_stops_before_the_step(run, plain_model_dir, m
 
 
 def test_a_prompt_of_another_length_is_no_prompt_that_was_scored(run, plain_model_dir, monkeypatch) -> None:
-    """pitfall 3: what is trained on is what was scored, token by token, or nothing."""
+    """The tokens that train are those that were scored, token by token, or nothing."""
     monkeypatch.setattr(training_set, "load_turns", lambda *a, **b: [
         dataclasses.replace(t, prompt_tokens=t.prompt_tokens + 1) for t in load_turns(*a, **b)])  # fmt: skip
-    with pytest.raises(OpdkitError, match="the prompt of turn toy-"):
+    with pytest.raises(OpdkitError, match="turn toy-"):
         train.run(train_config(run, plain_model_dir))

@@ -21,7 +21,7 @@ DOMINANT_SOURCE, DOMINANT_SESSION = 0.5, 0.1  # shares of the training signal th
 
 @dataclass(frozen=True)
 class Collected:
-    """The content of the page: the summary of the run, and the turns of the list, the most important first."""
+    """Content of the page: the summary of the run, and the turns of the list, the most important first."""
 
     summary: JSON
     lines: list[TurnLine]
@@ -56,7 +56,7 @@ def collect(run: Path, rows: int) -> Collected:
         "notices": [*stages.notices(run, finished), *dominant(totals)],
         "funnel": stages.funnel(run, finished, seen, totals["total"].get("tokens", 0)),
         "votes": votes.result() if "judge" in finished else None,
-        "hints": hints.result(stages.rejected_hints(finished)) if "judge" in finished else None,
+        "hints": hints.result(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
         "advantages": advantages.result() if "teacher" in finished else None,
         "shares": totals,
         "training": training(run) if "train" in finished else None,

@@ -1,4 +1,4 @@
-"""The command: write the page of a run to a file."""
+"""`opdkit report`: write the page of a run to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from opdkit.store.disk import disk_errors_explained, replace_text
 
 @dataclass(frozen=True)
 class WrittenReport:
-    """The file of a report."""
+    """File of a report."""
 
     path: Path
     size: int  # bytes

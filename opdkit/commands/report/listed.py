@@ -1,4 +1,4 @@
-"""The turns that the report lists, and those that it shows whole."""
+"""Turns that the report lists, and turns that it shows whole."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from opdkit.config.fields import JSON
 
 
 class Listing:
-    """The turns with the largest advantages and a fair draw of the others, at most `most` of a run of any length."""
+    """Turns with the largest advantages and a fair draw of the others, at most `most` of a run of any length."""
 
     def __init__(self, most: int) -> None:
         self._most = most

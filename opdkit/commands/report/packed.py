@@ -1,9 +1,7 @@
-"""The data of the page: JSON as gzip in the base64 that a browser unpacks, added until a size limit is reached."""
+"""Data of the page: JSON as gzip in the base64 that a browser unpacks, added until a size limit is reached."""
 
 import base64
 import zlib
-
-import orjson
 
 from opdkit.config.fields import JSON
 
@@ -14,41 +12,26 @@ _TOKENS = 1_500
 
 
 class Packed:
-    """`{"summary": ..., "rows": ..., "views": [...]}`, in at most `room` characters of base64."""
+    """Bytes of a JSON document, in at most `room` characters of base64."""
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._zip = zlib.compressobj(6, zlib.DEFLATED, _GZIP)
         self._out = bytearray()
-        self._views = 0
 
-    def add_head(self, summary: JSON, rows: JSON, share: float) -> bool:
-        """Add what every report has. Return False, and add nothing, if it does not fit into a share of the room."""
-        head = b'{"summary":' + _encode(summary) + b',"rows":' + _encode(rows) + b',"views":['
-        return self._add(head, round(self._room * share))
-
-    def add_view(self, view: JSON) -> bool:
-        """Add a turn that is shown whole. Return False, and add nothing, if it does not fit."""
-        added = self._add((b"," if self._views else b"") + _encode(view), self._room)
-        self._views += added
-        return added
-
-    def text(self) -> str:
-        """Close the document and return it."""
-        self._out += self._zip.compress(b"]}") + self._zip.flush()
-        return base64.b64encode(self._out).decode("ascii")
-
-    def _add(self, data: bytes, room: int) -> bool:
+    def add(self, data: bytes, share: float = 1.0) -> bool:
+        """Add data. Return False, and add nothing, if it does not fit into a share of the room."""
         trial = self._zip.copy()
-        most = room // 4 * 3 - 64  # bytes before base64; closing the document takes the rest
+        most = round(self._room * share) // 4 * 3 - 64  # bytes before base64; the end of the document takes the rest
         if len(self._out) + len(trial.compress(data)) + len(trial.flush()) > most:
             return False
         self._out += self._zip.compress(data)
         return True
 
-
-def _encode(document: JSON) -> bytes:
-    return orjson.dumps(document, option=orjson.OPT_NON_STR_KEYS)
+    def text(self, end: bytes) -> str:
+        """Add the last few bytes, and return everything as base64."""
+        self._out += self._zip.compress(end) + self._zip.flush()
+        return base64.b64encode(self._out).decode("ascii")
 
 
 def shorten_view(view: JSON) -> JSON:

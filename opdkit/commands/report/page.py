@@ -1,4 +1,4 @@
-"""The page: our own files and the charting library in one HTML text, and the run's data as inert base64.
+"""HTML of the page: our own files and the charting library, and the run's data as inert base64.
 
 Nothing that a log says is ever part of the markup. The policy in the page's head lets the browser run these very
 scripts and no other, load nothing, and turn no text into markup (Trusted Types).
@@ -8,6 +8,8 @@ import base64
 import hashlib
 from pathlib import Path
 from string import Template
+
+import orjson
 
 from opdkit.commands.report.collect import Collected, collect
 from opdkit.commands.report.listed import choose_whole, columns
@@ -45,21 +47,24 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
     chosen = choose_whole(collected.lines, turns)
     views = {view["turn_id"]: shorten_view(view) for view in turn_views(run, chosen)}
+    separator = b""
     for turn_id in chosen:  # the most important first: not all may fit
-        packed.add_view(views[turn_id])
-    return shell.substitute(data=packed.text())
+        if packed.add(separator + orjson.dumps(views[turn_id], option=orjson.OPT_NON_STR_KEYS)):
+            separator = b","
+    return shell.substitute(data=packed.text(b"]}"))
 
 
 def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
-    """Pack the summary and the list into `share` of the room: texts cut as little as possible, then fewer turns.
+    """Pack `{"summary": ..., "rows": ..., "views": [` into `share` of the room; None if not even the summary fits.
 
-    None if not even the summary fits.
+    Texts are cut as little as possible, then turns are left out.
     """
     packed, count = Packed(room), len(collected.lines)
+    summary = orjson.dumps(collected.summary, option=orjson.OPT_NON_STR_KEYS)
     while True:
         for chars in _CUTS:
-            rows = columns(collected.lines[:count], chars) | {"chars": chars}
-            if packed.add_head(collected.summary, rows, share):
+            rows = orjson.dumps(columns(collected.lines[:count], chars) | {"chars": chars})
+            if packed.add(b'{"summary":' + summary + b',"rows":' + rows + b',"views":[', share):
                 return packed
         if not count:
             return None
@@ -68,7 +73,10 @@ def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
 
 def _shell(reviewing: bool) -> Template:
     """Return the page with everything but `$data` in its place."""
-    styles, scripts = ([_read(name) for name in names] for names in (STYLES, SCRIPTS))
+    styles, scripts, (html,) = (
+        [(_FOLDER / name).read_text(encoding="utf-8").strip() for name in names]
+        for names in (STYLES, SCRIPTS, ("page/index.html",))
+    )
     hashes = []
     for texts in (scripts, styles):
         digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
@@ -84,12 +92,7 @@ def _shell(reviewing: bool) -> Template:
         "require-trusted-types-for 'script'",
         "trusted-types 'none'",
     ]
-    html = _read("page/index.html")
     html = html.replace("@policy@", "; ".join(policy))
     html = html.replace("@styles@", "\n".join(f"<style>{style}</style>" for style in styles))
     html = html.replace("@scripts@", "\n".join(f"<script>{script}</script>" for script in scripts))
     return Template(html.replace("$", "$$").replace("@data@", "${data}"))
-
-
-def _read(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8").strip()

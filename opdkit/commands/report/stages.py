@@ -1,4 +1,4 @@
-"""The stages of a run: the funnel from log lines to trained tokens, the configuration, and what is missing.
+"""Stages of a run: the funnel from log lines to trained tokens, the configuration, and what is missing.
 
 Everything comes from manifests and from the footers of the parts.
 """
@@ -81,11 +81,6 @@ def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
         if stage in finished:
             lines += mostly_dropped(stage, finished[stage].counters)
     return lines
-
-
-def rejected_hints(finished: dict[str, Summary]) -> Counter[str]:
-    """Count the judge's candidates that failed the filter, by reason."""
-    return finished["judge"].counters.labels("rejected hints") if "judge" in finished else Counter()
 
 
 # -- the funnel --------------------------------------------------------------------------------------------------------

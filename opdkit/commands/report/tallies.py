@@ -2,7 +2,8 @@
 
 import heapq
 from collections import Counter
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
@@ -14,18 +15,19 @@ from opdkit.store.turn_ids import logged_session_id
 T = TypeVar("T")
 
 
+@dataclass
 class Largest(Generic[T]):
-    """The `most` items with the largest keys of all that were added, in O(most) memory."""
+    """Those `most` items of all added ones that have the largest keys, in O(most) memory."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._added = most, 0
-        self._heap: list[tuple[Any, int, T]] = []
+    most: int
+    _added: int = 0
+    _heap: list[tuple[Any, int, T]] = field(default_factory=list)
 
     def add(self, item: T, key: Any) -> None:
         """Add an item. Of equal keys, the first added counts as the largest."""
         self._added += 1
         entry = (key, -self._added, item)
-        if len(self._heap) < self._most:
+        if len(self._heap) < self.most:
             heapq.heappush(self._heap, entry)
         elif self._heap and entry[:2] > self._heap[0][:2]:
             heapq.heapreplace(self._heap, entry)
@@ -35,18 +37,20 @@ class Largest(Generic[T]):
         return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 
+@dataclass
 class Commonest:
-    """The texts that were added most often, in memory for `room` texts (Misra and Gries, 1982).
+    """Texts that were added most often, in memory for `room` texts (Misra and Gries, 1982).
 
     Exact while no more than `room` texts differ. After that a count may be too low, by at most `self.missed`, and a
     text that was added no more often than that may be absent.
     """
 
-    def __init__(self, room: int = 20_000) -> None:
-        self._room, self._counts, self.missed = room, Counter[str](), 0
+    room: int = 20_000
+    missed: int = 0
+    _counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, text: str) -> None:
-        if text in self._counts or len(self._counts) < self._room:
+        if text in self._counts or len(self._counts) < self.room:
             self._counts[text] += 1
             return
         self.missed += 1
@@ -57,14 +61,17 @@ class Commonest:
         return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
+@dataclass
 class Votes:
     """Votes, and the rewards that they agreed on."""
 
-    def __init__(self) -> None:
-        self.judged = 0
-        self.scores, self.decisions = Counter[str](), Counter[str]()
-        self.rewards, self.statuses = Counter[str](), Counter[str]()
-        self.errors, self.agreement = Counter[str](), Counter[float]()
+    judged: int = 0
+    scores: Counter[str] = field(default_factory=Counter)
+    decisions: Counter[str] = field(default_factory=Counter)
+    rewards: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    agreement: Counter[float] = field(default_factory=Counter)
 
     def add(self, turn: RunTurn) -> None:
         """Count the votes of a turn, and the verdict that they make."""
@@ -99,14 +106,17 @@ class Votes:
         }
 
 
+@dataclass
 class Hints:
     """Hints: their lengths, the commonest of them, and why turns have none."""
 
-    WIDTH = 20  # characters per bar
+    WIDTH: ClassVar = 20  # characters per bar
 
-    def __init__(self) -> None:
-        self.lengths, self.statuses, self.common = Counter[int](), Counter[str](), Commonest()
-        self.count = self.characters = 0
+    count: int = 0
+    characters: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+    statuses: Counter[str] = field(default_factory=Counter)
+    common: Commonest = field(default_factory=Commonest)
 
     def add(self, turn: RunTurn) -> None:
         """Count the hint of a turn, as the decision in force leaves it."""
@@ -187,7 +197,7 @@ class Advantages:
 
 
 class Shares:
-    """How much each source and each session has of everything, so that one that dominates is noticed.
+    """Counts of each source and of each session, so that one that dominates is noticed.
 
     The turns of a session come one after the other, so only the largest sessions take memory.
     """

@@ -1,4 +1,4 @@
-"""The requests of the reviewers' page, answered as JSON: turn views and decisions. Knows nothing of HTTP."""
+"""Answers to the reviewers' page as JSON: turn views and decisions. Knows nothing of HTTP."""
 
 import threading
 from pathlib import Path
@@ -17,11 +17,11 @@ _FIELDS = ("turn_id", "action", "reward", "hint", "note")
 
 
 class UnknownTurnError(OpdkitError):
-    """The run has no such turn."""
+    """Raised for a turn that the run does not have."""
 
 
 class Api:
-    """The answers of one run to one reviewer's page. Used by several threads at once."""
+    """Answers of one run to one reviewer's page. Used by several threads at once."""
 
     def __init__(self, run: Path, reviewer: str) -> None:
         """Open the run. Raises OpdkitError if it is not judged yet."""

@@ -1,4 +1,4 @@
-"""The reviewers' page over HTTP, for one person on this machine and nobody else.
+"""Reviewers' page over HTTP, for one person on this machine and nobody else.
 
 The server listens on 127.0.0.1 and answers requests that carry the random token of the printed address. A page of
 another origin can make a browser send requests here, and a name server can point its own name here: so a request with
@@ -65,7 +65,7 @@ def run(config: ReviewConfig) -> None:
 
 
 class ReviewServer(ThreadingHTTPServer):
-    """The server of one run. Every request must carry `token`."""
+    """Server of one run. Every request must carry `token`."""
 
     daemon_threads = False
 
@@ -77,10 +77,7 @@ class ReviewServer(ThreadingHTTPServer):
         except OSError as error:
             raise OpdkitError(f"--port {port} cannot be used: {error.strerror or error}") from error
         self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/?token={self.token}"
+        self.address = f"http://127.0.0.1:{self.server_port}/?token={self.token}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Warn of an error, without a traceback, unless the client has gone away."""
@@ -90,15 +87,11 @@ class ReviewServer(ThreadingHTTPServer):
 
 
 class RefusedError(Exception):
-    """A request that is refused: the HTTP status, and the reason."""
-
-    def __init__(self, status: HTTPStatus, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
+    """Refusal of a request. Its arguments are the HTTP status and the reason."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server: ReviewServer
     server_version, sys_version = "opdkit", ""
@@ -109,18 +102,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request, GET or POST."""
-        status = HTTPStatus.OK
+        answer: JSON | bytes
         try:
             self._check_sender()
-            kind, body = self._answer(urlsplit(self.path).path)
-        except (RefusedError, OpdkitError) as error:
-            kind, body = _json({"error": str(error)})
-            if isinstance(error, RefusedError):
-                status = error.status
-            elif isinstance(error, UnknownTurnError):
-                status = HTTPStatus.NOT_FOUND
-            else:
-                status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
+            status, answer = HTTPStatus.OK, self._answer(urlsplit(self.path).path)
+        except RefusedError as error:
+            status, answer = error.args[0], {"error": error.args[1]}
+        except UnknownTurnError as error:
+            status, answer = HTTPStatus.NOT_FOUND, {"error": str(error)}
+        except OpdkitError as error:
+            status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
+            answer = {"error": str(error)}
+        if isinstance(answer, bytes):
+            kind, body = "text/html; charset=utf-8", answer
+        else:
+            kind, body = "application/json", json.dumps(answer, ensure_ascii=True, allow_nan=False).encode()
         self.send_response(status)
         headers = _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}
         for name, value in headers.items():
@@ -130,17 +126,17 @@ class Handler(BaseHTTPRequestHandler):
 
     do_POST = do_GET
 
-    def _answer(self, path: str) -> tuple[str, bytes]:
-        """Return the content type and the body of the answer. Raises RefusedError if there is none."""
+    def _answer(self, path: str) -> JSON | bytes:
+        """Return the answer: JSON, or the HTML of the page. Raises RefusedError if there is none."""
         api, is_post = self.server.api, self.command == "POST"
         if path == "/" and not is_post:
             from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
 
-            return "text/html; charset=utf-8", page(api.run, review={"token": self.server.token}).encode()
+            return page(api.run, review={"token": self.server.token}).encode()
         if path == "/api/reviews":
-            return _json(api.decide(self._read_decision()) if is_post else api.decisions())
+            return api.decide(self._read_decision()) if is_post else api.decisions()
         if path.startswith("/api/turns/") and not is_post:
-            return _json(api.turn(unquote(path.removeprefix("/api/turns/"))))
+            return api.turn(unquote(path.removeprefix("/api/turns/")))
         raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _check_sender(self) -> None:
@@ -174,7 +170,3 @@ class Handler(BaseHTTPRequestHandler):
             return json.loads(body)
         except (ValueError, RecursionError):
             raise RefusedError(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None
-
-
-def _json(document: JSON) -> tuple[str, bytes]:
-    return "application/json", json.dumps(document, ensure_ascii=True, allow_nan=False).encode()

@@ -42,7 +42,7 @@ _BAD_ROWS_SHOWN = 10
 
 @dataclass(frozen=True)
 class Imported:
-    """The effect of reading a file back."""
+    """Effect of reading a file back."""
 
     changed: int  # decisions that were added, since they differ from those in force
     struck: int  # of these, the ones that withdraw a decision
@@ -154,16 +154,6 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     rows = csv_rows(path, read_utf8(path), strict=True)
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
-    _refuse_columns(path, names)
-    for line, cells in rows:
-        if not any(cells):
-            continue
-        if len(cells) > len(names):
-            raise OpdkitError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
-        yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
-
-
-def _refuse_columns(path: Path, names: list[str]) -> None:
     missing = [name for name in NEEDED if name not in names]
     if missing:  # an empty column and one that was removed do not mean the same
         raise OpdkitError(f"{path} has no column {missing[0]}; a file needs: {', '.join(NEEDED)}")
@@ -172,6 +162,12 @@ def _refuse_columns(path: Path, names: list[str]) -> None:
             raise OpdkitError(f"{path}: unknown column {printable(name)!r}; {did_you_mean(name, COLUMNS)}")
     if len(set(names)) < len(names):
         raise OpdkitError(f"{path}: a column comes twice")
+    for line, cells in rows:
+        if not any(cells):
+            continue
+        if len(cells) > len(names):
+            raise OpdkitError(f"{path}, line {line}: {len(cells)} cells under {len(names)} columns")
+        yield line, dict.fromkeys(COLUMNS, "") | dict(zip(names, cells, strict=False))
 
 
 def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review | None:

@@ -1,4 +1,4 @@
-"""The choice of the turns: filters first, then the worst, the best, a draw, or the first of the run."""
+"""Choice of the turns: filters first, then the worst, the best, a draw, or the first of the run."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +15,7 @@ from opdkit.errors import ConfigError
 from opdkit.judge.votes import OUTCOME
 from opdkit.store.reviews import REVIEWED
 
-# The statuses that the tables name; a run may hold more.
+# Statuses that the tables name; a run may hold more.
 STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, "empty", "not_judged", "none", "outvoted", "too_short",
             "too_long", "empty_judgement", "leak", REVIEWED}  # fmt: skip
 _PATIENCE = 2.0  # seconds per turn
@@ -23,7 +23,7 @@ _PATIENCE = 2.0  # seconds per turn
 
 @dataclass
 class Chosen:
-    """The turns that are shown, and the turns that there were to choose from."""
+    """Turns that are shown, and counts of those that there were to choose from."""
 
     lines: list[TurnLine] = field(default_factory=list)
     passed: int = 0  # turns that pass the filters

@@ -1,4 +1,4 @@
-"""The command: print one turn whole, or a list of turns."""
+"""`opdkit show`: print one turn whole, or a list of turns."""
 
 import json
 

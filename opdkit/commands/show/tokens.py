@@ -1,4 +1,4 @@
-"""A reply's tokens, each by its advantage: in colours on a terminal that has them, between marks anywhere else.
+"""Tokens of a reply, each by its advantage: in colours on a terminal that has them, between marks anywhere else.
 
 Blue marks tokens that the teacher makes more likely, orange those that it makes less likely: people who confuse red and
 green can tell them apart. Never by colour alone: negative is also underlined, positive is bold. Without colours:

@@ -1,4 +1,4 @@
-"""One turn with everything: the conversation, the votes with their reasons, the hints, and the tokens."""
+"""Printing of one turn with everything: the conversation, the votes with their reasons, the hints, and the tokens."""
 
 from collections.abc import Iterator
 

@@ -6,15 +6,17 @@ from functools import partial
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import check_message_count, first_text, message, read_messages, read_tools
+from opdkit.chat.messages import ROLES, check_message_count, first_text, message, read_messages, read_tools
 from opdkit.config.conditions import parse_time
 from opdkit.extract.formats.chains import Call, call_reader
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader, mark_gaps
-from opdkit.extract.mapping import KNOWN_ROLES, FieldMap, value_at
+from opdkit.extract.formats.sharegpt import ROLES as SHAREGPT_ROLES
+from opdkit.extract.mapping import FieldMap, value_at
 
 NAME = "mapped"
+_KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if role != "call"}
 
 
 def reader_of(fields: FieldMap) -> Reader:
@@ -54,7 +56,7 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
         logged = value_at(item, fields.role)
         if logged is None:
             raise Unreadable("message without a role", f"message {position}: nothing at {_path_text(fields.role)}")
-        known = dict(fields.roles).get(str(logged)) or (KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
+        known = dict(fields.roles).get(str(logged)) or (_KNOWN_ROLES.get(logged) if isinstance(logged, str) else None)
         if known is None:
             detail = f"message {position} has role {str(logged)[:100]!r}; [roles] can say what it is"
             raise Unreadable("unknown role", detail)

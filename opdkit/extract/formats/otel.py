@@ -18,7 +18,8 @@ from opdkit.chat.conversation import JSON, LEFT_OUT, Note, Unreadable
 from opdkit.chat.messages import dump, first_text, read_messages, read_tools
 from opdkit.extract.formats.chains import Call, call_reader
 from opdkit.extract.formats.reader import LeftOut
-from opdkit.extract.formats.spans import look_up, nest_attributes, parse_text, split_spans, without_empty
+from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
+from opdkit.extract.mapping import value_at
 
 NO_CALL = f"{LEFT_OUT}no model call"
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
@@ -58,33 +59,33 @@ def read_call(record: JSON) -> Call | LeftOut:
         raise Unreadable("no reply", "the reply is no message")
     read, notes = read_messages([m | {"role": "assistant"} if isinstance(m, dict) else m for m in replies])
     note = notes.get(0) or Note()
-    reasons = parse_text(look_up(tree, "gen_ai", "response", "finish_reasons"))
+    reasons = parse_text(value_at(tree, ("gen_ai", "response", "finish_reasons")))
     note.finish_reason = first_text(
         note.finish_reason,
-        look_up(reply_items[0], "finish_reason"),
-        look_up(tree, "llm", "finish_reason"),
+        value_at(reply_items[0], ("finish_reason",)),
+        value_at(tree, ("llm", "finish_reason")),
         reasons[0] if isinstance(reasons, list) and reasons else reasons,
     )
     context = record.get("context")
     logged = {
         "name": record.get("name"),
-        "trace_id": first_text(record.get("traceId"), record.get("trace_id"), look_up(context, "trace_id"),
+        "trace_id": first_text(record.get("traceId"), record.get("trace_id"), value_at(context, ("trace_id",)),
                                record.get("context.trace_id")),
-        "span_id": first_text(record.get("spanId"), record.get("span_id"), look_up(context, "span_id"),
+        "span_id": first_text(record.get("spanId"), record.get("span_id"), value_at(context, ("span_id",)),
                               record.get("context.span_id")),
         "timestamp": next((record[key] for key in _STARTS if record.get(key)), None),
-        "user_id": look_up(tree, "user", "id"),
+        "user_id": value_at(tree, ("user", "id")),
         "metadata": parse_text(tree.get("metadata")),
-        "tags": look_up(tree, "tag", "tags"),
+        "tags": value_at(tree, ("tag", "tags")),
     }  # fmt: skip
     return Call(
         _join_calls(prompt),
         _join_calls(read)[0],
         note,
-        model=first_text(*(look_up(tree, *path) for path in _MODELS)),
+        model=first_text(*(value_at(tree, path) for path in _MODELS)),
         tools=_read_tools(tree),
         logged=without_empty(logged),
-        session=first_text(*(look_up(tree, *path) for path in _SESSIONS), record.get("session_id")),
+        session=first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id")),
     )
 
 
@@ -106,14 +107,14 @@ def _join_calls(messages: list[JSON]) -> list[JSON]:
 
 
 def _read_tools(tree: JSON) -> str | None:
-    tools = look_up(tree, "llm", "tools")
+    tools = value_at(tree, ("llm", "tools"))
     if isinstance(tools, list):
-        return dump([parse_text(look_up(tool, "tool", "json_schema") or tool) for tool in tools]) if tools else None
-    functions = look_up(tree, "llm", "request", "functions")  # OpenLLMetry
+        return dump([parse_text(value_at(tool, ("tool", "json_schema")) or tool) for tool in tools]) if tools else None
+    functions = value_at(tree, ("llm", "request", "functions"))  # OpenLLMetry
     if isinstance(functions, list) and functions:
         parsed = [{key: parse_text(value) for key, value in f.items()} for f in functions if isinstance(f, dict)]
         return dump([{"type": "function", "function": function} for function in parsed])
-    return read_tools(look_up(tree, "gen_ai", "tool", "definitions"))
+    return read_tools(value_at(tree, ("gen_ai", "tool", "definitions")))
 
 
 # -- where the messages are --------------------------------------------------------------------------------------------
@@ -131,14 +132,14 @@ def _find_messages(tree: JSON, record: JSON) -> Logged:
     return _event_messages(record)
 
 
-def _list_at(tree: JSON, *names: str) -> list[Any] | None:
-    value = parse_text(look_up(tree, *names))
+def _list_at(tree: JSON, *steps: str) -> list[Any] | None:
+    value = parse_text(value_at(tree, steps))
     return value if isinstance(value, list) and value else None
 
 
 def _genai_messages(tree: JSON) -> Logged:
     prompt, replies = _list_at(tree, "gen_ai", "input", "messages"), _list_at(tree, "gen_ai", "output", "messages")
-    system = parse_text(look_up(tree, "gen_ai", "system_instructions"))
+    system = parse_text(value_at(tree, ("gen_ai", "system_instructions")))
     if prompt is not None and system:
         prompt = [{"role": "system", "parts" if isinstance(system, list) else "content": system}, *prompt]
     return prompt, replies

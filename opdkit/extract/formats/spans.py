@@ -109,13 +109,6 @@ def _restore_lists(tree: Any, depth: int) -> Any:
     return inner
 
 
-def look_up(tree: Any, *names: str) -> Any:
-    """Return the value under these names; None where there is none."""
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
 def parse_text(value: Any) -> Any:
     """Return the objects and lists that a text holds as JSON, as attributes have to; anything else as it is."""
     if isinstance(value, str) and value[:1] in ("{", "["):

@@ -105,7 +105,7 @@ def test_pandas_reads_conversations_with_calls_as_json(run: Path, judged: Judged
 
 
 def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
-    """pitfall 23: readers that infer a schema from the first rows drop what comes after, or fail at it.
+    """Readers that infer a schema from the first rows drop what comes after, or fail at it.
 
     The first 300 conversations are role and text. Then a call comes, with arguments that no other has.
     """
@@ -146,7 +146,7 @@ def test_a_call_that_comes_late_is_not_lost(tmp_path: Path) -> None:
 def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
     reply: dict[str, Any], turn_fields: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    """pitfalls 4, 15: a trainer would end a cut-off reply with a stop token, and take text for control tokens."""
+    """A trainer would end a cut-off reply with a stop token, and take text for control tokens."""
     talks = [session("bad", message("user", "Go on."), reply, message("user", "!")),
              session("good", message("user", "a < b | c > d"), message("assistant", "<s>not so</s>"))]  # fmt: skip
     turns, verdicts = (
@@ -163,7 +163,7 @@ def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged,
     count = Counter(t.reward for t in judged.values())
     config = ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet", include_neutral=True)
     assert export(config).counters.rows_out == count[1] + count[0]
-    with pytest.raises(ConfigError, match="--include-neutral is for trl-sft and openai"):
+    with pytest.raises(ConfigError, match="--include-neutral"):
         ExportConfig(run=run, to="verl", include_neutral=True)
 
 
@@ -175,7 +175,7 @@ def test_what_people_decided_wins_over_the_votes(tmp_path: Path) -> None:
     context = load(export(ExportConfig(run=written, to="trl-sdft")).where)[0]["privileged_context"]
     assert context.endswith("\nSay it in French.")
     shutil.rmtree(written / "export")
-    with pytest.raises(OpdkitError, match="no turn for trl-sft: reward -1 1"):
+    with pytest.raises(OpdkitError, match="trl-sft: reward -1 1"):
         export(ExportConfig(run=written, to="trl-sft"))
     assert not (written / "export").exists()
 
@@ -206,9 +206,9 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "say --to TARGET"),
-        ({"to": "verl", "import_reviews": Path("x.csv")}, "say --to TARGET"),
-        ({"import_reviews": Path("x.csv"), "out": Path("y.csv")}, "leave OUT away"),
+        ({}, "--to TARGET"),
+        ({"to": "verl", "import_reviews": Path("x.csv")}, "--to TARGET"),
+        ({"import_reviews": Path("x.csv"), "out": Path("y.csv")}, "--import-reviews"),
         ({"to": "review-csv", "limit": 3}, "--limit is for"),
         ({"to": "trl-kt"}, "did you mean 'trl-kto'"),
     ],
@@ -248,7 +248,7 @@ def test_a_file_is_replaced_only_when_asked_and_stays_when_it_fails(run: Path, t
     assert out.read_bytes() == before
     empty = write_run(tmp_path / "empty", [([session("a", message("user", "hi"), message("assistant", "ho"))],
                                             [turn("a:1")], [verdict("a:1")])])  # fmt: skip
-    with pytest.raises(OpdkitError, match=r"no turn for trl-kto: no reward \(no_quorum\) 1"):
+    with pytest.raises(OpdkitError, match=r"trl-kto: no reward \(no_quorum\) 1"):
         export(ExportConfig(run=empty, to="trl-kto", out=out, overwrite=True))
     assert out.read_bytes() == before, "what was there stays until the new one is whole"
     again: Summary = export(ExportConfig(run=run, to="trl-kto", out=out, overwrite=True, limit=3))

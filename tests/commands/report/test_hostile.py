@@ -14,7 +14,7 @@ from opdkit.commands.report.page import page
 
 
 def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched]) -> None:
-    """pitfall 31: no script runs, no dialog, no request; and the attack is there to be read, letter by letter."""
+    """No text of a user runs as a script: no dialog, no request; the attack can be read letter by letter."""
     run = tmp_path / "run"
     assert hostile_run(run, 30, attacks(random.Random(0))) > 1_000
     html = page(run)
@@ -27,7 +27,7 @@ def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched])
 
 
 def test_the_file_holds_no_text_of_a_log_as_it_is(tmp_path: Path) -> None:
-    """pitfall 31: the markup is the same whatever the run says; the data is base64."""
+    """The markup is the same for every run; the data is base64."""
     shells = []
     for seed in (1, 2):
         run = tmp_path / str(seed)

@@ -172,7 +172,7 @@ def test_what_another_reviewer_decides_is_seen_on_coming_back(run: Path, server:
 
 
 def test_a_hostile_run_runs_nothing_here_either(tmp_path: Path, opened: Opening) -> None:
-    """pitfall 31: turn ids in addresses, views, notes and names of reviewers."""
+    """No text of a user runs as a script: turn ids in addresses, views, notes and names of reviewers."""
     run = tmp_path / "hostile"
     bad = attacks(random.Random(3))
     hostile_run(run, 8, bad)

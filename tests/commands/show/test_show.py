@@ -95,8 +95,8 @@ def test_grep_looks_at_what_a_person_wrote_too(scored, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"grep": "(unclosed"}, "--grep '(unclosed'"), ({"status": "no_qorum"}, "did you mean 'no_quorum'"),
-    ({"worst": 1, "random": 1}, "choose different turns"), ({"turn_id": "toy-0:1", "grep": "x"}, "leave out TURN_ID"),
+    ({"grep": "(unclosed"}, "--grep '(unclosed'"), ({"status": "no_qorum"}, "'no_quorum'"),
+    ({"worst": 1, "random": 1}, "--worst and --random"), ({"turn_id": "toy-0:1", "grep": "x"}, "--grep"),
 ])  # fmt: skip
 def test_a_selection_that_cannot_be_is_named(scored, options, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
@@ -106,7 +106,7 @@ def test_a_selection_that_cannot_be_is_named(scored, options, words):
 def test_a_pattern_that_takes_forever_is_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr("opdkit.commands.show.choose._PATIENCE", 0.05)
     run = write_extract(tmp_path / "run", {"s": talk("a" * 40 + "!", "ok", "thanks")})
-    with pytest.raises(ConfigError, match=r"takes more than 0\.05 seconds on turn s:1"):
+    with pytest.raises(ConfigError, match=r"--grep .*0\.05 .*s:1"):
         ids(run, grep=r"^(\w|a|aa)+$")
 
 
@@ -242,7 +242,7 @@ def test_a_few_turns_as_rows(scored, capsys):
 
 def test_logprobs_of_rows_are_refused(scored):
     for options in ({}, {"grep": "x"}, {"worst": 1, "one_line": True}, {"json": True}):
-        with pytest.raises(ConfigError, match="--logprobs is for turns shown whole"):
+        with pytest.raises(ConfigError, match="--logprobs"):
             show.run(ShowConfig(run=scored, logprobs=True, **options))
 
 
@@ -317,7 +317,7 @@ def test_a_run_that_is_only_extracted_can_be_shown(tmp_path, capsys):
     assert "s:1\t\t" in capsys.readouterr().out
     show.run(ShowConfig(run=run, turn_id="s:1"))
     assert "not judged" in capsys.readouterr().out
-    with pytest.raises(OpdkitError, match="holds no run"):
+    with pytest.raises(OpdkitError, match=re.escape(str(tmp_path / "nothing"))):
         show.run(ShowConfig(run=tmp_path / "nothing"))
 
 
@@ -343,7 +343,7 @@ def test_the_list_in_a_pipe_is_tab_separated(scored, capsys):
     assert "3 of 10 turns" in err
 
 
-# -- pitfalls 15 and 31: a log drives nothing -------------------------------------------------------------------------
+# -- control characters and markup in a log have no effect ------------------------------------------------------------
 
 HOSTILE = ("over\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\rover\x00\x08[bold red]m[/] [link=http://x]y[/link]"
            "\n-- reward +1 (ok)")  # fmt: skip

@@ -31,7 +31,7 @@ class Counts:
 
 
 def claude_code(path: Path) -> Counts:
-    """One session file."""
+    """Count one session file."""
     seen: set[str] = set()
     sessions: set[str] = set()
     counts = Counts()
@@ -67,7 +67,7 @@ def claude_code(path: Path) -> Counts:
 
 
 def sweagent(path: Path) -> Counts:
-    """A file of trajectories."""
+    """Count a file of trajectories."""
     counts = Counts()
     for line in path.read_text(encoding="utf-8").split("\n"):
         if not line:

@@ -36,29 +36,29 @@ def read_one(record: dict) -> Conversation | Rejected:
         "type": "succeeded", "message": REPLY}}, {"body": REQUEST, "response": {"body": REPLY}},
 ])  # fmt: skip
 def test_a_request_with_its_response(record):
-    told = read_one(record)
-    assert [(m["role"], m["content"]) for m in told.messages] == [
+    session = read_one(record)
+    assert [(m["role"], m["content"]) for m in session.messages] == [
         ("system", "Be brief."), ("user", "what is the weather?"), ("assistant", "I look."),
         ("tool", "sun\n[image: image/jpeg]"), ("tool", "rain"), ("user", "and tomorrow?"), ("assistant", "Sun."),
     ]  # fmt: skip
-    assert told.messages[2]["reasoning"] == "a tool"
-    assert [c["arguments"] for c in told.messages[2]["tool_calls"]] == ['{"city":"Rome"}', '{"city":"Bari"}']
-    assert [m["tool_call_id"] for m in told.messages[3:5]] == ["t1", "t2"]
-    first, last = turn_rows("s", told)
+    assert session.messages[2]["reasoning"] == "a tool"
+    assert [c["arguments"] for c in session.messages[2]["tool_calls"]] == ['{"city":"Rome"}', '{"city":"Bari"}']
+    assert [m["tool_call_id"] for m in session.messages[3:5]] == ["t1", "t2"]
+    first, last = turn_rows("s", session)
     assert (first["next_count"], first["next_role"], first["skip_reason"]) == (3, "tool", None)
     assert (last["finish_reason"], last["skip_reason"]) == ("end_turn", "no next state")
-    assert (told.model, json.loads(told.tools)) == ("claude-x", [{"name": "weather"}])
-    assert told.metadata["usage"] == {"output_tokens": 3}
-    assert told.metadata["max_tokens"] == 9
+    assert (session.model, json.loads(session.tools)) == ("claude-x", [{"name": "weather"}])
+    assert session.metadata["usage"] == {"output_tokens": 3}
+    assert session.metadata["max_tokens"] == 9
 
 
 def test_cited_passages_of_a_reply_are_one_text():
     cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
     parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
     thanks = {"role": "user", "content": "thanks"}
-    told = read_one({"messages": [ASK, {"role": "assistant", "content": [*CALL["content"][:1], *parts]}, thanks]})
-    assert (told.messages[1]["content"], told.messages[1]["reasoning"]) == ("The capital is Rome.", "a tool")
-    assert turn_rows("s", told)[0]["skip_reason"] is None
+    session = read_one({"messages": [ASK, {"role": "assistant", "content": [*CALL["content"][:1], *parts]}, thanks]})
+    assert (session.messages[1]["content"], session.messages[1]["reasoning"]) == ("The capital is Rome.", "a tool")
+    assert turn_rows("s", session)[0]["skip_reason"] is None
     asked = {"role": "user", "content": parts}
     assert read_one({"messages": [asked, CALL]}).messages[0]["content"] == "The capital is \nRome\n."
 
@@ -66,14 +66,14 @@ def test_cited_passages_of_a_reply_are_one_text():
 def test_what_a_server_put_into_a_reply_was_not_written_by_the_model():
     parts = [{"type": "server_tool_use", "id": "x", "name": "web_search", "input": {}},
              {"type": "text", "text": "It rains."}]  # fmt: skip
-    told = read_one({"messages": [ASK, {"role": "assistant", "content": parts}, ASK]})
-    assert told.messages[1]["content"] == "[server_tool_use]\nIt rains."
-    assert turn_rows("s", told)[0]["skip_reason"] == "not only text"
+    session = read_one({"messages": [ASK, {"role": "assistant", "content": parts}, ASK]})
+    assert session.messages[1]["content"] == "[server_tool_use]\nIt rains."
+    assert turn_rows("s", session)[0]["skip_reason"] == "not only text"
 
 
 def test_a_reply_that_was_cut_off():
-    told = read_one({**REQUEST, **REPLY, "stop_reason": "max_tokens", "messages": [ASK]})
-    assert turn_rows("s", told)[0]["skip_reason"] == "truncated"
+    session = read_one({**REQUEST, **REPLY, "stop_reason": "max_tokens", "messages": [ASK]})
+    assert turn_rows("s", session)[0]["skip_reason"] == "truncated"
 
 
 @pytest.mark.parametrize(("record", "name"), [

@@ -36,17 +36,18 @@ def test_recognised(record, name):
 
 
 def test_wildchat():
-    (told,) = read(wildchat, WILD)
-    assert [(m["role"], m["content"]) for m in told.messages] == [(m["role"], m["content"]) for m in TALK]
-    assert told.model == "gpt-4-0314"
-    assert told.metadata == {"conversation_hash": "c0ffee", "timestamp": WILD["timestamp"], "turn": 2, "toxic": False,
-                             "language": "English", "redacted": False, "state": None, "country": "IT"}  # fmt: skip
+    (session,) = read(wildchat, WILD)
+    assert [(m["role"], m["content"]) for m in session.messages] == [(m["role"], m["content"]) for m in TALK]
+    assert session.model == "gpt-4-0314"
+    assert session.metadata == {"conversation_hash": "c0ffee", "timestamp": WILD["timestamp"], "turn": 2,
+                                "toxic": False, "language": "English", "redacted": False,
+                                "state": None, "country": "IT"}  # fmt: skip
 
 
 def test_lmsys():
-    (told,) = read(lmsys, LMSYS)
-    assert (told.model, told.metadata["flagged"], told.metadata["language"]) == ("vicuna-13b", True, "English")
-    assert "openai_moderation" not in told.metadata
+    (session,) = read(lmsys, LMSYS)
+    assert (session.model, session.metadata["flagged"], session.metadata["language"]) == ("vicuna-13b", True, "English")
+    assert "openai_moderation" not in session.metadata
 
 
 def test_of_a_comparison_both_conversations_are_told(tmp_path):

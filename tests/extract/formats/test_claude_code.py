@@ -46,22 +46,22 @@ def read_all(*events) -> tuple[list[Conversation], list[Rejected]]:
 
 
 def only(*events) -> Conversation:
-    (told,), aside = read_all(*events)
+    (session,), aside = read_all(*events)
     assert not aside
-    return told
+    return session
 
 
-def said(told: Conversation) -> list:
-    return [(m["role"], m["content"]) for m in told.messages]
+def said(session: Conversation) -> list:
+    return [(m["role"], m["content"]) for m in session.messages]
 
 
-def skips(told: Conversation) -> list:
-    return [row["skip_reason"] for row in turn_rows("s", told)]
+def skips(session: Conversation) -> list:
+    return [row["skip_reason"] for row in turn_rows("s", session)]
 
 
 def test_the_pieces_of_a_reply_are_one_message_and_parallel_results_one_next_state():
     """The second result hangs below the second call, and the reply after it below the second result."""
-    told = only(
+    session = only(
         user("a", None, "look"),
         piece("b", "a", "m1", {"type": "thinking", "thinking": "hm", "signature": "x"}),
         piece("c", "b", "m1", text("looking")),
@@ -71,36 +71,36 @@ def test_the_pieces_of_a_reply_are_one_message_and_parallel_results_one_next_sta
         user("g", "e", result("t2", "bad", is_error=True)),
         piece("h", "g", "m2", text("there"), stop="end_turn"),
     )
-    assert said(told) == [("user", "look"), ("assistant", "looking"), ("tool", "one\nmore"), ("tool", "bad"),
-                          ("assistant", "there")]  # fmt: skip
-    reply = told.messages[1]
+    assert said(session) == [("user", "look"), ("assistant", "looking"), ("tool", "one\nmore"), ("tool", "bad"),
+                             ("assistant", "there")]  # fmt: skip
+    reply = session.messages[1]
     assert (reply["reasoning"], [c["id"] for c in reply["tool_calls"]]) == ("hm", ["t1", "t2"])
-    assert [m["tool_call_id"] for m in told.messages[2:4]] == ["t1", "t2"]
-    first, last = turn_rows("s", told)
+    assert [m["tool_call_id"] for m in session.messages[2:4]] == ["t1", "t2"]
+    first, last = turn_rows("s", session)
     assert (first["next_count"], first["next_role"], first["finish_reason"]) == (2, "tool", "tool_use")
     assert (last["finish_reason"], last["skip_reason"]) == ("end_turn", "no next state")
-    assert (told.model, told.metadata["tool_errors"]) == ("claude", [3])
+    assert (session.model, session.metadata["tool_errors"]) == ("claude", [3])
 
 
 def test_a_result_between_two_calls_of_one_reply_comes_after_both():
-    told = only(user("a", None, "go"), piece("b", "a", "m", use("t1")), user("c", "b", result("t1")),
-                piece("d", "c", "m", use("t2")), user("e", "d", result("t2")), piece("f", "e", "n"))  # fmt: skip
-    assert [m["role"] for m in told.messages] == ["user", "assistant", "tool", "tool", "assistant"]
-    assert len(told.messages[1]["tool_calls"]) == 2
+    session = only(user("a", None, "go"), piece("b", "a", "m", use("t1")), user("c", "b", result("t1")),
+                   piece("d", "c", "m", use("t2")), user("e", "d", result("t2")), piece("f", "e", "n"))  # fmt: skip
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "tool", "assistant"]
+    assert len(session.messages[1]["tool_calls"]) == 2
 
 
 def test_of_a_rewound_conversation_the_branch_that_went_on_is_told():
-    told = only(user("a", None, "go"), piece("b", "a", "m1", text("no")), user("c", "b", "stop"),
-                user("d", "a", "go on"), piece("e", "d", "m2", text("yes")), user("f", "e", "thanks"))  # fmt: skip
-    assert [c for _, c in said(told)] == ["go", "go on", "yes", "thanks"]
-    assert told.metadata["other_branches"] == 1
+    session = only(user("a", None, "go"), piece("b", "a", "m1", text("no")), user("c", "b", "stop"),
+                   user("d", "a", "go on"), piece("e", "d", "m2", text("yes")), user("f", "e", "thanks"))  # fmt: skip
+    assert [c for _, c in said(session)] == ["go", "go on", "yes", "thanks"]
+    assert session.metadata["other_branches"] == 1
 
 
 def test_a_session_that_was_written_down_twice_is_told_once():
-    told = only(user("a", None, "go"), piece("b", "a", "m1", text("yes")), user("c", None, "go"),
-                piece("d", "c", "m1", text("yes")), user("e", "d", "thanks"), piece("f", "e", "m2"))  # fmt: skip
-    assert [c for _, c in said(told)] == ["go", "yes", "thanks", None]
-    assert "other_branches" not in told.metadata
+    sessions = only(user("a", None, "go"), piece("b", "a", "m1", text("yes")), user("c", None, "go"),
+                    piece("d", "c", "m1", text("yes")), user("e", "d", "thanks"), piece("f", "e", "m2"))  # fmt: skip
+    assert [c for _, c in said(sessions)] == ["go", "yes", "thanks", None]
+    assert "other_branches" not in sessions.metadata
 
 
 def test_two_trees_with_replies_of_their_own_are_two_conversations():
@@ -127,18 +127,18 @@ def test_a_sidechain_is_a_conversation_of_its_own():
 
 
 def test_a_compaction_is_no_message_and_no_end():
-    told = only(user("a", None, "go"), piece("b", "a", "m1", text("yes")),
-                event("system", "c", None, subtype="compact_boundary", logicalParentUuid="b"),
-                user("d", "c", "This session is being continued ...", isCompactSummary=True),
-                user("e", "d", "and now?"), piece("f", "e", "m2", text("done")))  # fmt: skip
-    assert [c for _, c in said(told)] == ["go", "yes", "and now?", "done"]
-    assert told.metadata["compacted_before"] == [2]
+    session = only(user("a", None, "go"), piece("b", "a", "m1", text("yes")),
+                   event("system", "c", None, subtype="compact_boundary", logicalParentUuid="b"),
+                   user("d", "c", "This session is being continued ...", isCompactSummary=True),
+                   user("e", "d", "and now?"), piece("f", "e", "m2", text("done")))  # fmt: skip
+    assert [c for _, c in said(session)] == ["go", "yes", "and now?", "done"]
+    assert session.metadata["compacted_before"] == [2]
 
 
 def test_replies_that_nobody_can_learn_from_say_why():
     made_up = piece("b", "a", "x1", text("API Error: 529"), isApiErrorMessage=True)
     made_up["message"]["model"] = "<synthetic>"
-    told = only(
+    session = only(
         user("a", None, "go"), made_up, user("c", "b", "again"),
         piece("d", "c", "m1", text("I wi")), user("e", "d", [text("[Request interrupted by user]")]),
         user("f", "e", "other"), piece("g", "f", "m2", text("ok")),
@@ -146,14 +146,14 @@ def test_replies_that_nobody_can_learn_from_say_why():
         user("j", "i", "<local-command-stdout>set</local-command-stdout>"), piece("k", "j", "m3", text("?")),
         user("l", "k", "Caveat: ...", isMeta=True), user("m", "l", "please go on"),
     )  # fmt: skip
-    assert skips(told) == [SYNTHETIC, ABORTED, CLIENT_ONLY, None]
-    assert told.model == "claude"
+    assert skips(session) == [SYNTHETIC, ABORTED, CLIENT_ONLY, None]
+    assert session.model == "claude"
 
 
 def test_an_interrupted_tool_is_a_reaction():
-    told = only(user("a", None, "go"), piece("b", "a", "m", use("t")), user("c", "b", result("t", is_error=True)),
-                user("d", "c", [text("[Request interrupted by user for tool use]")]))  # fmt: skip
-    assert skips(told) == [None]
+    session = only(user("a", None, "go"), piece("b", "a", "m", use("t")), user("c", "b", result("t", is_error=True)),
+                   user("d", "c", [text("[Request interrupted by user for tool use]")]))  # fmt: skip
+    assert skips(session) == [None]
 
 
 def test_base64_is_dropped():
@@ -163,15 +163,15 @@ def test_base64_is_dropped():
               user("c", "b", result("t", [image]), toolUseResult={"base64": "A" * 600_000})]  # fmt: skip
     data = [json.dumps(e).encode() for e in events]
     tracemalloc.start()
-    (told,) = read([Line("log", n, d) for n, d in enumerate(data, 1)])
+    (session,) = read([Line("log", n, d) for n, d in enumerate(data, 1)])
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert [c for _, c in said(told)] == ["[image: image/png]\nwhat?", None, "[image: image/png]"]
+    assert [c for _, c in said(session)] == ["[image: image/png]\nwhat?", None, "[image: image/png]"]
     assert held < 100_000
 
 
 def test_what_cannot_be_read_is_set_aside_and_marks_the_turns_beside_it():
-    (told,), aside = read_all(
+    (session,), aside = read_all(
         b"# copied\n", user("a", None, "go"), piece("b", "a", "m1", text("1")), b"{damaged\n",
         piece("d", "lost", "m2", text("2")), user("e", "d", "thanks"), user("e", "d", "thanks"),
         {"type": "user", "uuid": "f", "parentUuid": "e", "message": "no"}, {"uuid": "g"},
@@ -179,24 +179,24 @@ def test_what_cannot_be_read_is_set_aside_and_marks_the_turns_beside_it():
     assert [(r.line, r.reason) for r in aside] == [
         (1, "comment line"), (4, "not JSON"), (7, REPEATED), (8, "message is no object"), (9, "event without a type"),
     ]  # fmt: skip
-    assert [c for _, c in said(told)] == ["go", "1", "2", "thanks"]
-    assert skips(told) == [GAP, GAP]
+    assert [c for _, c in said(session)] == ["go", "1", "2", "thanks"]
+    assert skips(session) == [GAP, GAP]
 
 
 def test_a_circle_of_parents_ends():
-    (told,), _ = read_all(user("a", "b", "go"), piece("b", "a", "m", text("1")))
-    assert {c for _, c in said(told)} == {"go", "1"}
+    (session,), _ = read_all(user("a", "b", "go"), piece("b", "a", "m", text("1")))
+    assert {c for _, c in said(session)} == {"go", "1"}
 
 
 def test_a_reply_that_is_marked_as_the_summary_of_a_compaction_is_a_reply():
     """The client writes those summaries as the user's; a damaged log may say otherwise."""
-    (told,), aside = read_all(user("a", None, "go"), piece("b", "a", "m", text("1"), isCompactSummary=True))
-    assert (said(told), aside) == ([("user", "go"), ("assistant", "1")], [])
+    (session,), aside = read_all(user("a", None, "go"), piece("b", "a", "m", text("1"), isCompactSummary=True))
+    assert (said(session), aside) == ([("user", "go"), ("assistant", "1")], [])
 
 
 def test_a_session_without_messages_is_set_aside():
-    told, aside = read_all({"type": "summary", "summary": "x", "leafUuid": "y"})
-    assert (told, [r.reason for r in aside]) == ([], ["no messages"])
+    sessions, aside = read_all({"type": "summary", "summary": "x", "leafUuid": "y"})
+    assert (sessions, [r.reason for r in aside]) == ([], ["no messages"])
 
 
 @pytest.mark.parametrize("record", [
@@ -234,22 +234,22 @@ def test_reading_is_linear():
     for n in range(0, 20_000, 2):
         events.append(piece(f"e{n + 1}", f"e{n}", f"m{n}", use(f"t{n}")))
         events.append(user(f"e{n + 2}", f"e{n + 1}", result(f"t{n}")))
-    told = only(*events)
-    assert len(told.messages) == 20_001
-    assert skips(told).count(None) == 10_000
+    session = only(*events)
+    assert len(session.messages) == 20_001
+    assert skips(session).count(None) == 10_000
 
 
 @pytest.mark.parametrize(("mode", "skip"), [("prompt", None), ("task-notification", None)])
 def test_what_a_person_types_while_the_agent_works(mode, skip):
     """It is told before the next reply, and belongs to the next state of the one before."""
     queued = {"type": "queued_command", "prompt": "no, fix b.py instead", "commandMode": mode}
-    told = only(
+    session = only(
         user("1", None, "fix a.py"), piece("2", "1", "r1", use("c1")), user("3", "2", result("c1")),
         event("attachment", "4", "3", attachment=queued), piece("5", "4", "r2", text("OK, b.")),
         user("6", "5", "thanks"), event("attachment", "7", "6", attachment={"type": "edited_text_file"}),
     )  # fmt: skip
-    assert said(told) == [("user", "fix a.py"), ("assistant", None), ("tool", "done"), ("user", "no, fix b.py instead"),
-                          ("assistant", "OK, b."), ("user", "thanks")]  # fmt: skip
-    assert [row["next_count"] for row in turn_rows("s", told)] == [2, 1]
-    assert skips(told) == [skip, None]
-    assert told.machine == (set() if mode == "prompt" else {3})
+    assert said(session) == [("user", "fix a.py"), ("assistant", None), ("tool", "done"),
+                             ("user", "no, fix b.py instead"), ("assistant", "OK, b."), ("user", "thanks")]  # fmt: skip
+    assert [row["next_count"] for row in turn_rows("s", session)] == [2, 1]
+    assert skips(session) == [skip, None]
+    assert session.machine == (set() if mode == "prompt" else {3})

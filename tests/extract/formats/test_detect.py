@@ -60,7 +60,7 @@ def test_two_formats_are_none(records):
 
 
 def test_a_field_that_first_appears_in_row_two_decides_too():
-    """pitfall 23: the first line alone does not say what a file is."""
+    """The first line alone does not say what a file is."""
     assert of({"id": 1}, CHAT) == "openai"
 
 
@@ -98,7 +98,7 @@ def test_only_the_beginning_is_read():
 
 @given(st.one_of(*RECORDS.values()), st.data())
 def test_no_record_breaks_a_reader_that_looks_at_it(record, data):
-    """pitfall 22: whatever a field holds, a format says whether the record is one of its own."""
+    """Whatever a field holds, a format says whether the record is one of its own."""
     if not isinstance(record, dict):
         return
     odd = data.draw(st.dictionaries(st.sampled_from([*record, "type", "span_id", "traceId"]), ANYTHING, max_size=3))

@@ -20,13 +20,13 @@ FILES = {
 
 def counted(conversations: Iterable[Conversation]) -> Counts:
     total = Counts()
-    for told in conversations:
-        rows = turns("s", told)
-        roles = [m["role"] for m in told.messages]
-        calls = sum(len(m["tool_calls"]) for m in told.messages)
-        images = sum((m["content"] or "").count("[image: image/") for m in told.messages if m["role"] == "user")
+    for session in conversations:
+        rows = turns("s", session)
+        roles = [m["role"] for m in session.messages]
+        calls = sum(len(m["tool_calls"]) for m in session.messages)
+        images = sum((m["content"] or "").count("[image: image/") for m in session.messages if m["role"] == "user")
         with_next = sum(row[3] > 0 for row in rows)
-        side = sum(note.kind == "side" for note in told.notes.values())
+        side = sum(note.kind == "side" for note in session.notes.values())
         total += Counts(1, len(roles), len(rows), roles.count("tool"), calls, images, with_next, side)
     return total
 
@@ -35,7 +35,7 @@ def counted(conversations: Iterable[Conversation]) -> Counts:
 def test_real_files(shared_data, name, stem):
     path = shared_data / name / f"{stem}.jsonl"
     lines = [Line(stem, n, data) for n, data in enumerate(path.read_bytes().splitlines(keepends=True), 1)]
-    told = [item for item in READERS[name].read(lines) if isinstance(item, Conversation)]
+    session = [item for item in READERS[name].read(lines) if isinstance(item, Conversation)]
     by_hand = getattr(counted_by_hand, name)(path)
     assert by_hand.turns > 0
-    assert counted(told) == by_hand
+    assert counted(session) == by_hand

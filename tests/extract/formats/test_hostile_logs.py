@@ -38,7 +38,7 @@ def as_line(record) -> bytes:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_never_a_crash_and_every_line_accounted_for(name, data):
-    """pitfall 22, over random logs: what is not in one table is in the other."""
+    """Over random logs: what is not in one table is in the other."""
     rows = data.draw(st.lists(RECORDS[name].map(as_line) | JUNK | damaged(name), min_size=1, max_size=8))
     size = data.draw(st.integers(1, 4))
     with tempfile.TemporaryDirectory() as folder:
@@ -55,22 +55,22 @@ def test_never_a_crash_and_every_line_accounted_for(name, data):
         for path in sorted((run / "extract" / "sessions").iterdir()):
             total.merge(read_counters(path))
     numbers = {i for i, row in enumerate(rows, 1) if (row.removeprefix(b"\xef\xbb\xbf") if i == 1 else row).strip()}
-    told, aside = found["sessions"], [r["line"] for r in found["rejected"]]
-    assert len({s["session_id"] for s in told}) == len(told)
+    sessions, aside = found["sessions"], [r["line"] for r in found["rejected"]]
+    assert len({s["session_id"] for s in sessions}) == len(sessions)
     left_out = sum(n for why, n in total.dropped.items() if why.startswith(LEFT_OUT))
     assert sum(total.dropped.values()) - left_out == len(aside)
     if name == "lmsys":  # one or two conversations a line
-        assert {s["line"] for s in told} | set(aside) == numbers
-        assert {s["line"] for s in told} & set(aside) == set()
+        assert {s["line"] for s in sessions} | set(aside) == numbers
+        assert {s["line"] for s in sessions} & set(aside) == set()
     elif read.grouping == "line":
-        assert sorted([s["line"] for s in told] + aside) == sorted(numbers)
+        assert sorted([s["line"] for s in sessions] + aside) == sorted(numbers)
     elif name in LINKED:
-        recorded = {r["line"] for s in told for r in json.loads(s["metadata"])["records"]}
+        recorded = {r["line"] for s in sessions for r in json.loads(s["metadata"])["records"]}
         assert recorded | set(aside) <= numbers
         assert len(numbers - recorded - set(aside)) <= left_out
         assert read.unfold is not None or not recorded & set(aside)
     assert set(aside) <= numbers
-    replies = sum(m["role"] == "assistant" for s in told for m in s["messages"])
+    replies = sum(m["role"] == "assistant" for s in sessions for m in s["messages"])
     assert len(found["turns"]) == replies == total.total("turns")
     assert total.rows_in >= total.total("log sessions unread")
     for turn in found["turns"]:

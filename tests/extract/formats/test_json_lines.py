@@ -37,14 +37,14 @@ def reason(data: bytes) -> str:
     (b'{"a": "\\\\ud800\\\\\\ud800"}', {"a": "\\ud800\\\ufffd"}),
 ])  # fmt: skip
 def test_what_logs_contain_all_the_same(data, value):
-    """pitfall 22: CRLF, byte-order mark, duplicate keys (the last counts), Infinity, lone surrogates."""
+    """CRLF, byte-order mark, duplicate keys (the last counts), Infinity, lone surrogates."""
     read_value = read(data)
     assert read_value == value
     json.dumps(read_value, ensure_ascii=False).encode()  # no surrogate is left for the Parquet writer
 
 
 def test_nan_is_null():
-    """pitfall 22: NaN. JSON has no such number, so nothing is known of it."""
+    """NaN. JSON has no such number, so nothing is known of it."""
     assert read(b'{"a": NaN}') == {"a": None}
     assert dump({"a": [math.nan, math.inf, 1.5]}) == '{"a":[null,null,1.5]}'
 
@@ -66,7 +66,7 @@ def test_nan_is_null():
     (b'{"a": ' * 10_000 + b"1" + b"}" * 10_000 + b"\n", "nested too deeply"),
 ])  # fmt: skip
 def test_what_cannot_be_read_has_a_constant_reason(data, why):
-    """pitfall 22: comment lines, invalid UTF-8, a truncated last line, 10,000 levels of nesting."""
+    """Comment lines, invalid UTF-8, a truncated last line, 10,000 levels of nesting."""
     assert reason(data) == why
 
 
@@ -119,7 +119,7 @@ def test_any_bytes_are_read_or_refused(data):
 
 
 def test_a_line_with_more_values_than_text_is_refused_and_text_full_of_commas_is_not():
-    """pitfall 22: 30 MB of "[],[],[]" would be 900 MB of objects; tables in a tool's output are one value each."""
+    """30 MB of "[],[],[]" would be 900 MB of objects; tables in a tool's output are one value each."""
     assert reason(b'{"a": [' + b"[]," * 600_000 + b"1]}") == "too many values"
     assert reason(b'{"a": [' + b'{"b":1},' * 300_000 + b"1]}") == "too many values"
     table = '1,2,[3],{4},\\"5\\",\n' * 200_000
@@ -131,7 +131,7 @@ def test_a_line_with_more_values_than_text_is_refused_and_text_full_of_commas_is
 
 
 def test_depth_is_refused_at_the_same_level_wherever_the_stack_stands():
-    """pitfall 26: a line must not be readable in one process and too deep in another."""
+    """A line must not be readable in one process and too deep in another."""
     fits, deeper = ("[" * n + "NaN" + "]" * n for n in (250, 260))
 
     def under(frames: int, text: str) -> str | None:

@@ -12,14 +12,14 @@ REPLY = {"role": "assistant", "content": "hello"}
 
 
 def read(record) -> Conversation | Rejected:
-    (told,) = READER.read([Line("log", 3, orjson.dumps(record))])
-    return told
+    (session,) = READER.read([Line("log", 3, orjson.dumps(record))])
+    return session
 
 
 def message(item) -> dict:
-    told = read({"messages": [item]})
-    assert isinstance(told, Conversation), told
-    return told.messages[0]
+    session = read({"messages": [item]})
+    assert isinstance(session, Conversation), session
+    return session.messages[0]
 
 
 def plain(role, content, **more) -> dict:
@@ -31,14 +31,14 @@ def plain(role, content, **more) -> dict:
 def test_the_messages_lie_under_any_of_these_names(key):
     record = {key: [USER, REPLY], "reward": 1.0, "task": {"id": 4}}
     assert recognises(record)
-    told = read(record)
-    assert told.messages == [plain("user", "hi"), plain("assistant", "hello")]
-    assert told.metadata == {"reward": 1.0, "task": {"id": 4}}
-    assert (told.source, told.line) == ("log", 3)
+    session = read(record)
+    assert session.messages == [plain("user", "hi"), plain("assistant", "hello")]
+    assert session.metadata == {"reward": 1.0, "task": {"id": 4}}
+    assert (session.source, session.line) == ("log", 3)
 
 
 def test_content_null_stays_null_and_calls_stay_verbatim():
-    """pitfall 22: content null beside tool calls; arguments that are no JSON."""
+    """Content null beside tool calls; arguments that are no JSON."""
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1,  "b'}}
     assert message({"role": "assistant", "content": None, "tool_calls": [call]}) == plain(
         "assistant", None, tool_calls=[{"id": "c1", "name": "look", "arguments": '{"a": 1,  "b'}]
@@ -57,23 +57,25 @@ def test_content_null_stays_null_and_calls_stay_verbatim():
     ({"id": "1", "type": "custom", "custom": {"name": "f", "input": "go"}}, ("1", "f", "go")),
 ])  # fmt: skip
 def test_the_shapes_of_a_call(call, read_as):
-    (told,) = message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"]
-    assert tuple(told.values()) == read_as
+    (session,) = message({"role": "assistant", "content": None, "tool_calls": [call]})["tool_calls"]
+    assert tuple(session.values()) == read_as
 
 
 def test_calls_that_langchain_keeps_beside_the_message():
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    told = message({"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [call], "refusal": None}})
-    assert told["tool_calls"] == [{"id": "c1", "name": "f", "arguments": "{}"}]
+    session = message(
+        {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [call], "refusal": None}}
+    )
+    assert session["tool_calls"] == [{"id": "c1", "name": "f", "arguments": "{}"}]
     both = {"role": "assistant", "content": "", "tool_calls": [call], "additional_kwargs": {"tool_calls": [call]}}
     assert len(message(both)["tool_calls"]) == 1
 
 
 def test_legacy_function_calls_and_their_results():
     called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
-    told = read({"messages": [USER, called, {"role": "function", "name": "f", "content": "7"}]})
-    assert told.messages[1]["tool_calls"] == [{"id": "", "name": "f", "arguments": "{}"}]
-    assert told.messages[2] == plain("tool", "7", name="f")
+    session = read({"messages": [USER, called, {"role": "function", "name": "f", "content": "7"}]})
+    assert session.messages[1]["tool_calls"] == [{"id": "", "name": "f", "arguments": "{}"}]
+    assert session.messages[2] == plain("tool", "7", name="f")
 
 
 @pytest.mark.parametrize("ids", [{"tool_call_id": "c1"}, {"tool_call_ids": ["c1"]}])
@@ -86,7 +88,7 @@ def test_a_tool_result_that_is_an_object_is_dumped():
 
 
 def test_lists_of_parts_and_what_is_no_text():
-    """pitfall 22: lists of parts, images."""
+    """Lists of parts, images."""
     parts = ["a", {"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "data:" + "x" * 9}},
              {"type": "input_audio", "input_audio": {}}, {"type": "refusal", "refusal": "no"}, {"text": "c"},
              {"type": "video"}]  # fmt: skip
@@ -96,26 +98,26 @@ def test_lists_of_parts_and_what_is_no_text():
 
 
 def test_developer_is_system():
-    """pitfall 22: `developer` for `system`."""
+    """`developer` for `system`."""
     assert message({"role": "developer", "content": "be brief"}) == plain("system", "be brief")
 
 
 def test_tool_results_and_calls_inside_content_blocks():
-    """pitfall 22: tool results inside `role: user`."""
+    """Tool results inside `role: user`."""
     blocks = [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "let me look"},
               {"type": "tool_use", "id": "t1", "name": "ls", "input": {"path": "."}}]  # fmt: skip
     results = [{"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "a.py"}]},
                {"type": "tool_result", "tool_use_id": "t2", "content": "b"},
                {"type": "text", "text": "go on"}]  # fmt: skip
-    told = read(
+    session = read(
         {"messages": [USER, {"role": "assistant", "content": blocks}, {"role": "user", "content": results}, REPLY]}
     )
     call = {"id": "t1", "name": "ls", "arguments": '{"path":"."}'}
-    assert told.messages[1] == plain("assistant", "let me look", reasoning="hm", tool_calls=[call])
-    assert told.messages[2:5] == [
+    assert session.messages[1] == plain("assistant", "let me look", reasoning="hm", tool_calls=[call])
+    assert session.messages[2:5] == [
         plain("tool", "a.py", tool_call_id="t1"), plain("tool", "b", tool_call_id="t2"), plain("user", "go on")
     ]  # fmt: skip
-    assert [m["role"] for m in told.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "tool", "tool", "user", "assistant"]
 
 
 @pytest.mark.parametrize("key", ["reasoning", "reasoning_content"])
@@ -137,11 +139,11 @@ def test_reasoning_lies_apart(key):
     ({"role": "assistant", "content": None, "tool_calls": ["f"]}, "tool calls of unknown shape"),
 ])  # fmt: skip
 def test_a_message_that_cannot_be_read_sets_the_line_aside(item, reason):
-    """pitfall 22: unknown roles, and shapes nobody has seen: named, never guessed."""
-    told = read({"messages": [USER, item]})
-    assert isinstance(told, Rejected)
-    assert told.reason == reason
-    assert told.line == 3
+    """Unknown roles, and shapes nobody has seen: named, never guessed."""
+    session = read({"messages": [USER, item]})
+    assert isinstance(session, Rejected)
+    assert session.reason == reason
+    assert session.line == 3
 
 
 @pytest.mark.parametrize("record", [{}, {"messages": []}, {"messages": None}, {"messages": "hi"}, {"text": "hi"}])
@@ -155,14 +157,14 @@ def test_a_logged_call_ends_with_its_choice():
         {"token": "hel", "logprob": -0.5, "bytes": [1], "token_id": 11},
         {"token": "lo", "logprob": -1.5, "token_id": 12},
     ]
-    told = read({"model": "m", "messages": [USER], "choices": [
+    session = read({"model": "m", "messages": [USER], "choices": [
         {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "length",
          "logprobs": {"content": content}}]})  # fmt: skip
-    assert told.messages[1] == plain("assistant", "hello")
-    note = told.notes[1]
+    assert session.messages[1] == plain("assistant", "hello")
+    note = session.notes[1]
     assert (note.finish_reason, note.token_ids, note.logprobs) == ("length", [11, 12], [-0.5, -1.5])
-    assert told.model == "m"
-    assert told.metadata == {}
+    assert session.model == "m"
+    assert session.metadata == {}
 
 
 @pytest.mark.parametrize(("logged", "ids", "logprobs"), [
@@ -180,7 +182,7 @@ def test_a_logged_call_ends_with_its_choice():
     ({"logprobs": "high"}, None, None),
 ])  # fmt: skip
 def test_sampled_tokens_are_kept_or_null(logged, ids, logprobs):
-    """pitfall 2: missing or malformed log-probs are null, never 0.0, never padded."""
+    """Missing or malformed log-probs are null, never 0.0, never padded."""
     note = read({"messages": [USER, REPLY | {"finish_reason": "stop"} | logged]}).notes[1]
     assert (note.token_ids, note.logprobs) == (ids, logprobs)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation
-from opdkit.chat.markup import split_calls, split_thinking
 from opdkit.extract.formats.openclaw_rl import READER, read_reply, recognises
 from opdkit.extract.formats.reader import Line, Rejected
 
@@ -43,34 +42,34 @@ def dialogue(*texts: str, think: str = "", **more) -> list[dict]:
 
 def read(records: list) -> tuple[list[Conversation], list[Rejected]]:
     lines = [Line("log", i, r if isinstance(r, bytes) else orjson.dumps(r)) for i, r in enumerate(records, 1)]
-    told = list(READER.read(lines))
-    return [t for t in told if isinstance(t, Conversation)], [t for t in told if isinstance(t, Rejected)]
+    sessions = list(READER.read(lines))
+    return [t for t in sessions if isinstance(t, Conversation)], [t for t in sessions if isinstance(t, Rejected)]
 
 
-def texts(told: Conversation) -> list:
-    return [m["content"] for m in told.messages]
+def texts(session: Conversation) -> list:
+    return [m["content"] for m in session.messages]
 
 
-def reasons(told: Conversation) -> list:
-    return [row["skip_reason"] for row in turn_rows("x", told)]
+def reasons(session: Conversation) -> list:
+    return [row["skip_reason"] for row in turn_rows("x", session)]
 
 
 THINK = "<think>\nhm\n</think>\n\n"
 
 
 def test_records_that_continue_each_other_are_one_session():
-    (told,), aside = read(dialogue("u1", "a1", "u2", "a2", "u3", think=THINK))
+    (session,), aside = read(dialogue("u1", "a1", "u2", "a2", "u3", think=THINK))
     assert aside == []
-    assert texts(told) == ["u1", "a1", "u2", "a2", "u3"]
-    assert [m["reasoning"] for m in told.messages] == [None, "hm", None, "hm", None]
-    assert reasons(told) == [None, None]
+    assert texts(session) == ["u1", "a1", "u2", "a2", "u3"]
+    assert [m["reasoning"] for m in session.messages] == [None, "hm", None, "hm", None]
+    assert reasons(session) == [None, None]
     logged = [{"line": 1, "turn": 1, "timestamp": "t1", "message_index": 1},
               {"line": 2, "turn": 2, "timestamp": "t2", "message_index": 3}]  # fmt: skip
-    assert told.metadata == {"session_id": "s", "records": logged}
+    assert session.metadata == {"session_id": "s", "records": logged}
 
 
 def test_the_next_state_is_everything_the_next_prompt_adds():
-    """pitfall 21: the record's own next_state is only the last of the parallel tool results."""
+    """The record's own next_state is only the last of the parallel tool results."""
     calls = [
         {"id": f"c{i}", "type": "function", "function": {"name": "f", "arguments": f'{{"i": {i}}}'}} for i in (1, 2)
     ]
@@ -79,10 +78,10 @@ def test_the_next_state_is_everything_the_next_prompt_adds():
     first = record([user("u1")], "on it" + markup, 1, results[1], tool_calls=calls)
     called = {"role": "assistant", "content": "on it", "tool_calls": calls}
     second = record([user("u1"), called, *results], "done", 2, user("thanks"))
-    (told,), _ = read([first, second])
-    assert texts(told) == ["u1", "on it", "r1", "r2", "done", "thanks"]
-    assert [(r["next_count"], r["next_role"]) for r in turn_rows("x", told)] == [(2, "tool"), (1, "user")]
-    assert [c["id"] for c in told.messages[1]["tool_calls"]] == ["c1", "c2"]
+    (session,), _ = read([first, second])
+    assert texts(session) == ["u1", "on it", "r1", "r2", "done", "thanks"]
+    assert [(r["next_count"], r["next_role"]) for r in turn_rows("x", session)] == [(2, "tool"), (1, "user")]
+    assert [c["id"] for c in session.messages[1]["tool_calls"]] == ["c1", "c2"]
     # Without the next record there is only the one that was logged.
     (alone,), _ = read([first])
     assert texts(alone) == ["u1", "on it", "r2"]
@@ -94,133 +93,108 @@ def test_the_next_state_is_everything_the_next_prompt_adds():
     {"role": "assistant", "content": "a1", "reasoning_content": "hm", "tool_calls": None},
 ])  # fmt: skip
 def test_a_reply_that_comes_back_a_little_different_is_the_same(changed):
-    (told,), _ = read([record([user("u1")], THINK + "a1"), record([user("u1"), changed, user("u2")], "a2", 2)])
-    assert texts(told) == ["u1", "a1", "u2", "a2"]
-    assert told.messages[1]["reasoning"] == "hm"
+    (session,), _ = read([record([user("u1")], THINK + "a1"), record([user("u1"), changed, user("u2")], "a2", 2)])
+    assert texts(session) == ["u1", "a1", "u2", "a2"]
+    assert session.messages[1]["reasoning"] == "hm"
 
 
 def test_the_order_of_the_lines_does_not_matter():
-    """pitfall 20: records out of order."""
+    """Records out of order."""
     records = dialogue("u1", "a1", "u2", "a2", "u3", "a3", "u4")
     random.Random(0).shuffle(records)
-    (told,), aside = read(records)
-    assert texts(told) == ["u1", "a1", "u2", "a2", "u3", "a3", "u4"]
+    (session,), aside = read(records)
+    assert texts(session) == ["u1", "a1", "u2", "a2", "u3", "a3", "u4"]
     assert aside == []
 
 
 def test_sessions_that_share_an_id_stay_apart():
-    """pitfall 20: turn numbers that restart under "unknown"."""
+    """Turn numbers that restart under "unknown"."""
     one, two = dialogue("u1", "a1", "u2", "a2"), dialogue("v1", "b1", "v2", "b2", "v3")
-    told, _ = read([one[0], two[0], one[1], two[1]])
-    assert [texts(t) for t in told] == [["u1", "a1", "u2", "a2"], ["v1", "b1", "v2", "b2", "v3"]]
+    sessions, _ = read([one[0], two[0], one[1], two[1]])
+    assert [texts(t) for t in sessions] == [["u1", "a1", "u2", "a2"], ["v1", "b1", "v2", "b2", "v3"]]
 
 
 def test_the_first_message_of_the_next_session_is_no_reaction():
-    """pitfall 20: the recorder takes it for one when the id is shared."""
+    """The recorder takes it for one when the id is shared."""
     one, two = dialogue("u1", "a1"), dialogue("v1", "b1")
     one[0]["next_state"] = user("v1")
-    told, _ = read(one + two)
-    assert [texts(t) for t in told] == [["u1", "a1"], ["v1", "b1"]]
-    assert [reasons(t) for t in told] == [["no next state"], ["no next state"]]
+    sessions, _ = read(one + two)
+    assert [texts(t) for t in sessions] == [["u1", "a1"], ["v1", "b1"]]
+    assert [reasons(t) for t in sessions] == [["no next state"], ["no next state"]]
 
 
 def test_a_compacted_context_begins_a_new_session_and_keeps_the_reaction():
-    """pitfall 20: the next prompt does not continue this one, so it is not glued to it."""
+    """The next prompt does not continue this one, so it is not glued to it."""
     before = record([user("u1")], "a1", 1, user("u2"))
     after = record([user("summary of u1"), answer("a0"), user("u2")], "a2", 2, user("u3"))
-    told, _ = read([before, after])
-    assert [texts(t) for t in told] == [["u1", "a1", "u2"], ["summary of u1", "a0", "u2", "a2", "u3"]]
-    assert [reasons(t) for t in told] == [[None], ["no record", None]]
+    sessions, _ = read([before, after])
+    assert [texts(t) for t in sessions] == [["u1", "a1", "u2"], ["summary of u1", "a0", "u2", "a2", "u3"]]
+    assert [reasons(t) for t in sessions] == [[None], ["no record", None]]
 
 
 def test_exact_repeats_are_dropped_and_counted():
-    """pitfall 19"""
+    """A retry and a record that was logged twice are not a user who repeats the request."""
     records = dialogue("u1", "a1", "u2", "a2")
-    (told,), aside = read([records[0], records[0], records[1], records[1]])
-    assert texts(told) == ["u1", "a1", "u2", "a2"]
+    (session,), aside = read([records[0], records[0], records[1], records[1]])
+    assert texts(session) == ["u1", "a1", "u2", "a2"]
     assert [(r.line, r.reason) for r in aside] == [(2, "repeated record"), (4, "repeated record")]
 
 
 def test_of_a_repeated_record_the_one_with_a_next_state_stays():
     early, late = record([user("u1")], "a1"), record([user("u1")], "a1", 1, user("u2"))
     for records, dropped in (([early, late], 1), ([late, early], 2)):
-        (told,), aside = read(records)
-        assert texts(told) == ["u1", "a1", "u2"]
+        (session,), aside = read(records)
+        assert texts(session) == ["u1", "a1", "u2"]
         assert [r.line for r in aside] == [dropped]
 
 
 def test_a_retried_reply_leaves_the_conversation():
-    """pitfall 19: two replies to one prompt; the one that went on counts."""
+    """Two replies to one prompt; the one that went on counts."""
     kept = dialogue("u1", "good", "u2", "a2", "u3")
-    told, _ = read([record([user("u1")], "bad", 0, user("u1")), *kept])
-    assert [texts(t) for t in told] == [["u1", "good", "u2", "a2", "u3"], ["u1", "bad", "u1"]]
-    assert [reasons(t) for t in told] == [[None, None], ["retry"]]
+    sessions, _ = read([record([user("u1")], "bad", 0, user("u1")), *kept])
+    assert [texts(t) for t in sessions] == [["u1", "good", "u2", "a2", "u3"], ["u1", "bad", "u1"]]
+    assert [reasons(t) for t in sessions] == [[None, None], ["retry"]]
 
 
 def test_two_replies_that_both_got_a_reaction_are_two_sessions():
-    told, _ = read([record([user("u1")], "x", 1, user("more")), record([user("u1")], "y", 1, user("less"))])
-    assert [(texts(t), reasons(t)) for t in told] == [(["u1", "x", "more"], [None]), (["u1", "y", "less"], [None])]
+    sessions, _ = read([record([user("u1")], "x", 1, user("more")), record([user("u1")], "y", 1, user("less"))])
+    assert [(texts(t), reasons(t)) for t in sessions] == [(["u1", "x", "more"], [None]), (["u1", "y", "less"], [None])]
 
 
 def test_of_replies_that_nobody_answered_the_last_one_stays():
-    told, _ = read([record([user("u1")], "x"), record([user("u1")], "y")])
-    assert [(texts(t), reasons(t)) for t in told] == [(["u1", "y"], ["no next state"]), (["u1", "x"], ["retry"])]
+    sessions, _ = read([record([user("u1")], "x"), record([user("u1")], "y")])
+    assert [(texts(t), reasons(t)) for t in sessions] == [(["u1", "y"], ["no next state"]), (["u1", "x"], ["retry"])]
 
 
 def test_a_turn_that_two_sessions_share_is_trained_once():
     """The user went back and asked something else: the shared turn belongs to the first of the two."""
     first = record([user("u1")], "a1", 1, user("u2"))
     ways = [record([user("u1"), answer("a1"), user(u)], f"to {u}", 2, user("ok")) for u in ("u2", "v2")]
-    told, _ = read([first, *ways])
-    assert [texts(t) for t in told] == [["u1", "a1", "u2", "to u2", "ok"], ["u1", "a1", "v2", "to v2", "ok"]]
-    assert [reasons(t) for t in told] == [[None, None], ["duplicate", None]]
+    sessions, _ = read([first, *ways])
+    assert [texts(t) for t in sessions] == [["u1", "a1", "u2", "to u2", "ok"], ["u1", "a1", "v2", "to v2", "ok"]]
+    assert [reasons(t) for t in sessions] == [[None, None], ["duplicate", None]]
 
 
 def test_a_lost_record_leaves_a_reply_that_nobody_vouches_for():
     records = dialogue("u1", "a1", "u2", "a2", "u3", "a3", "u4")
-    (told,), _ = read([records[0], records[2]])
-    assert texts(told) == ["u1", "a1", "u2", "a2", "u3", "a3", "u4"]
-    assert reasons(told) == [None, "no record", None]
+    (session,), _ = read([records[0], records[2]])
+    assert texts(session) == ["u1", "a1", "u2", "a2", "u3", "a3", "u4"]
+    assert reasons(session) == [None, "no record", None]
 
 
 def test_judge_votes_and_broken_records_are_set_aside():
     votes = {"session_id": "s", "turn": 1, "accepted": False, "hint": "", "votes": []}
     assert recognises(votes)
-    told, aside = read([votes, b"{", {"session_id": "s"}, {"session_id": "s", "messages": [user("u")]},
-                        record([{"role": "narrator"}], "a"), record([user("u1")], "a1")])  # fmt: skip
+    sessions, aside = read([votes, b"{", {"session_id": "s"}, {"session_id": "s", "messages": [user("u")]},
+                            record([{"role": "narrator"}], "a"), record([user("u1")], "a1")])  # fmt: skip
     assert [r.reason for r in aside] == [
         "judge votes, not a conversation", "last line cut short", "no messages", "no reply", "unknown role"
     ]  # fmt: skip
-    assert len(told) == 1
-
-
-@pytest.mark.parametrize(("text", "thinking", "rest"), [
-    ("<think>\na\n</think>\n\nb", "a", "b"),
-    ("<think>\n\n</think>\n\nb", None, "b"),
-    ("a</think>b", "a", "b"),  # the template put the opening tag into the prompt
-    ("<think>never closed", "never closed", ""),
-    ("b", None, "b"),
-    ("say <think> and </think>", None, "say <think> and </think>"),
-])  # fmt: skip
-def test_thinking_lies_apart(text, thinking, rest):
-    assert split_thinking(text) == (thinking, rest)
-
-
-def test_calls_in_markup():
-    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    assert split_calls(f"text\n{call}\n{call}") == ("text", [{"id": "", "name": "f", "arguments": '{"a":1}'}] * 2)
-    for broken in ("<tool_call>{", "<tool_call>{}</tool_call>", "<tool_call>f()</tool_call>"):
-        assert split_calls(broken) == (broken, [])
-
-
-def test_hostile_markup_takes_no_more_than_linear_time():
-    text = "<tool_call> " * 200_000 + "</tool_call>"
-    assert split_calls(text) == (text, [])
-    assert split_thinking("<think>" * 200_000)[1] == ""
+    assert len(sessions) == 1
 
 
 def test_a_reply_that_is_the_whole_conversation():
-    """pitfall 4: where the prompt was no prefix, the recorder logged everything as the reply."""
+    """Where the prompt was no prefix, the recorder logged everything as the reply."""
     whole = record([user("u1")], "a1")
     whole["response_text"] = whole["prompt_text"].replace("u1", "u1 ") + "a1<|im_end|>\n"
     assert read_reply(whole)["content"] == "a1"
@@ -236,21 +210,21 @@ def test_an_empty_reply_is_null_not_empty_text():
 def test_logged_tokens_and_side_turns():
     more = {"response_token_ids": [1, 2], "logprobs": [-0.5, -1], "turn_type": "side", "finish_reason": "stop",
             "reward": 1.0, "model": "m", "tools": [{"a": 1}]}  # fmt: skip
-    (told,), _ = read([record([user("u1")], "a1", 1, user("u2"), **more)])
-    note = told.notes[1]
+    (session,), _ = read([record([user("u1")], "a1", 1, user("u2"), **more)])
+    note = session.notes[1]
     assert (note.token_ids, note.logprobs, note.kind, note.finish_reason) == ([1, 2], [-0.5, -1.0], "side", "stop")
-    assert (told.model, told.tools) == ("m", '[{"a":1}]')
-    assert told.metadata["records"][0]["reward"] == 1.0
+    assert (session.model, session.tools) == ("m", '[{"a":1}]')
+    assert session.metadata["records"][0]["reward"] == 1.0
 
 
 def test_the_real_record(shared_data):
-    (told,), aside = read([json.loads((shared_data / "openclaw_rl" / "qwen3_4b_lora_record.jsonl").read_text())])
+    (session,), aside = read([json.loads((shared_data / "openclaw_rl" / "qwen3_4b_lora_record.jsonl").read_text())])
     assert aside == []
-    assert [m["role"] for m in told.messages] == ["user", "assistant", "user"]
-    assert told.messages[1]["content"].startswith("The solution to the problem $2 + 2$")
-    assert told.messages[1]["content"].endswith("$$\n\\boxed{4}\n$$")
-    assert told.messages[1]["reasoning"].startswith("Okay, so I need to solve 2 + 2.")
-    assert reasons(told) == [None]
+    assert [m["role"] for m in session.messages] == ["user", "assistant", "user"]
+    assert session.messages[1]["content"].startswith("The solution to the problem $2 + 2$")
+    assert session.messages[1]["content"].endswith("$$\n\\boxed{4}\n$$")
+    assert session.messages[1]["reasoning"].startswith("Okay, so I need to solve 2 + 2.")
+    assert reasons(session) == [None]
 
 
 @given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=4), st.randoms())
@@ -261,12 +235,12 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
         spoken = [w for i, word in enumerate(words) for w in (f"u{word}{i}", f"a{word}{i}")]
         records += dialogue(*spoken, "ok")
     rng.shuffle(records)
-    told, aside = read(records)
+    conversations, aside = read(records)
     logged = {
         (*(m["content"] for m in r["messages"]), r["response_text"].removesuffix("<|im_end|>\n")) for r in records
     }
     trained = []
-    for conversation in told:
+    for conversation in conversations:
         contents = texts(conversation)
         trained += [
             tuple(contents[: row["message_index"] + 2]) for row in turn_rows("x", conversation) if row["trainable"]
@@ -277,20 +251,20 @@ def test_every_turn_is_trained_once_and_no_prompt_is_invented(sessions, rng):
 
 
 def test_a_record_that_cannot_be_written_is_set_aside_alone():
-    """pitfall 22: tools nested deeper than anything is written; the records beside it stay a session."""
+    """Tools nested deeper than anything is written; the records beside it stay a session."""
     deep: list = []
     for _ in range(600):
         deep = [deep]
     first, second = dialogue("u0", "a0", "u1", "a1", "ok")
     for field in ("tools", "extra"):
-        (told,), (aside,) = read([first, second, json.dumps(record([user("x")], "y", **{field: deep})).encode()])
-        assert texts(told) == ["u0", "a0", "u1", "a1", "ok"]
+        (session,), (aside,) = read([first, second, json.dumps(record([user("x")], "y", **{field: deep})).encode()])
+        assert texts(session) == ["u0", "a0", "u1", "a1", "ok"]
         assert (aside.line, aside.reason) == (3, "nested too deeply")
 
 
 def test_arguments_nested_deeper_than_is_written_are_compared_as_text():
-    """pitfall 22: orjson reads 1,024 levels and writes 254."""
+    """The parser, orjson, reads 1,024 levels and writes 254."""
     call = {"id": "c", "function": {"name": "f", "arguments": "[" * 300 + "]" * 300}}
-    (told,), aside = read([record([user("u")], "a", tool_calls=[call])])
-    assert told.messages[1]["tool_calls"][0]["arguments"] == "[" * 300 + "]" * 300
+    (session,), aside = read([record([user("u")], "a", tool_calls=[call])])
+    assert session.messages[1]["tool_calls"][0]["arguments"] == "[" * 300 + "]" * 300
     assert not aside

@@ -43,17 +43,17 @@ def lines(*events) -> list[Line]:
 
 
 def read(*events) -> tuple[Conversation, list[Rejected]]:
-    told = list(READER.read(lines(*events)))
-    (conversation,) = [t for t in told if isinstance(t, Conversation)]
-    return conversation, [t for t in told if isinstance(t, Rejected)]
+    sessions = list(READER.read(lines(*events)))
+    (conversation,) = [t for t in sessions if isinstance(t, Conversation)]
+    return conversation, [t for t in sessions if isinstance(t, Rejected)]
 
 
-def contents(told: Conversation) -> list:
-    return [(m["role"], m["content"]) for m in told.messages]
+def contents(session: Conversation) -> list:
+    return [(m["role"], m["content"]) for m in session.messages]
 
 
 def test_a_linear_session():
-    told, aside = read(
+    session, aside = read(
         HEADER,
         user("look"),
         reply({"type": "thinking", "thinking": "hm"}, *text("looking"), call("c1"), call("c2"), stop="toolUse"),
@@ -65,27 +65,27 @@ def test_a_linear_session():
         reply(*text("done")),
     )
     assert aside == []
-    assert contents(told) == [
+    assert contents(session) == [
         ("user", "look"), ("assistant", "looking"), ("tool", "a.py"), ("tool", "no such file"), ("assistant", "done")
     ]  # fmt: skip
-    second = told.messages[1]
+    second = session.messages[1]
     assert second["reasoning"] == "hm"
     assert second["tool_calls"] == [
         {"id": c, "name": "bash", "arguments": '{"command":"ls"}'} for c in ("c1", "c2")
     ]  # fmt: skip
-    assert (told.messages[2]["tool_call_id"], told.messages[2]["name"]) == ("c1", "bash")
-    assert told.notes[1].finish_reason == "toolUse"
-    assert told.model == "m"
-    assert told.metadata == {"id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "compacted_before": [4],
-                             "tool_errors": [3]}  # fmt: skip
+    assert (session.messages[2]["tool_call_id"], session.messages[2]["name"]) == ("c1", "bash")
+    assert session.notes[1].finish_reason == "toolUse"
+    assert session.model == "m"
+    assert session.metadata == {"id": "s1", "timestamp": "t", "cwd": "/w", "provider": "p", "compacted_before": [4],
+                                "tool_errors": [3]}  # fmt: skip
 
 
 @pytest.mark.parametrize(("stop", "reason"), [
     ("stop", None), ("toolUse", None), ("length", "truncated"), ("aborted", "aborted"), ("error", "error")
 ])  # fmt: skip
 def test_stop_reasons(stop, reason):
-    told, _ = read(HEADER, user("a"), reply(*text("b"), stop=stop), user("c"))
-    (row,) = turn_rows("x", told)
+    session, _ = read(HEADER, user("a"), reply(*text("b"), stop=stop), user("c"))
+    (row,) = turn_rows("x", session)
     assert (row["skip_reason"], row["finish_reason"]) == (reason, stop)
 
 
@@ -93,18 +93,18 @@ def test_shell_commands_images_and_extensions_are_what_the_model_sees():
     def shell(**more):
         return {"type": "message", "message": {"role": "bashExecution", "command": "ls", "output": "", **more}}
 
-    told, _ = read(HEADER, {"type": "message", "message": {"role": "user", "content": "plain"}},
-                   shell(output="a\nb", exitCode=0), shell(exitCode=2), shell(cancelled=True),
-                   shell(output="secret", excludeFromContext=True),
-                   {"type": "message", "message": {"role": "user", "content": [{"type": "image", "data": "AAAA"}]}},
-                   {"type": "custom_message", "customType": "lint", "content": "3 warnings"},
-                   {"type": "branch_summary", "summary": "went astray", "fromId": "x"})  # fmt: skip
-    assert [m["content"] for m in told.messages] == [
+    session, _ = read(HEADER, {"type": "message", "message": {"role": "user", "content": "plain"}},
+                      shell(output="a\nb", exitCode=0), shell(exitCode=2), shell(cancelled=True),
+                      shell(output="secret", excludeFromContext=True),
+                      {"type": "message", "message": {"role": "user", "content": [{"type": "image", "data": "AAAA"}]}},
+                      {"type": "custom_message", "customType": "lint", "content": "3 warnings"},
+                      {"type": "branch_summary", "summary": "went astray", "fromId": "x"})  # fmt: skip
+    assert [m["content"] for m in session.messages] == [
         "plain", "Ran `ls`\n```\na\nb\n```", "Ran `ls`\n(no output)\n\nCommand exited with code 2",
         "Ran `ls`\n(no output)\n\n(command cancelled)", "[image]", "3 warnings", "went astray",
     ]  # fmt: skip
-    assert {m["role"] for m in told.messages} == {"user"}
-    assert [m["name"] for m in told.messages] == [None, "bash", "bash", "bash", None, "lint", "summary"]
+    assert {m["role"] for m in session.messages} == {"user"}
+    assert [m["name"] for m in session.messages] == [None, "bash", "bash", "bash", None, "lint", "summary"]
 
 
 def node(event: dict, ident: str, parent: str | None) -> dict:
@@ -112,7 +112,7 @@ def node(event: dict, ident: str, parent: str | None) -> dict:
 
 
 def test_the_active_branch_is_followed():
-    told, aside = read(
+    session, aside = read(
         HEADER | {"version": 3},
         node(user("one"), "a", None),
         node(reply(*text("first try")), "b", "a"),
@@ -123,38 +123,38 @@ def test_the_active_branch_is_followed():
         node({"type": "label", "targetId": "a", "label": "here"}, "g", "f"),
     )
     assert aside == []
-    assert [c for _, c in contents(told)] == ["one", "first try", "other way", "good"]
+    assert [c for _, c in contents(session)] == ["one", "first try", "other way", "good"]
 
 
 def test_a_tree_that_runs_in_a_circle_ends():
-    told, _ = read(HEADER, node(user("one"), "a", "b"), node(reply(*text("two")), "b", "a"))
-    assert [c for _, c in contents(told)] == ["one", "two"]
+    session, _ = read(HEADER, node(user("one"), "a", "b"), node(reply(*text("two")), "b", "a"))
+    assert [c for _, c in contents(session)] == ["one", "two"]
 
 
 @pytest.mark.parametrize("tree", [True, False])
 def test_the_turns_beside_an_unreadable_line_are_not_trained(tree):
-    """pitfall 22: a damaged line costs the turns that it touches, not the session."""
+    """A damaged line costs the turns that it touches, not the session."""
     events = [user(f"u{i}") if i % 2 == 0 else reply(*text(f"a{i}")) for i in range(9)]
     if tree:
         events = [node(e, str(i), str(i - 1) if i else None) for i, e in enumerate(events)]
-    told, (aside,) = read(HEADER, *events[:4], b'{"type": "message", "mess\n', *events[5:])
+    session, (aside,) = read(HEADER, *events[:4], b'{"type": "message", "mess\n', *events[5:])
     assert (aside.line, aside.reason) == (6, "not JSON")
-    assert [c for _, c in contents(told)] == ["u0", "a1", "u2", "a3", "a5", "u6", "a7", "u8"]
-    assert [r["skip_reason"] for r in turn_rows("x", told)] == [
+    assert [c for _, c in contents(session)] == ["u0", "a1", "u2", "a3", "a5", "u6", "a7", "u8"]
+    assert [r["skip_reason"] for r in turn_rows("x", session)] == [
         None, "unreadable line beside it", "unreadable line beside it", None
     ]  # fmt: skip
 
 
 def test_a_last_line_cut_short_costs_the_last_turn():
-    told, (aside,) = read(HEADER, user("u0"), reply(*text("a1")), user("u2"), reply(*text("a3")), b'{"type": "mess')
+    session, (aside,) = read(HEADER, user("u0"), reply(*text("a1")), user("u2"), reply(*text("a3")), b'{"type": "mess')
     assert aside.reason == "last line cut short"
-    assert [r["skip_reason"] for r in turn_rows("x", told)] == [None, "unreadable line beside it"]
+    assert [r["skip_reason"] for r in turn_rows("x", session)] == [None, "unreadable line beside it"]
 
 
 def test_comment_lines_leave_no_gap():
-    told, (aside,) = read(HEADER, user("u0"), b"# a comment\n", reply(*text("a1")), user("u2"))
+    session, (aside,) = read(HEADER, user("u0"), b"# a comment\n", reply(*text("a1")), user("u2"))
     assert aside.reason == "comment line"
-    assert [r["skip_reason"] for r in turn_rows("x", told)] == [None]
+    assert [r["skip_reason"] for r in turn_rows("x", session)] == [None]
 
 
 @pytest.mark.parametrize("event", [
@@ -163,9 +163,9 @@ def test_comment_lines_leave_no_gap():
     {"type": "message", "message": {"role": "user", "content": 5}},
 ])  # fmt: skip
 def test_an_event_that_cannot_be_read_is_set_aside(event):
-    told, (aside,) = read(HEADER, user("u0"), event)
+    session, (aside,) = read(HEADER, user("u0"), event)
     assert aside.line == 3
-    assert contents(told) == [("user", "u0")]
+    assert contents(session) == [("user", "u0")]
 
 
 def test_a_session_without_a_message_is_set_aside():
@@ -185,5 +185,5 @@ def test_it_is_told_from_the_other_event_format(shared_data: Path):
 
 def test_a_line_is_set_aside_once_also_where_its_session_has_no_message():
     lines = [b"{broken\n", b'{"type": "label", "id": "a"}\n', b'{"type": "label", "id": "b"}\n']
-    told = list(READER.read([Line("log", n, data) for n, data in enumerate(lines, 1)]))
-    assert [(row.line, row.reason) for row in told] == [(1, "not JSON"), (2, "no messages")]
+    sessions = list(READER.read([Line("log", n, data) for n, data in enumerate(lines, 1)]))
+    assert [(row.line, row.reason) for row in sessions] == [(1, "not JSON"), (2, "no messages")]

@@ -8,8 +8,8 @@ from opdkit.extract.formats.sharegpt import READER, recognises
 
 
 def read(record):
-    (told,) = READER.read([Line("log", 1, orjson.dumps(record))])
-    return told
+    (session,) = READER.read([Line("log", 1, orjson.dumps(record))])
+    return session
 
 
 def said(*pairs) -> dict:
@@ -20,13 +20,13 @@ def test_roles_and_tools():
     record = said(("system", "s"), ("human", "h"), ("gpt", "g"), ("user", "u"), ("model", "m"), ("observation", "o"),
                   ("assistant", "a"), ("tool", "t"))  # fmt: skip
     assert recognises(record)
-    told = read(record | {"tools": '[{"name": "f"}]', "id": 7})
-    assert [m["role"] for m in told.messages] == [
+    session = read(record | {"tools": '[{"name": "f"}]', "id": 7})
+    assert [m["role"] for m in session.messages] == [
         "system", "user", "assistant", "user", "assistant", "tool", "assistant", "tool"
     ]  # fmt: skip
-    assert [m["content"] for m in told.messages] == list("shgumoat")
-    assert told.tools == '[{"name": "f"}]'
-    assert told.metadata == {"id": 7}
+    assert [m["content"] for m in session.messages] == list("shgumoat")
+    assert session.tools == '[{"name": "f"}]'
+    assert session.metadata == {"id": 7}
 
 
 @pytest.mark.parametrize(("value", "calls"), [
@@ -36,22 +36,22 @@ def test_roles_and_tools():
     ({"name": "f", "arguments": {}}, [("f", "{}")]),
 ])  # fmt: skip
 def test_function_calls(value, calls):
-    told = read(said(("human", "h"), ("function_call", value), ("observation", "o"))).messages[1]
-    assert (told["role"], told["content"]) == ("assistant", None)
-    assert [(c["name"], c["arguments"]) for c in told["tool_calls"]] == calls
+    sessions = read(said(("human", "h"), ("function_call", value), ("observation", "o"))).messages[1]
+    assert (sessions["role"], sessions["content"]) == ("assistant", None)
+    assert [(c["name"], c["arguments"]) for c in sessions["tool_calls"]] == calls
 
 
 @pytest.mark.parametrize("value", ["f(1, 2)", '{"name": "f", "arguments"', '{"tool": "f"}', "7", ""])
 def test_a_call_that_is_no_json_stays_text(value):
-    """pitfall 22: a call that cannot be read is not invented."""
-    told = read(said(("human", "h"), ("function_call", value))).messages[1]
-    assert (told["content"], told["tool_calls"]) == (value, [])
+    """A call that cannot be read is not invented."""
+    session = read(said(("human", "h"), ("function_call", value))).messages[1]
+    assert (session["content"], session["tool_calls"]) == (value, [])
 
 
 def test_a_system_prompt_beside_the_conversation():
     assert read(said(("human", "h")) | {"system": "s"}).messages[0]["role"] == "system"
-    told = read(said(("system", "own"), ("human", "h")) | {"system": "s"})
-    assert [m["content"] for m in told.messages] == ["own", "h"]
+    session = read(said(("system", "own"), ("human", "h")) | {"system": "s"})
+    assert [m["content"] for m in session.messages] == ["own", "h"]
 
 
 @pytest.mark.parametrize(("record", "reason"), [
@@ -63,11 +63,11 @@ def test_a_system_prompt_beside_the_conversation():
     (said(("human", 7)), "content of unknown shape"),
 ])  # fmt: skip
 def test_what_cannot_be_read(record, reason):
-    told = read(record)
-    assert isinstance(told, Rejected)
-    assert told.reason == reason
+    session = read(record)
+    assert isinstance(session, Rejected)
+    assert session.reason == reason
 
 
 def test_a_value_may_be_null_or_parts():
-    told = read(said(("human", [{"type": "text", "text": "see"}, {"type": "image"}]), ("gpt", None)))
-    assert [m["content"] for m in told.messages] == ["see\n[image]", None]
+    session = read(said(("human", [{"type": "text", "text": "see"}, {"type": "image"}]), ("gpt", None)))
+    assert [m["content"] for m in session.messages] == ["see\n[image]", None]

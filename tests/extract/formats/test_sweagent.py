@@ -19,21 +19,21 @@ def item(role: str, content: str, **more) -> dict:
 
 
 def test_demonstrations_are_prompt_and_no_replies():
-    told = read_one({"history": [
+    session = read_one({"history": [
         item("system", "s"), item("user", "see", is_demo=True), item("assistant", "like this", is_demo=True),
         item("user", "good", is_demo=True), item("user", "now you"), item("assistant", "ls", thought="t", action="ls"),
         item("user", "a.py"),
     ], "info": {"exit_status": "submitted"}, "trajectory": [{"action": "ls", "observation": "a.py"}],
         "replay_config": json.dumps({"agent": {"model": {"name": "gpt-4o"}}})})  # fmt: skip
-    assert [row["skip_reason"] for row in turn_rows("s", told)] == [DEMONSTRATION, None]
-    assert (told.model, told.metadata) == ("gpt-4o", {"info": {"exit_status": "submitted"}})
-    assert told.machine == {6}
+    assert [row["skip_reason"] for row in turn_rows("s", session)] == [DEMONSTRATION, None]
+    assert (session.model, session.metadata) == ("gpt-4o", {"info": {"exit_status": "submitted"}})
+    assert session.machine == {6}
 
 
 def test_the_same_error_twice_is_no_user_who_asks_again():
-    told = read_one({"history": [item("user", "task"), item("assistant", "run"), item("user", "Error: no such file"),
-                                 item("assistant", "run x"), item("user", "Error: no such file")]})  # fmt: skip
-    assert [row["skip_reason"] for row in turn_rows("s", told)] == [None, None]
+    session = read_one({"history": [item("user", "task"), item("assistant", "run"), item("user", "Error: no such file"),
+                                    item("assistant", "run x"), item("user", "Error: no such file")]})  # fmt: skip
+    assert [row["skip_reason"] for row in turn_rows("s", session)] == [None, None]
 
 
 def test_a_trajectory_without_a_history_is_told_by_its_steps():
@@ -42,20 +42,20 @@ def test_a_trajectory_without_a_history_is_told_by_its_steps():
         {"response": "cat", "observation": "text", "action": "cat a.py"},
         {"response": "submit", "observation": "", "action": "submit"},
     ]
-    told = read_one({"trajectory": steps})
-    assert [(m["role"], m["content"]) for m in told.messages] == [
+    session = read_one({"trajectory": steps})
+    assert [(m["role"], m["content"]) for m in session.messages] == [
         ("user", "task"), ("assistant", "ls"), ("user", "a.py"), ("assistant", "cat"), ("user", "text"),
         ("assistant", "submit"),
     ]  # fmt: skip
-    assert [row["skip_reason"] for row in turn_rows("s", told)] == [None, None, "no next state"]
+    assert [row["skip_reason"] for row in turn_rows("s", session)] == [None, None, "no next state"]
 
 
 def test_calls_and_results_keep_their_ids():
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
-    told = read_one({"history": [item("user", "task"), item("assistant", "look", tool_calls=[call]),
-                                 item("tool", "a.py", tool_call_ids=["c1"])]})  # fmt: skip
-    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "bash", "arguments": '{"command": "ls"}'}]
-    assert told.messages[2]["tool_call_id"] == "c1"
+    session = read_one({"history": [item("user", "task"), item("assistant", "look", tool_calls=[call]),
+                                    item("tool", "a.py", tool_call_ids=["c1"])]})  # fmt: skip
+    assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "bash", "arguments": '{"command": "ls"}'}]
+    assert session.messages[2]["tool_call_id"] == "c1"
 
 
 def test_what_is_no_trajectory_is_set_aside():

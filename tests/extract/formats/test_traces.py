@@ -26,8 +26,8 @@ def read(name: str, *records) -> list[Conversation | Rejected | LeftOut]:
     return list(READERS[name].read([Line("log", n, json.dumps(r).encode()) for n, r in enumerate(records, 1)]))
 
 
-def said(told: Conversation) -> list:
-    return [(m["role"], m["content"]) for m in told.messages]
+def said(session: Conversation) -> list:
+    return [(m["role"], m["content"]) for m in session.messages]
 
 
 def extracted(tmp_path: Path, *records) -> dict[str, list[dict]]:
@@ -88,12 +88,12 @@ def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
     kept = json.loads(session["metadata"])["records"]
     assert [(r["message_index"], r["trace"]["scores"][0]["value"]) for r in kept] == [(1, 0), (3, 1)]
     assert kept[0]["trace"]["metadata"] == {"shop": 7}
-    (told,) = read("langfuse", *(piece for trace in traces for piece in READERS["langfuse"].unfold(trace)[-1:]))
+    (conversation,) = read("langfuse", *(piece for trace in traces for piece in READERS["langfuse"].unfold(trace)[-1:]))
     for condition, holds in {
         "metadata.trace.scores.user-feedback=1": True, "metadata.trace.scores.user-feedback>1": False,
         "metadata.trace.scores.stars=1": False, "metadata.trace.metadata.shop=7": True,
     }.items():  # fmt: skip
-        assert (find_rejection(parse_filters([condition]), told, "langfuse") is None) == holds
+        assert (find_rejection(parse_filters([condition]), conversation, "langfuse") is None) == holds
 
 
 def test_a_long_trace_does_not_multiply():
@@ -107,11 +107,11 @@ def test_an_agent_of_langchain_is_one_session():
     weather = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     call = {"role": "assistant", "content": "", "additional_kwargs": {"tool_calls": [CALL]}}
     result, definition = {"role": "tool", "content": "rain", "tool_call_id": "c1"}, {"role": "tool", "content": weather}
-    (told,) = read("langfuse", observation([U, definition], call), observation([U, call, result, definition], A))
-    assert said(told) == [("user", "u"), ("assistant", ""), ("tool", "rain"), ("assistant", "a")]
-    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
-    assert json.loads(told.tools) == [weather]
-    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+    (session,) = read("langfuse", observation([U, definition], call), observation([U, call, result, definition], A))
+    assert said(session) == [("user", "u"), ("assistant", ""), ("tool", "rain"), ("assistant", "a")]
+    assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+    assert json.loads(session.tools) == [weather]
+    assert [note.skip_reason for note in session.notes.values()] == [None, None]
 
 
 @pytest.mark.parametrize(("prompt", "reply", "expected"), [
@@ -123,8 +123,8 @@ def test_an_agent_of_langchain_is_one_session():
     ("[not json", "{either", [("user", "[not json"), ("assistant", "{either")]),
 ])  # fmt: skip
 def test_inputs_and_outputs_of_every_shape(prompt, reply, expected):
-    (told,) = read("langfuse", observation(prompt, reply))
-    assert said(told) == expected
+    (session,) = read("langfuse", observation(prompt, reply))
+    assert said(session) == expected
 
 
 def test_generations_that_cannot_be_told():
@@ -168,13 +168,13 @@ def nested(attributes: dict) -> dict:
 @pytest.mark.parametrize("form", [dict, as_otlp, nested])
 def test_openinference_however_it_is_exported(form):
     first, second = flat([U], CALLING), flat([U, CALLING, RESULT], A)
-    (told,) = read("otel", span(form(first)), span(form(second)))
-    assert said(told) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
-    assert told.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
-    assert told.messages[2]["tool_call_id"] == "c1"
-    assert (told.model, told.tools, told.metadata["session_id"]) == ("m", '[{"name":"find"}]', "s1")
-    assert told.metadata["records"][0] == {"line": 1, "name": "chat", "trace_id": "t", "span_id": "x",
-                                           "timestamp": "2026-01-02T03:04:05Z", "message_index": 1}  # fmt: skip
+    (session,) = read("otel", span(form(first)), span(form(second)))
+    assert said(session) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
+    assert session.messages[1]["tool_calls"] == [{"id": "c1", "name": "find", "arguments": '{"q": 1}'}]
+    assert session.messages[2]["tool_call_id"] == "c1"
+    assert (session.model, session.tools, session.metadata["session_id"]) == ("m", '[{"name":"find"}]', "s1")
+    assert session.metadata["records"][0] == {"line": 1, "name": "chat", "trace_id": "t", "span_id": "x",
+                                              "timestamp": "2026-01-02T03:04:05Z", "message_index": 1}  # fmt: skip
 
 
 def test_columns_of_phoenix():
@@ -185,8 +185,8 @@ def test_columns_of_phoenix():
            "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "a"}],
            "attributes.llm.model_name": "m", "attributes.retrieval": None}  # fmt: skip
     assert detect("log", [Line("log", 1, json.dumps(row).encode())]) == "otel"
-    (told,) = read("otel", row)
-    assert said(told) == [("user", "u\n[image]"), ("assistant", "a")]
+    (session,) = read("otel", row)
+    assert said(session) == [("user", "u\n[image]"), ("assistant", "a")]
 
 
 PARTS_IN = [{"role": "user", "parts": [{"type": "text", "content": "u"}]},
@@ -207,12 +207,15 @@ GEN_AI = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m", "gen_ai.
         k: json.loads(v) if v[0] in "[{" else v for k, v in GEN_AI.items()}}]),
 ])  # fmt: skip
 def test_gen_ai_messages_in_parts(record):
-    (told,) = read("otel", record)
-    assert said(told) == [("system", "s"), ("user", "u"), ("assistant", None), ("tool", "one"), ("tool", '{"n":2}'),
-                          ("assistant", "a")]  # fmt: skip
-    assert (told.messages[2]["reasoning"], [c["id"] for c in told.messages[2]["tool_calls"]]) == ("hm", ["c1", "c2"])
-    assert told.notes[5].finish_reason == "length"
-    assert told.model == "m"
+    (session,) = read("otel", record)
+    assert said(session) == [("system", "s"), ("user", "u"), ("assistant", None), ("tool", "one"), ("tool", '{"n":2}'),
+                             ("assistant", "a")]  # fmt: skip
+    assert (session.messages[2]["reasoning"], [c["id"] for c in session.messages[2]["tool_calls"]]) == (
+        "hm",
+        ["c1", "c2"],
+    )
+    assert session.notes[5].finish_reason == "length"
+    assert session.model == "m"
 
 
 def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
@@ -222,13 +225,13 @@ def test_gen_ai_events_of_before_and_the_flat_prompts_of_openllmetry():
         {"name": "gen_ai.tool.message", "attributes": {"content": "found", "id": "c1"}},
         {"name": "gen_ai.choice", "attributes": {"finish_reason": "stop", "message": json.dumps(A)}},
     ]
-    (told,) = read("otel", span({"gen_ai.response.model": "m"}, events=events))
-    assert said(told) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
-    assert (told.messages[2]["tool_call_id"], told.notes[3].finish_reason) == ("c1", "stop")
+    (session,) = read("otel", span({"gen_ai.response.model": "m"}, events=events))
+    assert said(session) == [("user", "u"), ("assistant", None), ("tool", "found"), ("assistant", "a")]
+    assert (session.messages[2]["tool_call_id"], session.notes[3].finish_reason) == ("c1", "stop")
     old = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "u", "gen_ai.completion.0.role": "assistant",
            "gen_ai.completion.0.content": "a", "gen_ai.completion.0.finish_reason": "stop"}  # fmt: skip
-    (told,) = read("otel", span(old))
-    assert (said(told), told.notes[1].finish_reason) == ([("user", "u"), ("assistant", "a")], "stop")
+    (session,) = read("otel", span(old))
+    assert (said(session), session.notes[1].finish_reason) == ([("user", "u"), ("assistant", "a")], "stop")
 
 
 def test_batches_of_otlp_with_spans_of_many_sessions(tmp_path):
@@ -276,10 +279,10 @@ def test_text_and_calls_of_one_reply_that_are_logged_apart():
     spans[1] |= {f"llm.input_messages.3.message.{key}": value for key, value in RESULT.items()}
     spans[1] |= {f"llm.output_messages.0.message.{key}": value for key, value in A.items()}
     spans[1] |= {"llm.output_messages.1.message.role": "assistant", "llm.output_messages.1.message.content": "other"}
-    (told,) = read("otel", span(spans[0]), span(spans[1]))
-    assert said(told) == [("user", "u"), ("assistant", "I look."), ("tool", "found"), ("assistant", "a")]
-    assert [call["name"] for call in told.messages[1]["tool_calls"]] == ["find"]
-    assert [note.skip_reason for note in told.notes.values()] == [None, None]
+    (session,) = read("otel", span(spans[0]), span(spans[1]))
+    assert said(session) == [("user", "u"), ("assistant", "I look."), ("tool", "found"), ("assistant", "a")]
+    assert [call["name"] for call in session.messages[1]["tool_calls"]] == ["find"]
+    assert [note.skip_reason for note in session.notes.values()] == [None, None]
 
 
 def test_tools_of_openllmetry():
@@ -287,8 +290,8 @@ def test_tools_of_openllmetry():
                  "gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "a",
                  "llm.request.functions.0.name": "find",
                  "llm.request.functions.0.parameters": '{"type": "object"}'}  # fmt: skip
-    (told,) = read("otel", span(flat_form))
-    assert json.loads(told.tools) == [
+    (session,) = read("otel", span(flat_form))
+    assert json.loads(session.tools) == [
         {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
     ]
 

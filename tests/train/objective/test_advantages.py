@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from positions import NAN, logits, mask, t
 
-from opdkit.train.objective import (
+from opdkit.train.objective.advantages import (
     behavior_weights,
     group_normalised,
     overlong,
@@ -51,7 +51,7 @@ def test_support_advantages_worked_by_hand() -> None:
 
 
 def test_a_position_without_a_support_has_no_advantage() -> None:
-    """pitfall 2, pitfall 9: what is not there is NaN, and 0 behind the mask."""
+    """Missing values are NaN, and 0 behind the mask."""
     values = torch.full((2, 3), NAN, dtype=torch.float64)
     assert torch.equal(support_advantages(values, values, mask(0, 0), 1.0), torch.zeros(2, 3, dtype=torch.float64))
 

@@ -11,7 +11,8 @@ from positions import VOCABULARY, generator, logits, t
 from torch import Tensor
 from torch.nn import functional
 
-from opdkit.train.objective import (
+from opdkit.train.objective.advantages import support_advantages, teacher_advantages
+from opdkit.train.objective.losses import (
     divergence,
     entropy,
     gathered_logprobs,
@@ -19,8 +20,6 @@ from opdkit.train.objective import (
     kl_to_reference,
     log_rest,
     policy_gradient,
-    support_advantages,
-    teacher_advantages,
 )
 
 CLIP = (0.2, 0.28)
@@ -76,7 +75,7 @@ def test_the_log_ratio_is_clamped() -> None:
 
 
 def test_sampled_token_gradient_is_the_reverse_kl_gradient_on_average() -> None:
-    """pitfall 10: the ratio carries the gradient. Averaged over the vocabulary under the student it is that of
+    """The ratio is not detached and carries the gradient. Averaged over the vocabulary under the student it is that of
     KL(student || teacher); with a detached ratio it would be zero."""
     student, wanted = logits(1, 1)[0], logits(1, 2)[0].log_softmax(-1)
     old, everywhere = student.log_softmax(-1), torch.ones(VOCABULARY, dtype=torch.bool)
@@ -102,7 +101,7 @@ def test_sampled_token_gradient_against_trl() -> None:
 
 
 def test_support_gradient_of_the_whole_vocabulary_is_the_reverse_kl_gradient() -> None:
-    """pitfall 10: nothing is sampled any more, and still the ratio carries the gradient."""
+    """Nothing is sampled any more, and still the ratio carries the gradient."""
     student, wanted = logits(5, 1), logits(5, 2).log_softmax(-1)
     old = student.log_softmax(-1)
     advantages = support_advantages(old, wanted, torch.ones(5, dtype=torch.bool), 0.0)
@@ -212,7 +211,7 @@ def test_teacher_equal_to_student_is_divergence_and_gradient_zero_exactly(alpha:
 
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_one_token_and_the_rest_are_no_certainty(alpha: float) -> None:
-    """pitfall 10: renormalised without the rest, top-1 has loss 0 and gradient 0 whatever the models say."""
+    """Renormalised without the rest, top-1 has loss 0 and gradient 0 whatever the models say."""
     student, teacher, ids = top_k(logits(50, 14), logits(50, 15), 1)
     assert (divergence(student, teacher, alpha) > 1e-6).all()
     moved = gradient(lambda x: divergence(x.log_softmax(-1).gather(-1, ids), teacher, alpha), logits(50, 14))
@@ -221,7 +220,7 @@ def test_one_token_and_the_rest_are_no_certainty(alpha: float) -> None:
 
 @given(seed=st.integers(0, 1000), alpha=st.floats(0, 1), k=st.integers(1, VOCABULARY), half=st.booleans())
 def test_divergence_is_never_negative(seed: int, alpha: float, k: int, half: bool) -> None:
-    """pitfall 10: a truncated KL can be negative, and clamped at 0 it teaches nothing. With the rest it cannot; not
+    """A truncated KL can be negative, and clamped at 0 it teaches nothing. With the rest it cannot; not
     with log-probs rounded to half precision either, whose bins do not sum to 1."""
     student, teacher, _ = top_k(logits(20, seed).float(), logits(20, seed + 1).float(), k)
     if half:
@@ -257,7 +256,7 @@ def test_k3_against_liger() -> None:
 
 
 def test_k1_has_the_expected_gradient_of_the_kl() -> None:
-    """pitfall 10: without the ratio the expected gradient of k1 is zero. Averaged over the reference it is exact."""
+    """Without the ratio the expected gradient of k1 is zero. Averaged over the reference it is exact."""
     student, reference = logits(1, 17)[0], logits(1, 18)[0].log_softmax(-1)
     averaged = lambda x: reference.exp() * kl_to_reference(x.log_softmax(-1), reference, "k1")  # noqa: E731
     full = lambda x: x.softmax(-1) * (x.log_softmax(-1) - reference)  # noqa: E731
@@ -282,7 +281,7 @@ def test_kl_pulls_back_to_the_reference(estimator: str) -> None:
 
 
 def test_k3_is_an_unbiased_estimate_of_the_kl_and_never_negative() -> None:
-    """pitfall 10: an estimate clamped at 0 would be inactive most of the time; k3 needs no clamp."""
+    """An estimate clamped at 0 would be inactive most of the time; k3 needs no clamp."""
     old, new = logits(2, 19).log_softmax(-1)
     estimate = kl_from_old(new, old)
     assert (estimate >= 0).all()
@@ -298,7 +297,7 @@ def test_entropy_is_that_of_torch_and_survives_impossible_tokens() -> None:
 
 
 def test_gathered_logprobs_are_those_of_trl_and_float32_from_half_precision() -> None:
-    """pitfall 7: a log-softmax in bfloat16 is off by 2e-2."""
+    """A log-softmax in bfloat16 is off by 2e-2."""
     selective = pytest.importorskip("trl.trainer.utils").selective_log_softmax
     some, ids = logits(30, 21), torch.randint(VOCABULARY, (30, 3), generator=generator(22))
     theirs = torch.stack([selective(some, column) for column in ids.T], -1)

@@ -12,19 +12,8 @@ from positions import NAN, Example, example, mask, part, t, tokens
 from torch import Tensor
 
 from opdkit.config.shared import OBJECTIVES
-from opdkit.train.objective import (
-    PRESETS,
-    Objective,
-    Tokens,
-    divergence,
-    gathered_logprobs,
-    kl_to_reference,
-    policy_gradient,
-    step_loss,
-    step_totals,
-    terms_of,
-    trained_positions,
-)
+from opdkit.train.objective.losses import divergence, gathered_logprobs, kl_to_reference, policy_gradient
+from opdkit.train.objective.terms import PRESETS, Objective, Tokens, step_loss, step_totals, terms_of, trained_positions
 
 BOTH = {"reward": 1.0, "teacher": 1.0}
 EVERYTHING = Objective(
@@ -74,7 +63,7 @@ def test_presets_are_weights_of_terms_and_all_on_offer_are_defined() -> None:
 
 
 def test_a_turn_without_a_hint_has_no_teacher_term() -> None:
-    """pitfall 9: without a hint there is nothing to learn from the teacher, and pitfall 2: a gap is no 0.0."""
+    """Without a hint there is nothing to learn from the teacher, and a missing log-prob is not 0.0."""
     some = tokens(t(-1, -1, -1, -1), sampled=mask(1, 1, 1, 0), teacher=t(-0.5, NAN, NAN, -0.5),
                   reward=t(NAN, 1, NAN, 1))  # fmt: skip
     both = Objective(BOTH)
@@ -146,7 +135,7 @@ def test_combine_worked_by_hand() -> None:
 
 
 def test_each_term_divides_by_its_own_tokens() -> None:
-    """pitfall 8: three tokens with a reward, one with a hint: the teacher's term is not divided by three or four."""
+    """Three tokens with a reward, one with a hint: the teacher's term is not divided by three or four."""
     some = tokens(t(-1, -1, -1, -1), teacher=t(NAN, NAN, NAN, -0.5), reward=t(1, 1, -1, NAN))
     logprobs = some.old_logprobs_N.clone().requires_grad_()
     loss, metrics = of_step(Objective(BOTH), some, logprobs)
@@ -264,7 +253,7 @@ def test_a_step_against_liger(delta: float, kl_coef: float) -> None:
     seed=st.integers(0, 10_000), cut=st.lists(st.integers(0, 6), max_size=4), which=st.integers(0, len(VARIANTS) - 1)
 )
 def test_splitting_a_step_changes_nothing_but_rounding(seed: int, cut: list[int], which: int) -> None:
-    """pitfall 8: loss, gradient and metrics do not depend on how a step is cut into micro-batches or processes."""
+    """Loss, gradient and metrics do not depend on how a step is cut into micro-batches or processes."""
     case, objective = example(seed=seed), VARIANTS[which]
     whole, pieces = (case.student_NV.clone().requires_grad_() for _ in range(2))
     loss, metrics = of_example(objective, case, whole)

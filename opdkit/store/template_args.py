@@ -1,0 +1,31 @@
+"""Arguments of the chat template that hold for a stage: its own, or those that an earlier stage recorded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from opdkit.config.fields import parse_pairs
+from opdkit.errors import ConfigError
+from opdkit.store.plans import manifest
+from opdkit.store.reading import has_stage
+
+_FLAG = "--template-arg"
+
+
+def template_args_of(run: Path, stage: str, given: Sequence[str] = (), *, binding: bool = True) -> tuple[str, ...]:
+    """Return the arguments, each as NAME=VALUE, that `stage` of `run` recorded; `given` where it recorded none.
+
+    `given` is the `--template-arg` of the stage that asks. Where it reads what the recorded one wrote (`binding`), the
+    prompts must be the same, and another `given` raises ConfigError. Where it samples replies of its own, `given` wins,
+    and the recorded stage need not exist.
+    """
+    if not binding and (given or not has_stage(run, stage)):
+        return tuple(given)
+    recorded = manifest(run, stage)["plan"]["config"].get("template_arg")
+    if recorded is None:  # extract records some only in a run of fresh replies
+        return tuple(given)
+    if given and parse_pairs(given, _FLAG) != parse_pairs(recorded, _FLAG):
+        raise ConfigError(
+            f"{_FLAG} {' '.join(given)} differs from that of the {stage} stage of {run} "
+            f"({' '.join(recorded) or 'none'}); leave it out: the same arguments are used"
+        )
+    return tuple(recorded)

@@ -1,0 +1,50 @@
+"""Thinking, calls and end markers in the text of a reply."""
+
+import pytest
+
+from opdkit.chat.markup import final_answer, split_calls, split_reply, split_thinking
+
+
+@pytest.mark.parametrize(("text", "thinking", "rest"), [
+    ("<think>\na\n</think>\n\nb", "a", "b"),
+    ("<think>\n\n</think>\n\nb", None, "b"),
+    ("a</think>b", "a", "b"),  # the template put the opening tag into the prompt
+    ("<think>never closed", "never closed", ""),
+    ("b", None, "b"),
+    ("say <think> and </think>", None, "say <think> and </think>"),
+])  # fmt: skip
+def test_thinking_lies_apart(text, thinking, rest):
+    assert split_thinking(text) == (thinking, rest)
+
+
+def test_calls_in_markup():
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    assert split_calls(f"text\n{call}\n{call}") == ("text", [{"id": "", "name": "f", "arguments": '{"a":1}'}] * 2)
+    for broken in ("<tool_call>{", "<tool_call>{}</tool_call>", "<tool_call>f()</tool_call>"):
+        assert split_calls(broken) == (broken, [])
+
+
+def test_hostile_markup_takes_no_more_than_linear_time():
+    text = "<tool_call> " * 200_000 + "</tool_call>"
+    assert split_calls(text) == (text, [])
+    assert split_thinking("<think>" * 200_000)[1] == ""
+
+
+def test_a_reply_without_its_end_markers():
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert split_reply(f"<think>a</think>b {call}<|im_end|>\n<|endoftext|>") == (
+        "a", "b", [{"id": "", "name": "f", "arguments": "{}"}]
+    )  # fmt: skip
+    assert split_reply("b</s> c") == (None, "b</s> c", [])
+
+
+@pytest.mark.parametrize(("text", "opened", "answer"), [
+    ("b", False, ("b", False)),
+    ("b", True, ("b", True)),  # the prompt opened the thinking, and nothing closed it
+    ("a</think>b", True, ("b", False)),
+    ("<think>a</think>b</think>c", False, ("c", False)),
+    ("<think>a", False, ("<think>a", True)),
+    ("a</think>b<think>c", False, ("b<think>c", True)),
+])  # fmt: skip
+def test_the_answer_is_what_follows_the_last_closing_tag(text, opened, answer):
+    assert final_answer(text, opened) == answer
