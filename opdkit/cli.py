@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from opdkit.config.commands import COMMANDS, CONFIGURED, Command, configure, load_function
-from opdkit.config.fields import WHERE, Field, fields_of, order_panels
+from opdkit.config.fields import HOW, MEMORY, SPEED, WHERE, Field, fields_of
 from opdkit.config.renamed import RENAMED
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.errors import OpdkitError
@@ -137,7 +137,9 @@ class OptionsCommand(TyperCommand):
         """Write one section per panel, and say how many expert options there are besides."""
         fields = fields_of(COMMANDS[str(self.name)].config)
         shown = [field for field in fields if not field.meta.expert]
-        for panel in order_panels(shown):
+        panels = dict.fromkeys(field.meta.panel for field in shown)  # a command's own panels come first
+        common = [panel for panel in (HOW, SPEED, MEMORY, WHERE) if panel in panels]
+        for panel in (*(panel for panel in panels if panel not in common), *common):
             rows = [_help_row(field) for field in shown if field.meta.panel == panel]
             if panel == WHERE and self.name in CONFIGURED and not any(field.name == "config" for field in fields):
                 rows.append(("--config PATH", CONFIG_HELP))

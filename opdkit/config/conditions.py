@@ -35,12 +35,9 @@ _MISSING = object()
 class LoggedSession(Protocol):
     """Attributes of a session that conditions compare; chat.conversation.Conversation has them."""
 
-    @property
-    def source(self) -> str: ...
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def metadata(self) -> JSON: ...
+    source: str
+    model: str | None
+    metadata: JSON
 
 
 @dataclass(frozen=True)

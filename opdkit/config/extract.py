@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
-from opdkit.config.fields import JSON, SPEED, WHAT, WHERE, StageConfig, argument, option, read_toml
+from opdkit.config.fields import JSON, SPEED, WHAT, WHERE, StageConfig, argument, expert, option, read_toml
 from opdkit.config.shared import REPEAT, session_limit
 from opdkit.errors import ConfigError
 
@@ -39,6 +39,7 @@ class ExtractConfig(StageConfig):
         "with =, !=, >=, <=, > or <; FIELD is model, time, language, format, source or metadata.NAME; VALUE may hold * "
         f"and |; {REPEAT}",
         panel=WHAT,
+        check=parse_filters,
     )
     redact: bool = option(
         False,
@@ -54,28 +55,22 @@ class ExtractConfig(StageConfig):
     )
     workers: int = option(1, "processes that share this shard", unit="processes", low=1, plan=False, panel=SPEED)
     dry_run: bool = option(
-        False,
-        "report what would be done, write nothing",
-        "with 1,000 lines of each input",
-        plan=False,
-        panel=WHERE,
+        False, "report what would be done, write nothing", "with 1,000 lines of each input", plan=False, panel=WHERE
     )
-    part_mb: float | None = option(
+    part_mb: float | None = expert(
         None,
         "size of a part, in unpacked log",
         "a session is never divided; default: a 64th of the log, from 0.25 to 8 MB",
         unit="MB",
         low=1e-6,
         panel=SPEED,
-        expert=True,
     )
-    max_line_mb: int = option(64, "reject longer lines unread", unit="MB", low=1, panel=WHAT, expert=True)
+    max_line_mb: int = expert(64, "reject longer lines unread", unit="MB", low=1, panel=WHAT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.map and self.format != "auto":
             raise ConfigError(f"--map says where the fields are, and so does --format {self.format}: leave one out")
-        parse_filters(self.filter)
 
     def plan(self) -> JSON:
         """Return the options that decide the rows; of a mapping its content, wherever its file is."""

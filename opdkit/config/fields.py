@@ -12,8 +12,9 @@ import json
 import math
 import tomllib
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -44,26 +45,21 @@ class Meta:
     plan: bool = True  # False: the option changes how fast or where a stage runs, never its rows
     panel: str = "Options"  # the heading under which -h shows it
     expert: bool = False  # -h leaves it out
+    check: Callable[[Any, str], object] | None = None  # raises ConfigError for a wrong (value, flag)
 
 
 def option(
     default: Any,
     help: str,  # noqa: A002 - the word that every command-line library uses
     more: str = "",
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: Sequence[str] = (),
-    plan: bool = True,
-    panel: str = "Options",
-    expert: bool = False,
+    **details: Any,  # of Meta
 ) -> Any:
     """Declare a field that is a flag. `default=...` (Ellipsis) makes it required."""
-    meta = Meta(
-        help, more, unit, low, high, tuple(choices), required=default is ..., plan=plan, panel=panel, expert=expert
-    )
+    meta = Meta(help, more, required=default is ..., **details)
     return dataclasses.field(default=None if default is ... else default, metadata={"opdkit": meta})
+
+
+expert = partial(option, expert=True)  # a flag that -h leaves out
 
 
 def argument(help: str, more: str = "", *, default: Any = ..., plan: bool = True) -> Any:  # noqa: A002
@@ -77,49 +73,31 @@ class Field:
     """Option as the command line, the TOML reader and the docs see it."""
 
     name: str
+    flag: str
     type: Any  # without the `| None`
-    optional: bool
+    is_list: bool
+    type_name: str  # the word that help and errors show
     default: Any
+    description: str  # the words of -h, and the details
     meta: Meta
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def is_list(self) -> bool:
-        return get_origin(self.type) is tuple
-
-    @property
-    def type_name(self) -> str:
-        """Return the word for the type that help and errors show."""
-        words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
-        return "list of text" if self.is_list else words[self.type]
-
-    @property
-    def description(self) -> str:
-        """Return the whole meaning: the words of -h, and the details."""
-        return f"{self.meta.help}; {self.meta.more}" if self.meta.more else self.meta.help
 
 
 def fields_of(cls: type["CommandConfig"]) -> list[Field]:
     """Return the options of a configuration class, positional ones first."""
     hints = get_type_hints(cls)
+    words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
     options = []
     for field in dataclasses.fields(cls):
-        kind, optional = hints[field.name], False
+        kind, meta = hints[field.name], field.metadata["opdkit"]
         if get_origin(kind) in (Union, types.UnionType):
-            kind, optional = next(arg for arg in get_args(kind) if arg is not type(None)), True
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        is_list = get_origin(kind) is tuple
         default = None if field.default is dataclasses.MISSING else field.default
-        options.append(Field(field.name, kind, optional, default, field.metadata["opdkit"]))
+        flag = "--" + field.name.replace("_", "-")
+        type_name = "list of text" if is_list else words[kind]
+        description = f"{meta.help}; {meta.more}" if meta.more else meta.help
+        options.append(Field(field.name, flag, kind, is_list, type_name, default, description, meta))
     return sorted(options, key=lambda f: not f.meta.positional)
-
-
-def order_panels(fields: Sequence[Field]) -> list[str]:
-    """Return the panels of these options in the order of -h: a command's own ones first, then the common ones."""
-    common = (HOW, SPEED, MEMORY, WHERE)
-    panels = dict.fromkeys(field.meta.panel for field in fields)
-    return [panel for panel in panels if panel not in common] + [panel for panel in common if panel in panels]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +116,11 @@ class CommandConfig:
 
     def effective(self) -> JSON:
         """Return every field but the run directory itself, as JSON values."""
-        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.name != "run"}
+        values = {field.name: getattr(self, field.name) for field in fields_of(type(self)) if field.name != "run"}
+        return {
+            name: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,22 +134,14 @@ class StageConfig(CommandConfig):
         "the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank",
         plan=False,
         panel=WHERE,
+        check=check_shard,
     )
     overwrite: bool = option(False, "discard what was written with other options", plan=False, panel=WHERE)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_shard(self.shard)
-
     def plan(self) -> JSON:
         """Return the fields that decide the rows, as JSON values."""
-        return {f.name: _jsonable(getattr(self, f.name)) for f in fields_of(type(self)) if f.meta.plan}
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return list(value) if isinstance(value, tuple) else value
+        decisive = {field.name for field in fields_of(type(self)) if field.meta.plan}
+        return {name: value for name, value in self.effective().items() if name in decisive}
 
 
 def check(field: Field, value: Any) -> None:
@@ -186,6 +160,8 @@ def check(field: Field, value: Any) -> None:
         raise ConfigError(f"{name} is {value}; it must be at least {meta.low:g}")
     if meta.high is not None and value > meta.high:
         raise ConfigError(f"{name} is {value}; it must be at most {meta.high:g}")
+    if meta.check is not None:
+        meta.check(value, name)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -215,8 +191,15 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
     """
     fields = fields_of(cls)
     options = [field for field in fields if field.name != "run"]
+    document = {} if file is None else read_toml(file, "--config")
+    for name in document:
+        if name not in sections:
+            raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, sections)}")
+    table = document.get(section, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"--config {file}: {section} must be a table, written [{section}]")
     values: JSON = {}
-    for key, value in (_read_table(file, section, sections) if file is not None else {}).items():
+    for key, value in table.items():
         field = find_option(section, key, options, f"--config {file}: [{section}]")
         values[field.name] = convert(field, value, f"--config {file}: [{section}] {key}")
     values |= {name: value for name, value in flags.items() if value is not None and value != ()}
@@ -224,17 +207,6 @@ def build(cls: type[C], flags: Mapping[str, Any], file: Path | None, section: st
         if field.meta.positional and field.meta.required and field.name not in values:
             check(field, None)
     return cls(**values)
-
-
-def _read_table(file: Path, section: str, sections: Sequence[str]) -> JSON:
-    document = read_toml(file, "--config")
-    for name in document:
-        if name not in sections:
-            raise ConfigError(f"--config {file}: unknown table [{name}]; {did_you_mean(name, sections)}")
-    table = document.get(section, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"--config {file}: {section} must be a table, written [{section}]")
-    return table
 
 
 def read_toml(path: Path, flag: str) -> JSON:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
 from opdkit.config.presets import PRESETS
-from opdkit.config.shared import JUDGES, check_server, judge_model, judge_url, student
+from opdkit.config.shared import JUDGES, judge_model, judge_url, student
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,3 @@ class InitConfig(CommandConfig):
     judge_model: str | None = judge_model("default with --judge local: the student")
     judge_url: str | None = judge_url()
     overwrite: bool = option(False, "replace the file if it exists")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_server(self.judge_url)

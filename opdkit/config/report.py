@@ -21,9 +21,5 @@ class ReportConfig(CommandConfig):
     )
     list_size: int = option(10_000, "turns in the searchable list", "a sample of a longer run", unit="turns", low=0)
     max_mb: float = option(
-        3.0,
-        "size of the file",
-        "texts are cut, then fewer turns shown whole, until it fits",
-        unit="MB",
-        low=0.25,
+        3.0, "size of the file", "texts are cut, then fewer turns shown whole, until it fits", unit="MB", low=0.25
     )

@@ -25,11 +25,9 @@ class RunConfig(StageConfig):
     learning_rate: float | None = option(None, "peak learning rate", low=0.0, panel=HOW)
     seed: int | None = option(None, "seed of every random draw", low=0, panel=HOW)
     config: Path | None = option(None, "TOML file with one table per stage", "flags win", panel=WHERE)
-    set: tuple[str, ...] = option((), "any option, as STAGE.OPTION=VALUE", f"of any stage; {REPEAT}", panel=HOW)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parse_pairs(self.set, "--set")
+    set: tuple[str, ...] = option(
+        (), "any option, as STAGE.OPTION=VALUE", f"of any stage; {REPEAT}", panel=HOW, check=parse_pairs
+    )
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, or in one of several processes."""

@@ -5,11 +5,11 @@ import os
 from opdkit.errors import ConfigError
 
 
-def check_shard(text: str) -> None:
+def check_shard(text: str, flag: str = "--shard") -> None:
     """Raise ConfigError unless `text` is "auto" or I/N with 0 <= I < N. Reads no environment."""
     index, slash, count = text.partition("/")
     if text != "auto" and not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise ConfigError(f"--shard is {text!r}; write it as I/N with 0 <= I < N, for example 0/4")
+        raise ConfigError(f"{flag} is {text!r}; write it as I/N with 0 <= I < N, for example 0/4")
 
 
 def parse_shard(text: str) -> tuple[int, int]:

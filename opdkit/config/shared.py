@@ -13,6 +13,26 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 REPEAT = "may be given repeatedly"
 
 
+def check_server(url: str, flag: str = "--judge-url") -> None:
+    """Raise ConfigError unless `url` is a plain http(s) address. The message does not show a key."""
+    try:
+        parts = urlsplit(url)
+        is_plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        raise ConfigError(f"{flag} is not an address; write it like http://localhost:8000/v1") from None
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(f"{flag} holds more than an address; put the key into the variable that --api-key-env "
+                          "names")  # fmt: skip
+    import httpx  # imported here: few commands have a server
+
+    try:
+        has_host = is_plain and bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
+    except (httpx.InvalidURL, ValueError):  # a wrong address of four numbers, or a name that no server can have
+        has_host = False
+    if not has_host:
+        raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
+
+
 def session_limit(panel: str) -> Any:
     """Return the option `--limit`, which counts sessions in every command that has it."""
     return option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1, panel=panel)
@@ -32,7 +52,14 @@ def judge_model(more: str, panel: str = "Options", **details: Any) -> Any:
 def judge_url(panel: str = "Options", **details: Any) -> Any:
     """Return the option `--judge-url`."""
     text = "address of the judge's server"
-    return option(None, text, "OpenAI-compatible, for example http://localhost:8000/v1", panel=panel, **details)
+    return option(
+        None,
+        text,
+        "OpenAI-compatible, for example http://localhost:8000/v1",
+        panel=panel,
+        check=check_server,
+        **details,
+    )
 
 
 def api_key_env(panel: str = "Options") -> Any:
@@ -44,36 +71,13 @@ def api_key_env(panel: str = "Options") -> Any:
 def template_arg(more: str = "") -> Any:
     """Return the option `--template-arg`."""
     details = f"for example enable_thinking=false; {REPEAT}" + (f"; {more}" if more else "")
-    return option((), "argument of the chat template, NAME=VALUE", details, panel=HOW)
-
-
-def check_server(url: str | None) -> None:
-    """Raise ConfigError unless `--judge-url` is null or a plain http(s) address. The message does not show a key."""
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-        is_plain = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
-    except ValueError:
-        raise ConfigError("--judge-url is not an address; write it like http://localhost:8000/v1") from None
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError("--judge-url holds more than an address; put the key into the variable that --api-key-env "
-                          "names")  # fmt: skip
-    import httpx  # imported here: few commands have a server
-
-    try:
-        has_host = is_plain and bool(httpx.Request("GET", url).url.host.encode("idna"))  # as it is looked up
-    except (httpx.InvalidURL, ValueError):  # a wrong address of four numbers, or a name that no server can have
-        has_host = False
-    if not has_host:
-        raise ConfigError(f"--judge-url is {url!r}; write it like http://localhost:8000/v1")
+    return option((), "argument of the chat template, NAME=VALUE", details, panel=HOW, check=parse_pairs)
 
 
 def check_judge(model: str | None, url: str | None) -> None:
-    """Raise ConfigError for a `--judge-url` that is not an address or comes without `--judge-model`."""
+    """Raise ConfigError for a `--judge-url` without `--judge-model`."""
     if url and not model:
         raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
-    check_server(url)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +88,7 @@ class ModelOptions(StageConfig):
         "auto", "torch device", "auto takes the launcher's GPU if there is one, else the CPU", plan=False, panel=WHERE
     )
     dtype: str = option(
-        "auto",
-        "weights and activations",
-        "auto is bfloat16 on a GPU and float32 on a CPU",
-        choices=DTYPES,
-        panel=WHERE,
+        "auto", "weights and activations", "auto is bfloat16 on a GPU and float32 on a CPU", choices=DTYPES, panel=WHERE
     )
     template_arg: tuple[str, ...] = template_arg()
     seed: int = option(0, "seed of every random draw", low=0, panel=HOW)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        parse_pairs(self.template_arg, "--template-arg")

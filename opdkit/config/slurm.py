@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from opdkit.config.fields import WHERE, option
+from opdkit.config.fields import WHERE, expert, option
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.shared import REPEAT
 from opdkit.errors import ConfigError
@@ -13,9 +13,9 @@ _WORD = re.compile(r"[\w.,:+/-]+", re.ASCII)
 _STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
 
 
-def _resource(text: str, more: str = "", *, expert: bool = False) -> tuple[str, ...]:
+def _resource(text: str, more: str = "", *, hidden: bool = False) -> tuple[str, ...]:
     details = f"{more}; {REPEAT}" if more else REPEAT
-    values: tuple[str, ...] = option((), f"{text}, [STAGE=]VALUE", details, panel=JOBS, expert=expert)
+    values: tuple[str, ...] = option((), f"{text}, [STAGE=]VALUE", details, panel=JOBS, expert=hidden)
     return values
 
 
@@ -24,42 +24,34 @@ class SlurmConfig(RunConfig):
     """`opdkit slurm`: the pipeline as batch jobs. A value written STAGE=VALUE is for that stage, others are for all."""
 
     shards: int = option(
-        4,
-        "tasks of extract, judge and teacher each",
-        "task k does every N-th part",
-        unit="tasks",
-        low=1,
-        panel=JOBS,
+        4, "tasks of extract, judge and teacher each", "task k does every N-th part", unit="tasks", low=1, panel=JOBS
     )
-    max_running: int | None = option(
-        None, "tasks of one stage that run at once", "default: all", unit="tasks", low=1, panel=JOBS, expert=True
+    max_running: int | None = expert(
+        None, "tasks of one stage that run at once", "default: all", unit="tasks", low=1, panel=JOBS
     )
     nodes: int = option(1, "nodes of the training", unit="nodes", low=1, panel=JOBS)
-    processes: int | None = option(
-        None, "training processes per node", "default: its GPUs, or 1", low=1, panel=JOBS, expert=True
-    )
+    processes: int | None = expert(None, "training processes per node", "default: its GPUs, or 1", low=1, panel=JOBS)
     partition: tuple[str, ...] = _resource("partition")
     account: tuple[str, ...] = _resource("account")
     time: tuple[str, ...] = _resource("time limit", "teacher=4:00:00; default: the partition's")
     gpus: tuple[str, ...] = _resource("GPUs", "of a task, or of a node of the training: COUNT or TYPE:COUNT")
-    cpus: tuple[str, ...] = _resource("CPU cores of a task", expert=True)
-    mem: tuple[str, ...] = _resource("memory of a node", "64G", expert=True)
-    sbatch: tuple[str, ...] = option(
-        (), "another option of sbatch", f"--constraint=a100 or STAGE=--exclusive; {REPEAT}", panel=JOBS, expert=True
+    cpus: tuple[str, ...] = _resource("CPU cores of a task", hidden=True)
+    mem: tuple[str, ...] = _resource("memory of a node", "64G", hidden=True)
+    sbatch: tuple[str, ...] = expert(
+        (), "another option of sbatch", f"--constraint=a100 or STAGE=--exclusive; {REPEAT}", panel=JOBS
     )
     setup: tuple[str, ...] = option(
         (), "shell line before the command", f"such as `module load cuda`; {REPEAT}", panel=JOBS
     )
-    notice: int = option(
+    notice: int = expert(
         120,
         "ask a stage to stop before the time limit",
         "this long before it; Slurm may ask a minute earlier",
         unit="seconds",
         low=10,
         panel=JOBS,
-        expert=True,
     )
-    max_requeues: int = option(100, "requeue a task that ran out of time N times", low=0, panel=JOBS, expert=True)
+    max_requeues: int = expert(100, "requeue a task that ran out of time N times", low=0, panel=JOBS)
     submit: bool = option(False, "also submit the jobs", panel=WHERE)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, option
+from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, expert, option
 from opdkit.config.shared import REPEAT, ModelOptions, session_limit, student
 from opdkit.config.teachers import check_teachers
 from opdkit.errors import ConfigError
@@ -24,15 +24,11 @@ class TeacherConfig(ModelOptions):
         "default: the student itself; if given repeatedly, their probabilities are averaged",
         panel=MODELS,
     )
-    teacher_share: tuple[str, ...] = option(
-        (), "share of a teacher in the average, NAME=SHARE", f"default: 1; {REPEAT}", panel=MODELS, expert=True
+    teacher_share: tuple[str, ...] = expert(
+        (), "share of a teacher in the average, NAME=SHARE", f"default: 1; {REPEAT}", panel=MODELS
     )
-    teacher_route: str | None = option(
-        None,
-        "metadata field that names a session's teacher",
-        "instead of the average of all teachers",
-        panel=MODELS,
-        expert=True,
+    teacher_route: str | None = expert(
+        None, "metadata field that names a session's teacher", "instead of the average of all teachers", panel=MODELS
     )
     limit: int | None = session_limit(WHAT)
     max_tokens: int | None = option(
@@ -63,19 +59,11 @@ class TeacherConfig(ModelOptions):
         high=1000,
         panel=HOW,
     )
-    top_k_of: str = option(
-        "student",
-        "the model whose top tokens are stored",
-        choices=("student", "teacher"),
-        panel=HOW,
-        expert=True,
+    top_k_of: str = expert(
+        "student", "the model whose top tokens are stored", choices=("student", "teacher"), panel=HOW
     )
-    score_unhinted: bool = option(
-        False,
-        "also score without the hint",
-        "separates the effect of the hint from that of another model",
-        panel=HOW,
-        expert=True,
+    score_unhinted: bool = expert(
+        False, "also score without the hint", "separates the effect of the hint from that of another model", panel=HOW
     )
     teacher_samples: int = option(
         0,
@@ -85,16 +73,13 @@ class TeacherConfig(ModelOptions):
         low=0,
         panel=HOW,
     )
-    max_new_tokens: int = option(
-        512, "longest reply", "with --teacher-samples", unit="tokens", low=1, panel=HOW, expert=True
-    )
+    max_new_tokens: int = expert(512, "longest reply", "with --teacher-samples", unit="tokens", low=1, panel=HOW)
     batch_tokens: int = option(16384, "tokens in memory at once", unit="tokens", low=1, panel=SPEED)
-    turn_by_turn: bool = option(
+    turn_by_turn: bool = expert(
         False,
         "read every prompt from its beginning",
         "instead of reading once what the prompts of a session share: equal up to rounding, and far slower",
         panel=SPEED,
-        expert=True,
     )
     device_map: str | None = option(
         None,

@@ -177,7 +177,6 @@ def test_optional_fields_may_be_absent():
         maybe: float | None = option(None, "may be absent", low=0.0)
 
     (field,) = [f for f in fields_of(Config) if f.name == "maybe"]
-    assert field.optional
     assert field.type is float
     assert Config(run=RUN).maybe is None
 
