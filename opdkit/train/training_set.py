@@ -13,7 +13,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
-from opdkit.train.objective.terms import SUPPORTED, Objective, terms_of, trained_positions
+from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
 
 OVER_LIMIT = "over --max-turns-per-session"
@@ -129,16 +129,20 @@ def build_training_set(
     data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped))
     advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
     trained_tokens = 0
-    phase_of = [max(p for p, objective in enumerate(phases) if _can_use(turn, objective)) for turn in turns]
+    members: list[list[Turn]] = [[] for _ in phases]  # of each phase
+    for turn in turns:
+        usable = {"reward"} if turn.reward is not None else set()
+        if turn.teacher_logprobs is not None:
+            usable |= set(TERMS) - {"reward"}
+        members[max(p for p, objective in enumerate(phases) if usable & set(objective.weights))].append(turn)
     for phase, objective in enumerate(phases):
         teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
         weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
         on_logged_token = replace(
             objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0, aggregation="token-mean"
         )
-        members = [turn for turn, its_phase in zip(turns, phase_of, strict=True) if its_phase == phase]
-        for start in range(0, len(members), _CHUNK):
-            chunk = members[start : start + _CHUNK]
+        for start in range(0, len(members[phase]), _CHUNK):
+            chunk = members[phase][start : start + _CHUNK]
             counts, strengths = _measure(chunk, on_logged_token, advantages)
             for turn, count, strength in zip(chunk, counts, strengths, strict=True):
                 if count:
@@ -150,13 +154,6 @@ def build_training_set(
                     data.dropped["every token skipped"] += 1
     gathered = {name: np.concatenate(parts) for name, parts in advantages.items() if parts}
     return replace(data, advantages=gathered, tokens=trained_tokens)
-
-
-def _can_use(turn: Turn, objective: Objective) -> bool:
-    has_teacher_term = bool(set(objective.weights) - {"reward"})
-    return (turn.teacher_logprobs is not None and has_teacher_term) or (
-        "reward" in objective.weights and turn.reward is not None
-    )
 
 
 def _measure(

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import product
 from types import MappingProxyType
 
 from opdkit.judge.votes import reward_of
@@ -74,10 +75,8 @@ def session_reward(how: str, rewards: Iterable[Reward]) -> Reward:
 
     Turns without a reward do not count; None where none has one.
     """
-    state: Reward = None
-    for reward in rewards:
-        state = _step(how, state, reward)
-    return _sign(state) if how == "mean" else state
+    (reward,) = session_distribution(how, ({reward: 1.0} for reward in rewards))
+    return reward
 
 
 def session_distribution(how: str, turns: Iterable[Distribution]) -> Distribution:
@@ -85,24 +84,18 @@ def session_distribution(how: str, turns: Iterable[Distribution]) -> Distributio
     states: Mapping[Reward, float] = {None: 1.0}
     for turn in turns:
         following: defaultdict[Reward, float] = defaultdict(float)
-        for state, p in states.items():
-            for reward, q in turn.items():
-                following[_step(how, state, reward)] += p * q
+        for (state, p), (reward, q) in product(states.items(), turn.items()):
+            after = state if reward is None else reward
+            if reward is not None and state is not None:
+                after = {"last": reward, "mean": state + reward, "min": min(state, reward)}[how]
+            following[after] += p * q
         states = following
-    rewards: defaultdict[Reward, float] = defaultdict(float)
-    for state, p in states.items():
-        rewards[_sign(state) if how == "mean" else state] += p
-    return dict(rewards)
-
-
-def _step(how: str, state: Reward, reward: Reward) -> Reward:
-    if reward is None or state is None:
-        return state if reward is None else reward
-    return {"last": reward, "mean": state + reward, "min": min(state, reward)}[how]
-
-
-def _sign(total: Reward) -> Reward:
-    return total if total is None else (total > 0) - (total < 0)
+    if how != "mean":
+        return dict(states)
+    signs: defaultdict[Reward, float] = defaultdict(float)
+    for total, p in states.items():
+        signs[total if total is None else (total > 0) - (total < 0)] += p
+    return dict(signs)
 
 
 # -- how many votes -------------------------------------------------------------------------------------------------

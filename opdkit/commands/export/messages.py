@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
@@ -24,11 +24,7 @@ from opdkit.store.reviews import Reviews
 
 
 class NotExportedError(Exception):
-    """Raised for a turn that has no place in the export. `reason` is what it is dropped and counted under."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """Raised for a turn that has no place in the export. Its text is the reason that is counted."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +129,18 @@ def _exported_message(message: Message) -> Message:
     calls = [call[key] for call in message["tool_calls"] for key in ("name", "arguments")]
     check_control_tokens("\n".join([message[key] or "" for key in ("content", "reasoning", "name")] + calls))
     for call in message["tool_calls"]:
-        # Numbers that strict JSON, or a reader with 64-bit integers, refuses.
         with contextlib.suppress(ValueError, RecursionError):  # arguments that are not JSON stay text
-            json.loads(call["arguments"], parse_constant=_raise_bad_number, parse_int=_int64, parse_float=_finite)
+            json.loads(
+                call["arguments"], parse_constant=_check_number, parse_int=_check_number, parse_float=_check_number
+            )
     return openai_message(message)
 
 
-def _raise_bad_number(text: str) -> NoReturn:
-    raise NotExportedError("a number in a tool call that JSON readers refuse")
-
-
-def _int64(text: str) -> int:
-    return number if len(text) < 20 and -(2**63) <= (number := int(text)) < 2**63 else _raise_bad_number(text)
-
-
-def _finite(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _raise_bad_number(text)
+def _check_number(text: str) -> None:
+    """Raise NotExportedError for a number that strict JSON, or a reader with 64-bit integers, refuses."""
+    if text.lstrip("-").isdigit():
+        accepted = len(text) < 20 and -(2**63) <= int(text) < 2**63
+    else:
+        accepted = math.isfinite(float(text))
+    if not accepted:
+        raise NotExportedError("a number in a tool call that JSON readers refuse")

@@ -59,7 +59,7 @@ def rows_of_turns(
         try:
             row = row_of_turn(turn, rewards, counters.rows_out)
         except NotExportedError as error:
-            counters.drop(error.reason)
+            counters.drop(str(error))
         else:
             counters.rows_out += 1
             yield row
@@ -143,7 +143,7 @@ def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Ite
             if turn.index >= len(messages):
                 raise NotExportedError(error)
         except NotExportedError as not_exported:
-            counters.drop(not_exported.reason)
+            counters.drop(str(not_exported))
         else:
             weighted.add(turn.index)
     if not weighted:
