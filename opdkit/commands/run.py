@@ -9,7 +9,7 @@ from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, field
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.console import say
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import check_model_folder
 from opdkit.store import Summary
 from opdkit.store.running import run_stage
 
@@ -66,7 +66,7 @@ def refuse_no_models(stages: Iterable[StageConfig]) -> None:
     for options in (stage.effective() for stage in stages):
         own = options["judge_model"] if options.get("judge") == "local" else options.get("model")
         for model in filter(None, [own, *options.get("teacher", [])]):
-            refuse_no_model(str(model))
+            check_model_folder(str(model))
 
 
 def _flags(config: RunConfig) -> dict[str, JSON]:

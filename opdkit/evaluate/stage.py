@@ -30,8 +30,8 @@ from opdkit.evaluate.drift import (
 from opdkit.evaluate.replies import Reply, checked, generate, measured, prompt_ids, with_echoes
 from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, reply_kl_scores, reply_scores
 from opdkit.evaluate.screen import show
-from opdkit.model.folder import refuse_no_model
-from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.model.folder import check_model_folder
+from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store import (
     Stage,
@@ -162,7 +162,7 @@ def _names(config: EvalConfig) -> dict[str, str]:
 
 def _open(config: EvalConfig, names: dict[str, str]) -> Stage:
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
-        refuse_no_model(name)
+        check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
     inputs["prompts"] = file_digest(Path(config.prompts))
     if config.neutral_text:
@@ -180,7 +180,7 @@ def _load(
 ) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
     """Both models, one chat template for both, and the prompts as token ids."""
     tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
-    same_tokenizer(tokenizers["before"], tokenizers["after"])
+    check_same_tokenizer(tokenizers["before"], tokenizers["after"])
     models: dict[str, Any] = {
         label: load_model(name, device=config.device, dtype=config.dtype) for label, name in names.items()
     }

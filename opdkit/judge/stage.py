@@ -17,7 +17,7 @@ from opdkit.judge.outcomes import Outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Reward, reward_of
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import check_model_folder
 from opdkit.store import (
     Counters,
     Stage,
@@ -70,7 +70,7 @@ def run(config: JudgeConfig) -> Summary:
     """
     inputs = {}
     if config.judge == "local" and config.judge_model:
-        refuse_no_model(config.judge_model)
+        check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)
     ask: Ask | None = None
     if config.overwrite and config.judge == "local":  # old votes are removed only for a judge that is there

@@ -1,4 +1,4 @@
-"""What a path must be to be a model, and what it is instead. Light: known before a stage begins and pins its plan."""
+"""Model folders: checked, with what to do about one that is not a model, and named. Imports nothing heavy."""
 
 import hashlib
 import json
@@ -12,33 +12,36 @@ from opdkit.store.plans import check_model_path
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
 
 
-def refuse_no_model(name: str) -> None:
-    """Raise OpdkitError, saying what is there and what to do, for a path that is no model folder.
+def check_model_folder(name: str) -> None:
+    """Raise OpdkitError, saying what is there and what to do, for a path that is not a model folder.
 
-    A name on the hub is let through: what it is, the download shows.
+    A name on the hub passes: its download shows what it is.
     """
     path = Path(name)
     if path.is_file():
-        raise OpdkitError(f"{name} is a {_of_llama(path) or 'file'}; {_FORMAT}")
+        kind = "GGUF file (llama.cpp's format)" if path.suffix.lower() == ".gguf" else "file"
+        raise OpdkitError(f"{name} is a {kind}; {_FORMAT}")
     check_model_path(name)
     if not path.is_dir():
         return
     if not (path / "config.json").is_file():
-        raise OpdkitError(f"{name} is no model folder: {_instead(path)}")
+        raise OpdkitError(f"{name} is not a model folder: {_describe(path)}")
     read_config(path)
     if not any(path.glob("*.safetensors")):
         raise OpdkitError(f"{name} holds no weights: no *.safetensors there (other weight formats can run code)")
 
 
 def read_config(folder: Path) -> JSON:
-    """The config.json of a model folder. Raises OpdkitError when it is damaged."""
+    """Return the config.json of a model folder. Raises OpdkitError when it is damaged."""
     path = folder / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OpdkitError(f"{path} cannot be read ({error}): copy or download the model again") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise OpdkitError(f"{path} names no model_type, so it configures no model: copy or download the model again")
+        raise OpdkitError(
+            f"{path} has no model_type, so it does not configure a model: copy or download the model again"
+        )
     return config
 
 
@@ -58,20 +61,20 @@ def weights_digest(files: Mapping[str, str]) -> str | None:
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 
 
-def _of_llama(path: Path) -> str:
-    return "GGUF file (llama.cpp's format)" if path.suffix.lower() == ".gguf" else ""
-
-
-def _instead(folder: Path) -> str:
-    """What a folder without a config.json is, and what to pass."""
-    if (folder / "adapter_config.json").is_file():
+def _describe(folder: Path) -> str:
+    """Say what a folder without a config.json is, and what to pass instead."""
+    if (adapter := folder / "adapter_config.json").is_file():
+        try:
+            base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
+        except (OSError, ValueError, LookupError, TypeError):
+            base = "another model"
         return (
-            f"it is an adapter of {_base(folder / 'adapter_config.json')}; merge it into that model first (peft: "
-            "merge_and_unload, then save_pretrained with the tokenizer) and pass the merged folder"
+            f"it is an adapter of {base}; merge it into that model first (peft: merge_and_unload, then save_pretrained "
+            "with the tokenizer) and pass the merged folder"
         )
-    if any(map(_of_llama, folder.iterdir())):
+    if any(path.suffix.lower() == ".gguf" for path in folder.iterdir()):
         return (
-            "it holds GGUF (llama.cpp's format), whose log-probs and gradients cannot be had here; pass the folder "
+            "it holds GGUF (llama.cpp's format), which gives neither log-probs nor gradients here; pass the folder "
             "that it was converted from. As a judge it can be served: --judge endpoint"
         )
     inner = sorted(p.parent.name for p in folder.glob("*/config.json"))
@@ -79,10 +82,3 @@ def _instead(folder: Path) -> str:
         return f"it has no config.json; is it {' or '.join(str(folder / name) for name in inner[:3])}?"
     what = "it has no config.json" if any(folder.iterdir()) else "it is empty, and has no config.json"
     return f"{what}; {_FORMAT}"
-
-
-def _base(path: Path) -> str:
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return "another model"

@@ -1,4 +1,4 @@
-"""Models and tokenizers from disk or hub, and the generators that every random draw is seeded from."""
+"""Models and tokenizers from disk or hub, and the seeded generators of all random numbers."""
 
 import hashlib
 import json
@@ -20,26 +20,33 @@ from transformers.utils import logging as transformers_logging
 
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import read_config, refuse_no_model
+from opdkit.model.folder import check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
 
-transformers_logging.disable_progress_bar()  # of the loading of weights; our own bars say what is going on
+transformers_logging.disable_progress_bar()  # of loading weights; opdkit has bars of its own
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or a hub name.
+    """Load the tokenizer of a model folder or a hub name.
 
     Raises OpdkitError when the folder lacks it, and ConfigError when it has no fast backend (`tokenizer.json`), without
     which text from logs cannot be kept apart from control tokens.
     """
-    _refuse_no_tokenizer(name)
+    path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+    if path.is_file():
+        raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
+    check_model_path(name)
+    if path.is_dir() and not any((path / file).is_file() for file in any_of):
+        raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
+    if (path / "config.json").is_file():
+        _check_model_type(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the library lets anything through, from OSError to what the Rust parser raises
+    except Exception as error:  # the library raises anything, from OSError to errors of the Rust parser
         raise OpdkitError(f"the tokenizer of {name} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ConfigError(f"the tokenizer of {name} is no fast one; save it once with a tokenizer.json beside it")
+        raise ConfigError(f"the tokenizer of {name} is not a fast one; save it once with a tokenizer.json beside it")
     return tokenizer
 
 
@@ -51,17 +58,17 @@ def load_model(
     device_map: str | dict[str, str | int] | None = None,
     tensor_parallel: bool = False,
 ) -> PreTrainedModel:
-    """A causal language model in evaluation mode, from safetensors, running none of the folder's own code.
+    """Load a causal language model in evaluation mode, from safetensors, running none of the folder's own code.
 
     `device` "auto" is the launcher's GPU (LOCAL_RANK) where there is one, else the CPU; `dtype` "auto" is bfloat16 on
     a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: all GPUs ("auto"), and
     what does not fit there stays in memory or on disk; or layer by layer, as a dict. With `tensor_parallel` each
     process of the default group holds a share of every layer.
 
-    Raises OpdkitError, naming what is missing, when `name` is no model, and ConfigError for a device that is not there.
+    Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
     """
-    refuse_no_model(name)
-    _refuse_unknown_type(name)
+    check_model_folder(name)
+    _check_model_type(name)
     place = resolve_device(device)
     if not sys.stderr.isatty():
         transformers.utils.logging.disable_progress_bar()  # it would fill the log of a batch job
@@ -85,24 +92,13 @@ def load_model(
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Where a model takes its token ids: its device, or of one that is spread over several the one that begins."""
+    """Return the device on which a model takes its token ids: the first one of a model that is spread over several."""
     hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk are on no device
     device: torch.device = model.device if hook is None else torch.device(hook.execution_device)
     return device
 
 
-def _refuse_no_tokenizer(name: str) -> None:
-    path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
-    if path.is_file():
-        raise OpdkitError(f"{name} is a file; a model is a folder in Hugging Face format")
-    check_model_path(name)
-    if path.is_dir() and not any((path / file).is_file() for file in any_of):
-        raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
-    if (path / "config.json").is_file():
-        _refuse_unknown_type(name)
-
-
-def _refuse_unknown_type(name: str) -> None:
+def _check_model_type(name: str) -> None:
     if Path(name).is_dir() and (kind := read_config(Path(name))["model_type"]) not in transformers.CONFIG_MAPPING:
         raise OpdkitError(
             f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not know: upgrade "
@@ -116,7 +112,7 @@ def _first_line(error: Exception) -> str:
 
 
 def resolve_device(device: str) -> torch.device:
-    """The torch device of a `--device`. Raises ConfigError when it does not exist here."""
+    """Return the torch device of a `--device`. Raises ConfigError when it does not exist here."""
     if device == "auto":
         return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
     try:
@@ -128,18 +124,18 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of a `--dtype`."""
+    """Return the torch dtype of a `--dtype`."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     return kinds[dtype]
 
 
-def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
+def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
     """Raise ConfigError, showing the first tokens that differ, unless both give every token the same id.
 
-    The size says nothing: two vocabularies of one size can number their tokens differently, and log-probs gathered by
-    the other one's ids are numbers about other tokens.
+    Two vocabularies of one size can number their tokens differently; log-probs gathered by the other one's ids would
+    belong to other tokens.
     """
     ids_a, ids_b = a.get_vocab(), b.get_vocab()
     if ids_a == ids_b:
@@ -149,13 +145,12 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> No
     first = ", ".join(f"{t!r} {ids_a.get(t, 'none')} and {ids_b.get(t, 'none')}" for t in differing[:3])
     raise ConfigError(
         f"student and teacher must share one tokenizer, but {counted(len(differing), 'token')} "
-        f"{verb(len(differing), 'has', 'have')} other ids "
-        f"in {a.name_or_path} and {b.name_or_path}: {first}"
+        f"{verb(len(differing), 'has', 'have')} different ids in {a.name_or_path} and {b.name_or_path}: {first}"
     )
 
 
 def context_length(model: PreTrainedModel) -> int:
-    """Tokens that the model was built to read at once. Raises ConfigError when its configuration does not say."""
+    """Return how many tokens the model was built to read. Raises ConfigError when its configuration does not say."""
     length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if length is None:
         raise ConfigError(f"the configuration of {model.name_or_path} names no context length; pass --max-tokens")
@@ -163,7 +158,7 @@ def context_length(model: PreTrainedModel) -> int:
 
 
 def known_context(model: PreTrainedModel) -> float:
-    """`context_length`, or infinity where the configuration names none: then none is known to be exceeded."""
+    """Return `context_length`, or infinity where the configuration names none."""
     try:
         return context_length(model)
     except ConfigError:
@@ -171,9 +166,9 @@ def known_context(model: PreTrainedModel) -> float:
 
 
 def token_generator(seed: int, *parts: str | int) -> torch.Generator:
-    """A CPU generator that depends on (seed, parts) alone, such as (seed, turn_id, vote): never on a global stream.
+    """Return a CPU generator that depends on (seed, parts) alone, such as (seed, turn_id, vote).
 
-    So a draw is the same in whatever order, process or shard it happens.
+    So its numbers are the same in whatever order, process or shard they are drawn.
     """
     digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

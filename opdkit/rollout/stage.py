@@ -15,7 +15,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.stage import all_alike
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import check_model_folder
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import open_reply_judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
@@ -78,7 +78,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     costs no second sampling.
     """
     for name in (config.model, *([config.judge_model] if config.judge_model and not config.judge_url else [])):
-        refuse_no_model(name)
+        check_model_folder(name)
     inputs: JSON = {
         "model": model_identity(config.model),
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}

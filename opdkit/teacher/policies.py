@@ -11,8 +11,8 @@ from opdkit.config.fields import parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
-from opdkit.model.folder import refuse_no_model, weights_digest
-from opdkit.model.load import context_length, load_model, load_tokenizer, same_tokenizer
+from opdkit.model.folder import check_model_folder, weights_digest
+from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.store import model_identity
 from opdkit.teacher.behavior import student_names
 
@@ -66,7 +66,7 @@ def model_inputs(config: TeacherConfig) -> JSON:
     """Return what pins the models of the stage in its plan. Raises OpdkitError for a path that is not a model."""
     paths = parse_teachers(config.teacher)
     for path in (config.model, *paths.values()):
-        refuse_no_model(path)
+        check_model_folder(path)
     teachers = {name: model_identity(path) for name, path in paths.items()}
     return {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
 
@@ -97,7 +97,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
             policies[name] = student
             continue
         tokenizer = load_tokenizer(path)
-        same_tokenizer(student.chat.tokenizer, tokenizer)
+        check_same_tokenizer(student.chat.tokenizer, tokenizer)
         weights = weights_digest(model_identity(path).get("files", {})) or path
         if weights not in loaded:
             loaded[weights] = load(path)

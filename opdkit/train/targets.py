@@ -20,7 +20,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import check_model_folder
 from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
 from opdkit.store.reviews import refuse_outdated_targets
 from opdkit.store.turn_ids import logged_session_id
@@ -150,7 +150,7 @@ def check_student(run: Path, model: str) -> JSON:
 
     Its log-probs are the old policy of the ratio: those of another model would make every ratio wrong.
     """
-    refuse_no_model(model)
+    check_model_folder(model)
     identity = model_identity(model)
     plan = manifest(run, "teacher")["plan"]
     scored = plan["inputs"]["model"]

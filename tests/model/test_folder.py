@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.errors import OpdkitError
-from opdkit.model.folder import refuse_no_model
+from opdkit.model.folder import check_model_folder
 from opdkit.model.load import load_model
 
 
@@ -54,15 +54,15 @@ def cut(path: Path, model: Path) -> None:
 
 
 NO_MODEL = [
-    (empty, "is no model folder: it is empty"),
-    (file, "is a file; a model is a folder"),
-    (config_is('{"model_type": '), "config.json cannot be read"),
-    (config_is("[]"), "config.json names no model_type"),
-    (config_is('{"model_type": "no_such"}'), "is of the type 'no_such', which transformers"),
-    (gguf, "it holds GGUF"),
-    (adapter, "it is an adapter of org/base; merge it"),
-    (parent, "it has no config.json; is it"),
-    (cut, "cannot be loaded: .* Copy or download it again"),
+    (empty, "is empty"),
+    (file, "is a file"),
+    (config_is('{"model_type": '), r"config\.json"),
+    (config_is("[]"), "model_type"),
+    (config_is('{"model_type": "no_such"}'), "no_such"),
+    (gguf, "GGUF"),
+    (adapter, "org/base"),
+    (parent, "checkpoint-9"),
+    (cut, "cannot be loaded"),
 ]
 
 
@@ -90,16 +90,16 @@ def test_what_is_no_model_pins_no_plan(tmp_path, tiny_model_dir) -> None:
     for option in ("--model", "--teacher"):
         more = () if option == "--model" else ("--model", str(tiny_model_dir))
         code, said = opdkit("teacher", str(run), option, str(path), *more)
-        assert (code, "is no model folder" in said) == (1, True)
+        assert (code, str(path) in said) == (1, True)
     assert not (run / "teacher").exists()
     assert opdkit("teacher", str(run), "--model", str(tiny_model_dir))[0] == 0
     code, said = opdkit("train", str(run), "--model", str(path))
-    assert (code, "is no model folder" in said) == (1, True)
+    assert (code, str(path) in said) == (1, True)
     assert not (run / "train").exists()
 
 
 def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_dir) -> None:
-    """pitfall 12: between teacher and train, and between two starts of teacher."""
+    """Other token ids: between teacher and train, and between two starts of teacher."""
     run, model = write_run(tmp_path / "run", three_parts()), tmp_path / "model"
     shutil.copytree(tiny_model_dir, model)
     assert opdkit("teacher", str(run), "--model", str(model))[0] == 0
@@ -110,12 +110,12 @@ def test_a_tokenizer_that_changed_between_stages_is_named(tmp_path, tiny_model_d
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     code, said = opdkit("train", str(run), "--model", str(model))
     assert code == 2
-    assert "has been changed since the teacher stage scored it; what differs: tokenizer.json" in said
+    assert "tokenizer.json" in said
     code, said = opdkit("teacher", str(run), "--model", str(model))
     assert code == 2
     assert "inputs.model.files.tokenizer.json" in said
 
 
 def test_a_model_and_a_name_on_the_hub_are_let_through(tiny_model_dir) -> None:
-    refuse_no_model(str(tiny_model_dir))
-    refuse_no_model("org/name")
+    check_model_folder(str(tiny_model_dir))
+    check_model_folder("org/name")

@@ -53,7 +53,7 @@ def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "eager"])
 @pytest.mark.parametrize("trees", [TREES, [CHAIN], [FORKED]], ids=["many", "a chain", "branches"])
 def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> None:
-    """pitfall 27: what turns have in common is read once, and nothing else changes."""
+    """Wasted tokens: what turns have in common is read once, and nothing else changes."""
     model = build(*FAMILIES[family])
     model = model if family == "experts" else model.double()  # torch multiplies groups in single precision alone
     assert enable_packing(model)

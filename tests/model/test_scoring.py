@@ -69,7 +69,7 @@ def tiny(tiny_model_dir):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch_tokens", [1, 100, 10_000])
 def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
-    """pitfall 1: the whole response, in every family and every batch size; soft-capping and scaling included."""
+    """Shifted log-probs: the whole response, in every family and batch size; with soft-capping and scaling."""
     model, wanted = build(family), sequences()
     for found, sequence in zip(score(model, wanted, batch_tokens=batch_tokens), wanted, strict=True):
         assert found.dtype == torch.float32
@@ -77,7 +77,7 @@ def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
 
 
 def test_a_response_of_one_token(tiny):
-    """pitfall 1: R = 1 is not scored as certain (log-prob 0), and not from the position after it."""
+    """Shifted log-probs: R = 1 is not scored as certain (log-prob 0), and not from the position after it."""
     for token in (0, 5, 320):
         sequence = PromptResponse([3, 4, 5], [token])
         [found] = score(tiny, [sequence], batch_tokens=100)
@@ -87,7 +87,7 @@ def test_a_response_of_one_token(tiny):
 
 
 def test_every_next_token_gets_its_share_of_probability_one(tiny):
-    """pitfall 1: over the whole vocabulary the one-token scores are one distribution, temperature 1 (pitfall 5)."""
+    """Shifted log-probs: over the whole vocabulary the one-token scores are one distribution, at temperature 1."""
     vocabulary = tiny.config.vocab_size
     scored = score(tiny, [PromptResponse([3, 4, 5], [v]) for v in range(vocabulary)], batch_tokens=400)
     assert torch.cat(scored).double().exp().sum().item() == pytest.approx(1.0, abs=1e-5)
@@ -110,7 +110,7 @@ def test_what_comes_later_changes_nothing(tiny):
 
 
 def test_the_end_token_counts_though_it_pads(tiny, tiny_tokenizer):
-    """pitfall 6: pad token == end token; the one that was sampled is scored, in prompt and response."""
+    """End token masked as padding: a sampled end token is scored, in prompt and response."""
     end = tiny_tokenizer.eos_token_id
     assert tiny_tokenizer.pad_token_id == end == tiny.config.pad_token_id
     wanted = [PromptResponse([end, 7, end], [5, end]), PromptResponse([1] * 20, [2] * 9)]
@@ -119,7 +119,7 @@ def test_the_end_token_counts_though_it_pads(tiny, tiny_tokenizer):
 
 
 def test_no_pad_token_is_needed():
-    """pitfall 6: and none is invented."""
+    """End token masked as padding: and none is invented."""
     model, wanted = build("llama"), sequences()
     model.config.pad_token_id = None
     for found, sequence in zip(score(model, wanted, batch_tokens=1000), wanted, strict=True):
@@ -127,7 +127,7 @@ def test_no_pad_token_is_needed():
 
 
 def test_the_log_softmax_is_taken_in_float32():
-    """pitfall 7: bfloat16 logits, float32 log-probs; a bfloat16 log-softmax would be off by more than 1e-2."""
+    """Half-precision log-softmax: it would be off by more than 1e-2, so log-probs of bfloat16 logits are float32."""
     draw = torch.Generator().manual_seed(0)
     logits = (torch.randn(64, 5000, generator=draw) * 4).bfloat16()
     ids = torch.randint(0, 5000, (64,), generator=draw)
@@ -147,7 +147,7 @@ def test_token_logprobs_by_hand():
 
 
 def test_a_score_that_is_not_finite_stays_so():
-    """pitfall 2: NaN is handed on as NaN, never as 0.0."""
+    """Missing log-probs: NaN is handed on as NaN, never as 0.0."""
     model = build("qwen3")
     with torch.no_grad():
         model.model.embed_tokens.weight[50] = float("nan")
@@ -177,7 +177,7 @@ def test_response_logits_are_the_rows_before_each_token(tiny):
 
 
 def test_only_the_response_goes_through_the_output_layer(tiny):
-    """pitfall 27: no logits for the prompt are ever computed."""
+    """Wasted tokens: no logits for the prompt are ever computed."""
     seen = []
     handle = tiny.lm_head.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
     score(tiny, [PromptResponse([1] * 500, [2] * 3), PromptResponse([1] * 400, [2] * 5)], batch_tokens=2000)
@@ -197,7 +197,7 @@ def test_the_model_is_left_as_it_was(tiny):
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
-    """pitfall 27: however long the replies, logits of a few rows are in memory at once."""
+    """Wasted tokens: however long the replies, logits of a few rows are in memory at once."""
     model, wanted = build(family), sequences(3)
     whole, lengths = response_logits(model, wanted)
     heads, bodies = [], []
@@ -288,7 +288,7 @@ def test_the_most_likely_tokens_equal_a_plain_topk(family, limit, monkeypatch):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_layers_run_once_however_many_chunks(family, monkeypatch):
-    """pitfall 27: logits of a few positions at a time, and no layer twice for it."""
+    """Wasted tokens: logits of a few positions at a time, and no layer twice for it."""
     model, seen, layers = build(family), [], []
     model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output.shape[1]))
     next(m for m in model.modules() if type(m).__name__.endswith(("MLP", "Mlp"))).register_forward_hook(

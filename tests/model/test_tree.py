@@ -94,7 +94,7 @@ def test_a_prompt_that_differs_early_is_shared_up_to_there():
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_each_token_sees_what_comes_before_it_and_nothing_else(sequences, pack):
-    """pitfall 27: each beginning is read once, however many sequences have it."""
+    """Wasted tokens: each beginning is read once, however many sequences have it."""
     found = plan_passes(sequences, pack)
     ways = seen(found)
     for i, ids in enumerate(sequences):

@@ -77,7 +77,7 @@ def worst(found: list[Scores], expected: list[Scores]) -> float:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_tree_gives_the_numbers_of_plain_reading(family):
-    """pitfall 1, pitfall 27: in every family; nothing is shifted and half of the tokens are not read."""
+    """Shifted log-probs, wasted tokens: in every family; nothing is shifted and half of the tokens are not read."""
     model, counted = build(*FAMILIES[family]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     found = score_session(*arguments, batch_tokens=10_000, counted=counted)
@@ -212,7 +212,7 @@ def test_sessions_of_the_sample_log(placement):
 
 
 def test_the_layers_read_what_the_plan_says(student):
-    """pitfall 27: and student and teacher in the same passes."""
+    """Wasted tokens: and student and teacher in the same passes."""
     seen, counted = [], Counter()
     assert check_tree_reading(student)
     handle = student.get_decoder().layers[0].register_forward_hook(lambda module, args, out: seen.append(args[0].shape))
@@ -264,7 +264,7 @@ def test_the_same_session_gives_the_same_bits(student, other):
 
 
 def test_numbers_that_are_not_finite_stay_with_their_turn():
-    """pitfall 2: in a tree a NaN would spread to the branches that are read with it."""
+    """Missing log-probs: in a tree a NaN would spread to the branches that are read with it."""
     model, targets = build(*FAMILIES["grouped queries"]), conversation()
     assert check_tree_reading(model)
     read = [t.student for t in targets]
@@ -354,7 +354,7 @@ def test_other_numbers_on_the_first_session_stop_the_run(dtype, monkeypatch):
     wrong_mask(monkeypatch)
     assert check_tree_reading(model)
     for _ in range(2):
-        with pytest.raises(OpdkitError, match=r"differ by .* pass --turn-by-turn"):
+        with pytest.raises(OpdkitError, match="--turn-by-turn"):
             score_session(*arguments, batch_tokens=10_000)
     assert all(torch.isfinite(scores.old).all() for scores in plainly(*arguments, batch_tokens=10_000))
 

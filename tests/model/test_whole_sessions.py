@@ -41,7 +41,7 @@ def tokenizer(log):
 
 
 def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
-    """pitfall 1, pitfall 27: with a hint at every turn that answers a user."""
+    """Shifted log-probs, wasted tokens: with a hint at every turn that answers a user."""
     found = exact.measure(log, tokenizer, exact.OURS, None)
     assert (found.turns, found.dropped) == (sum(map(len, log.turns)), {})
     assert found.readings > found.turns
@@ -50,7 +50,7 @@ def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
 
 @pytest.mark.parametrize("template", exact.TEMPLATES)
 def test_templates_of_real_models(whole, tokenizer, template):
-    """pitfall 27: also where a template rewrites earlier turns; what it cannot render is dropped with its words."""
+    """Wasted tokens: also where a template rewrites earlier turns; what it cannot render is dropped with its words."""
     pytest.importorskip("trl")
     found = exact.measure(whole if ALL else shortest_with_tools(whole), tokenizer, template, exact.SAMPLE)
     assert found.turns >= 1  # DeepSeek's opens a thought that these replies have not: only what follows a tool is left

@@ -33,7 +33,7 @@ from opdkit.teacher import stage as teacher
 
 def dropped_all(config) -> dict[str, int]:
     """Why nothing was left of a run, which is an error."""
-    with pytest.raises(OpdkitError, match="nothing can be trained on: none of"):
+    with pytest.raises(OpdkitError, match="trained on"):
         teacher.run(config)
     return summary_of(config.run, "teacher", TARGETS, 1).counters.dropped
 
@@ -70,7 +70,7 @@ def test_every_drop_has_its_reason(tmp_path, config):
 
 
 def test_log_probs_that_are_not_finite_are_set_aside(run, config, tiny_model_dir, tmp_path):
-    """pitfall 2: a turn whose teacher overflows is no target; the others are."""
+    """Missing log-probs: a turn whose teacher overflows is no target; the others are."""
     folder = shutil.copytree(tiny_model_dir, tmp_path / "broken")
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = load_tokenizer(str(folder))
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_cut_for_both_alike(tmp_path, config, tiny_model_di
 
 
 def test_more_tokens_than_the_model_was_built_for_are_refused(run, config):
-    with pytest.raises(ConfigError, match="built for at most 2048"):
+    with pytest.raises(ConfigError, match="--max-tokens is 2049"):
         teacher.run(config(run, max_tokens=2049))
 
 
@@ -139,7 +139,7 @@ def test_logged_tokens_are_scored_as_they_are(tmp_path, config, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("kind", ["out of range", "negative", "other text", "whole conversation", "empty"])
-def test_logged_tokens_of_another_tokenizer_are_encoded_anew(tmp_path, config, tiny_tokenizer, kind):
+def test_logged_tokens_of_another_tokenizer_are_encoded_again(tmp_path, config, tiny_tokenizer, kind):
     good = tiny_tokenizer("hello")["input_ids"]
     ids = {
         "out of range": [*good, len(tiny_tokenizer)],

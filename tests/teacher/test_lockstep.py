@@ -102,7 +102,7 @@ def test_one_process_alone_is_refused(runs, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with pytest.raises(ConfigError, match="torchrun"):
         teacher.run(TeacherConfig(run=runs[0], model=str(MODEL), tensor_parallel=True))
-    with pytest.raises(ConfigError, match="choose one"):
+    with pytest.raises(ConfigError, match="--device-map"):
         TeacherConfig(run=runs[0], model="m", tensor_parallel=True, device_map="auto")
     with pytest.raises(ConfigError, match="--teacher-samples"):
         TeacherConfig(run=runs[0], model="m", tensor_parallel=True, teacher_samples=1)

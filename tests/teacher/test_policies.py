@@ -26,7 +26,7 @@ from opdkit.teacher import stage as teacher
 
 
 def test_without_the_hint_the_same_weights_say_the_same(run, config, tiny_model_dir, tiny_tokenizer, tmp_path):
-    """Bit for bit; other weights do not, and a turn without a hint has still no teacher term (pitfall 9)."""
+    """Bit for bit; other weights do not, and a turn without a hint has still no teacher term."""
     copy = shutil.copytree(tiny_model_dir, tmp_path / "copy")
     for options in ({}, {"teacher": (str(copy),)}):
         teacher.run(config(run, score_unhinted=True, overwrite=True, **options))
@@ -53,11 +53,11 @@ def test_averaged_teachers(run, config, tiny_model_dir, tiny_tokenizer, tmp_path
 
 
 def test_each_of_several_teachers_must_have_the_students_tokens(run, config, tiny_model_dir, tmp_path, tiny_tokenizer):
-    """pitfall 12: also the second one, and also where the session decides."""
+    """Other token ids: also the second one, and also where the session decides."""
     swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
     other = save_tiny_model(tmp_path / "other", build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS))
     for options in ({}, {"teacher_route": "tier"}):
-        with pytest.raises(ConfigError, match="share one tokenizer"):
+        with pytest.raises(ConfigError, match="tokenizer"):
             teacher.run(config(run, teacher=(f"a={tiny_model_dir}", f"b={other}"), overwrite=True, **options))
 
 
@@ -84,6 +84,6 @@ def test_a_session_names_its_teacher(tmp_path, config, tiny_model_dir, tiny_toke
     for row in targets(run):
         assert row["teacher_logprobs"] == pytest.approx(alone[row["turn_id"]]["teacher_logprobs"], abs=1e-5)
     capsys.readouterr()
-    with pytest.raises(OpdkitError, match=r"Reasons: session names no teacher \(10\)"):
+    with pytest.raises(OpdkitError, match="session names no teacher"):
         teacher.run(config(new("nobody"), teacher=roster, teacher_route="team"))
     assert "no session's metadata field 'team' names a teacher" in capsys.readouterr().err

@@ -178,11 +178,11 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
     reviews.append(run, [Review("toy-1:3", True, 0)])
     status.run(StatusConfig(run=run))
     assert "turns decided by people: 1; parts of targets older than that: 1" in capsys.readouterr().out
-    with pytest.raises(OpdkitError, match=r"1 of 3 parts .* older than the decisions"):
+    with pytest.raises(OpdkitError, match="1 of 3 parts"):
         train.run(config)
     again(run)
     assert any("before the decisions" in finding.what for finding in examine(run).findings)
-    with pytest.raises(ConfigError, match=r"inputs\.reviews: null ->"):
+    with pytest.raises(ConfigError, match=r"inputs\.reviews"):
         train.run(config)
     reviews.append(run, [Review("toy-1:3", action="strike")])
     again(run)
@@ -191,7 +191,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
 
 
 def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
-    """pitfall 25: at no time is there a part that is neither, and the same command finishes the work."""
+    """Truncated parts: at no time is there a part that is neither, and the same command finishes the work."""
     import opdkit.store.stage
 
     before = contents(run)

@@ -25,7 +25,7 @@ def replies(rows: list[dict]) -> list[tuple]:
 
 
 def test_a_written_reply_is_sampled_with_the_hint_and_scored_like_the_logged_one(run, config, tiny_model_dir):
-    """pitfall 1, pitfall 5: its log-probs when it was sampled are the teacher's when it is scored."""
+    """Shifted log-probs, temperature: its log-probs when it was sampled are the teacher's when it is scored."""
     summary = teacher.run(config(run, **OPTIONS))
     rows = targets(run)
     logged = [r for r in rows if r["written"] is None]
@@ -69,7 +69,7 @@ def test_the_logged_rows_are_what_they_were(run, config, tmp_path):
 
 
 def test_shards_write_what_one_process_writes(run, config, tmp_path):
-    """pitfall 26."""
+    """Shards and batches:"""
     other = shutil.copytree(run, tmp_path / "other")
     teacher.run(config(run, **OPTIONS))
     for shard in ("1/2", "0/2"):
@@ -102,7 +102,7 @@ def _scored(run, config) -> list[dict]:
 
 
 def test_an_average_of_teachers_writes_nothing(run, config, tiny_model_dir):
-    with pytest.raises(ConfigError, match="--teacher-samples needs one teacher"):
+    with pytest.raises(ConfigError, match="--teacher-samples"):
         config(run, teacher=(f"a={tiny_model_dir}", f"b={tiny_model_dir}"), teacher_samples=1)
 
 

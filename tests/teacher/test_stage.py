@@ -35,7 +35,7 @@ from opdkit.teacher import stage as teacher
 @pytest.mark.parametrize("placement", ["last-user", "tail", "system"])
 @pytest.mark.parametrize("batch_tokens", [1, 16384])
 def test_targets_equal_a_plain_forward_of_each_turn(run, config, tiny_model_dir, placement, batch_tokens):
-    """pitfall 1, pitfall 5: both models at temperature 1, nothing shifted, in whatever batch."""
+    """Shifted log-probs, temperature: both models at temperature 1, nothing shifted, in whatever batch."""
     teacher.run(config(run, hint_placement=placement, batch_tokens=batch_tokens))
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
     tokenizer = load_tokenizer(str(tiny_model_dir))
@@ -59,7 +59,7 @@ def test_targets_equal_a_plain_forward_of_each_turn(run, config, tiny_model_dir,
 
 
 def test_the_rows_say_what_was_judged(run, config):
-    """pitfall 9: no hint, no teacher log-probs; the reward alone is a target, null stays null."""
+    """Teacher term without a hint: no hint, no teacher log-probs; the reward alone is a target, null stays null."""
     summary = teacher.run(config(run))
     rows = targets(run)
     assert [r["turn_id"] for r in rows] == [i for k in range(3) for i in (f"s{k}a:2", f"s{k}a:4", f"s{k}b:2")]
@@ -76,7 +76,7 @@ def test_the_rows_say_what_was_judged(run, config):
 
 
 def test_student_and_teacher_read_the_same_response(run, config, monkeypatch):
-    """pitfall 3, pitfall 4: one list of response ids after two prompts that differ by the hint alone."""
+    """Re-tokenized prompt, re-rendered reply: one list of response ids after both prompts."""
     seen = []
     real = teacher.score_session
     monkeypatch.setattr(teacher, "score_session", lambda *a, **k: seen.extend(a[2]) or real(*a, **k))
@@ -122,10 +122,10 @@ def test_another_teacher_scores_with_its_own_weights(run, config, tiny_tokenizer
 
 
 def test_a_teacher_with_other_ids_is_refused(run, config, tmp_path, tiny_tokenizer):
-    """pitfall 12: the vocabularies are of one size, two tokens have changed places."""
+    """Other token ids: the vocabularies are of one size, two tokens have changed places."""
     swapped = (CHATML_TOKENS[0], CHATML_TOKENS[2], CHATML_TOKENS[1])
     other = build_tokenizer(tiny_tokenizer.chat_template, swapped, CHATML_WORDS)
-    with pytest.raises(ConfigError, match="share one tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer"):
         teacher.run(config(run, teacher=(str(save_tiny_model(tmp_path / "other", other)),)))
 
 
@@ -168,7 +168,7 @@ def test_a_session_whose_numbers_differ_leaves_no_rows(run, config, monkeypatch)
     """The first session of a run is read both ways; what is beyond rounding is never written."""
     monkeypatch.setattr(tree_reading, "_difference", lambda differences, dtype: (1.0, 1e-3))
     monkeypatch.setattr(tree_reading, "check_tree_reading", lambda model: True)
-    with pytest.raises(OpdkitError, match="pass --turn-by-turn"):
+    with pytest.raises(OpdkitError, match="--turn-by-turn"):
         teacher.run(config(run))
     assert not list((run / "teacher").glob("*/*.parquet"))
     assert teacher.run(config(run, turn_by_turn=True, overwrite=True)).counters.rows_out == 9
@@ -217,7 +217,7 @@ def test_a_finished_run_loads_no_model(run, config, monkeypatch):
 
 
 def test_the_plan_pins_the_models(run, config, tmp_path, tiny_tokenizer):
-    """pitfall 11: the teacher is the model in the manifest; other weights under the same path are refused."""
+    """Changed reference: the teacher is the model in the manifest; other weights under the same path are refused."""
     student = save_tiny_model(tmp_path / "student", tiny_tokenizer, seed=1)
     teacher.run(config(run, model=str(student)))
     shutil.rmtree(student)
@@ -269,7 +269,7 @@ def test_without_supports_there_are_none(run, config):
 
 
 def test_more_support_than_tokens_is_refused(run, config, tiny_tokenizer):
-    with pytest.raises(ConfigError, match=f"--top-k is 999; the models have {len(tiny_tokenizer)} tokens"):
+    with pytest.raises(ConfigError, match="--top-k is 999"):
         teacher.run(config(run, top_k=999))
 
 
@@ -300,7 +300,7 @@ def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_pa
     ([-0.5, float("-inf"), -1.0, -2.0, -3.0, -0.25], False),
 ])  # fmt: skip
 def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokenizer, logprobs, used):
-    """pitfall 2: what does not fit is null, never a number."""
+    """Missing log-probs: what does not fit is null, never a number."""
     ids = [tiny_tokenizer.convert_tokens_to_ids(c) for c in "hello"] + [tiny_tokenizer.eos_token_id]
     reply = turn("a:1", response_token_ids=ids, behavior_logprobs=logprobs)
     said = session("a", message("user", "x"), message("assistant", "hello"))
@@ -312,7 +312,7 @@ def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokeni
 
 
 def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer):
-    """pitfall 2: the reply was encoded anew, in as many tokens as it happens."""
+    """Missing log-probs: the reply is encoded again, into another number of tokens."""
     ids = tiny_tokenizer("world")["input_ids"]
     reply = turn("a:1", response_token_ids=ids, behavior_logprobs=[-1.0] * len(ids))
     said = session("a", message("user", "x"), message("assistant", "hello"))

@@ -17,7 +17,7 @@ from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import read_config, refuse_no_model
+from opdkit.model.folder import check_model_folder, read_config
 from opdkit.model.load import load_tokenizer, resolve_device, resolve_dtype
 
 # Bytes a parameter. All weights: weights, gradients and AdamW's two moments, each in float32.
@@ -31,7 +31,7 @@ _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exce
 def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
     """Findings about the model `name`, without loading its weights."""
     try:
-        refuse_no_model(name)
+        check_model_folder(name)
     except OpdkitError as error:
         yield Finding("model", PROBLEM, str(error), "pass the folder of a complete model")
         return

@@ -93,7 +93,7 @@ def calls(model: Any):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("batch_tokens", [1, 130, 4096])
 def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkeypatch) -> None:
-    """pitfall 26: whatever shares a batch, a prefix or a row."""
+    """Shards and batches: whatever shares a batch, a prefix or a row."""
     model = build(*FAMILIES[family])
     found = draw(model, batch_tokens=batch_tokens)
     assert {s.finish_reason for some in found for s in some} == {"stop", "length"}
@@ -125,7 +125,7 @@ def test_the_draws_do_not_depend_on_the_order_of_the_requests(model) -> None:
 
 
 def test_what_two_questions_share_is_read_once_whatever_the_votes(model) -> None:
-    """pitfall 27: the common text of a turn once, not once a question nor once a vote."""
+    """Wasted tokens: the common text of a turn once, not once a question nor once a vote."""
     two = PROMPTS[:2]  # 30 tokens in common, then 4 and 2
     for votes in (1, 5):
         with calls(model) as seen:
