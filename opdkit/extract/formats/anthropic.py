@@ -22,7 +22,7 @@ from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
 _ENVELOPES = ("request", "body", "params")
-_REPLIES = frozenset(("response", "output", "result"))
+_REPLIES = ("response", "output", "result")
 _OWN_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use", "document")
 _OF_REQUEST = frozenset(("model", "system", "messages", "tools"))
 _OF_RESPONSE = frozenset(("role", "content", "type", "stop_reason"))
@@ -73,15 +73,15 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     if response:
         finish = response.get("stop_reason")
         notes.setdefault(len(messages) - 1, Note()).finish_reason = finish if isinstance(finish, str) else None
-    used = _OF_REQUEST | (_OF_RESPONSE if response is record else _REPLIES if response else set())
+    used = _OF_REQUEST.union(_OF_RESPONSE if response is record else _REPLIES if response else ())
     metadata = {} if request is record else {k: v for k, v in request.items() if k not in _OF_REQUEST}
     metadata |= {k: v for k, v in record.items() if k not in used and v is not request and v is not response}
     if "usage" in response:
         metadata["usage"] = response["usage"]
-    model, tools = first_text(*(part.get("model") for part in (request, response, record))), request.get("tools")
+    model = first_text(request.get("model"), response.get("model"), record.get("model"))
+    tools = read_tools(request.get("tools"))
     notes = {index + len(opening): note for index, note in notes.items()}
-    messages = opening + messages
-    return [Conversation(line.source, line.number, messages, model, read_tools(tools), metadata, notes)]
+    return [Conversation(line.source, line.number, opening + messages, model, tools, metadata, notes)]
 
 
 READER = line_reader("anthropic", recognises, read_record, closer_than="openai")

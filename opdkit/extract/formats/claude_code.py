@@ -306,8 +306,8 @@ def _join_events(events: Sequence[_Event], branch: _Branch) -> Conversation:
     conversation.machine = {i for i in client if messages[i]["role"] == "user"}
     mark_gaps(conversation, gaps)
     _mark_reactions(conversation, client)
-    found = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": branch.left_out}
-    conversation.metadata = first.header | {key: value for key, value in found.items() if value}
+    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": branch.left_out}
+    conversation.metadata = first.header | {key: value for key, value in logged.items() if value}
     return conversation
 
 

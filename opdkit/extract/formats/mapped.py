@@ -107,15 +107,10 @@ def _make_conversation(
 ) -> Conversation:
     """Return a conversation with what its line says of it; `notes` by index in `messages`."""
     opening = _opening(fields, record, messages)
-    return Conversation(
-        line.source,
-        line.number,
-        opening + messages,
-        model=first_text(value_at(record, fields.model)),
-        tools=read_tools(value_at(record, fields.tools)),
-        metadata=_metadata(fields, record),
-        notes={index + len(opening): note for index, note in notes.items()},
-    )
+    model, tools = first_text(value_at(record, fields.model)), read_tools(value_at(record, fields.tools))
+    notes = {index + len(opening): note for index, note in notes.items()}
+    metadata = _metadata(fields, record)
+    return Conversation(line.source, line.number, opening + messages, model, tools, metadata, notes)
 
 
 def _session_id(fields: FieldMap, record: JSON) -> str | None:
@@ -167,16 +162,10 @@ def _read_pair(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]
 def _read_call(fields: FieldMap, record: JSON) -> Call:
     """Read a pair whose prompt repeats the conversation so far."""
     prompt, reply, note, following = _split_pair(fields, record)
-    return Call(
-        _opening(fields, record, prompt) + prompt,
-        reply,
-        note,
-        following,
-        model=first_text(value_at(record, fields.model)),
-        tools=read_tools(value_at(record, fields.tools)),
-        logged=_metadata(fields, record),
-        session=_session_id(fields, record),
-    )
+    prompt = _opening(fields, record, prompt) + prompt
+    model, tools = first_text(value_at(record, fields.model)), read_tools(value_at(record, fields.tools))
+    logged, session = _metadata(fields, record), _session_id(fields, record)
+    return Call(prompt, reply, note, following, model=model, tools=tools, logged=logged, session=session)
 
 
 # -- a message per line ------------------------------------------------------------------------------------------------

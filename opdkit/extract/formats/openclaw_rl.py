@@ -49,17 +49,11 @@ def read_call(record: JSON) -> Call:
     finish = record.get("finish_reason")
     note.finish_reason = finish if isinstance(finish, str) else None
     following = read_messages([record["next_state"]])[0] if record.get("next_state") else []
-    return Call(
-        messages,
-        reply,
-        note,
-        following if following and following[0]["role"] in ("user", "tool") else [],
-        turn=record.get("turn"),
-        model=first_text(record.get("model")),
-        tools=tools,
-        logged={k: v for k, v in record.items() if k not in _LEFT_OUT},
-        session=id_of(record),
-    )
+    if following and following[0]["role"] not in ("user", "tool"):
+        following = []
+    model, turn = first_text(record.get("model")), record.get("turn")
+    logged = {k: v for k, v in record.items() if k not in _LEFT_OUT}
+    return Call(messages, reply, note, following, turn, model, tools, logged, session=id_of(record))
 
 
 def read_reply(record: JSON) -> JSON:

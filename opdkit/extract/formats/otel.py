@@ -78,15 +78,11 @@ def read_call(record: JSON) -> Call | LeftOut:
         "metadata": parse_text(tree.get("metadata")),
         "tags": value_at(tree, ("tag", "tags")),
     }  # fmt: skip
-    return Call(
-        _join_calls(prompt),
-        _join_calls(read)[0],
-        note,
-        model=first_text(*(value_at(tree, path) for path in _MODELS)),
-        tools=_read_tools(tree),
-        logged=without_empty(logged),
-        session=first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id")),
-    )
+    prompt, reply = _join_calls(prompt), _join_calls(read)[0]
+    model = first_text(*(value_at(tree, path) for path in _MODELS))
+    session = first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id"))
+    tools = _read_tools(tree)
+    return Call(prompt, reply, note, model=model, tools=tools, logged=without_empty(logged), session=session)
 
 
 def _join_calls(messages: list[JSON]) -> list[JSON]:

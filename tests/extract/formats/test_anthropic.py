@@ -52,6 +52,12 @@ def test_a_request_with_its_response(record):
     assert session.metadata["max_tokens"] == 9
 
 
+def test_of_several_replies_the_response_counts():
+    other = {"content": [{"type": "text", "text": "Rain."}]}
+    session = read_one({"messages": [ASK], "result": other, "output": other, "response": REPLY})
+    assert [m["content"] for m in session.messages] == ["what is the weather?", "Sun."]
+
+
 def test_cited_passages_of_a_reply_are_one_text():
     cited = {"type": "text", "text": "Rome", "citations": [{"type": "web"}]}
     parts = [{"type": "text", "text": "The capital is "}, cited, {"type": "text", "text": "."}]
