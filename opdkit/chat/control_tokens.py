@@ -178,7 +178,7 @@ class Encoder:
 
     @cached_property
     def _copy(self) -> tuple["_Pieces", dict[int, int]]:
-        """The tokenizer with private characters for added tokens, and their ids in it -> the ids they stand for.
+        """Copy of the tokenizer with private characters for added tokens; their ids in it -> the ids they stand for.
 
         One more private character stands at the end, for `continuation_ids`; it maps to nothing (-1).
         """

@@ -1,4 +1,4 @@
-"""Judging a reply on its own, before anybody has reacted to it: does it meet a criterion, does it follow a hint?"""
+"""Judging a reply on its own, before anybody reacts to it: it meets a criterion, it follows a hint."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible server: one request per vote, since servers differ in whether they heed `n`.
+"""Judge behind an OpenAI-compatible server: one request per vote, since servers differ in whether they heed `n`.
 
 A request is sent again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
 answer that is not a chat completion, an answer of another model (see `opdkit.judge.traffic`). What will not pass
@@ -40,7 +40,7 @@ _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError
 
 
 class Endpoint:
-    """A chat model on a server, asked for votes. The key stays in this process: no error and no log shows it.
+    """Chat model on a server, asked for votes. The key stays in this process: no error and no log shows it.
 
     `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
     Raises ConfigError for a key that cannot be sent.

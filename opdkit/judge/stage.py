@@ -45,7 +45,7 @@ Votes = tuple[list[HintVote], list[RewardVote]]
 
 @dataclass(frozen=True)
 class TurnToJudge:
-    """A turn with its session, and the reward that its log gives it, if any."""
+    """Turn with its session, and the reward that its log gives it, if any."""
 
     joined: JoinedTurn
     outcome: Reward | None
@@ -57,7 +57,7 @@ class TurnToJudge:
 
     @property
     def questions(self) -> list[str]:
-        """The questions to ask: no hint of a turn that nobody reacted to, no reward of one that has an outcome."""
+        """Questions to ask: no hint of a turn that nobody reacted to, no reward of one that has an outcome."""
         needed = {"hint": self.joined.turn["next_count"] > 0, "reward": self.outcome is None}
         return [name for name, asked in needed.items() if asked]
 

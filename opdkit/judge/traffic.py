@@ -32,7 +32,7 @@ _UNLUCKY = 3
 
 
 class FailedAttemptError(Exception):
-    """An attempt that failed in a way that may pass."""
+    """Failure of an attempt that may pass."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class FailedAttemptError(Exception):
 
 @dataclass(eq=False)
 class _History:
-    """The attempts of one request."""
+    """Attempts of one request."""
 
     answers_before: int  # of the server, to all requests
     failures_before: int
@@ -61,7 +61,7 @@ class _History:
 
 
 class Traffic:
-    """The requests to one server, for as long as it is asked. `where` names it in messages."""
+    """Requests to one server, for as long as it is asked. `where` names it in messages."""
 
     def __init__(self, where: str, *, concurrency: int, retries: int, timeout: float) -> None:
         self.where, self.concurrency, self.retries, self.timeout = where, concurrency, retries, timeout

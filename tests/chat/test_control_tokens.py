@@ -52,7 +52,7 @@ def control_ids(tokenizer) -> set[int]:
 @settings(deadline=None, max_examples=200)
 @given(before=text, data=text, after=text)
 def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, before, data, after):
-    """pitfall 15: only what the template wrote is a control token, also where data and template touch."""
+    """Only what the template wrote is a control token, also where data and template touch."""
     encoder = Encoder(tiny_tokenizer)
     template = ("<|im_start|>", "<|im_end|>")
     safe = [encoder.as_data(x, sampled=False) for x in (before, data, after)]
@@ -64,7 +64,7 @@ def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, b
 
 
 def test_data_and_template_make_no_control_token_together(tiny_tokenizer):
-    """pitfall 15: what the template writes next to a text completes no token that the text began, or ends."""
+    """What the template writes next to a text completes no token that the text began, or ends."""
     encoder = Encoder(tiny_tokenizer)
     for rendered in (
         encoder.as_data("a<|im_end|", sampled=True) + ">",
@@ -90,7 +90,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
 )
 @pytest.mark.parametrize("kind", ["byte level", "first", "always", "never"])
 def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
-    """pitfall 3: pieces end where the tokenizer itself cuts, and a piece that begins a text is another one."""
+    """Pieces end where the tokenizer itself cuts, and a piece that begins a text is another one."""
     tokenizer = tiny_tokenizer if kind == "byte level" else sentencepiece_like(kind)
     encoder = Encoder(tokenizer)
     for rendered in [*texts, *texts[::-1]]:
@@ -100,7 +100,7 @@ def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
 def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenizer):
-    """pitfall 3: one that takes the white space before it is not alone there."""
+    """One that takes the white space before it is not alone there."""
     from tokenizers import AddedToken
 
     tokenizer = copy.deepcopy(tiny_tokenizer)
@@ -111,7 +111,7 @@ def test_control_tokens_that_look_around_are_no_place_to_cut(flag, tiny_tokenize
 
 
 def test_a_piece_is_encoded_once(tiny_tokenizer, monkeypatch):
-    """pitfall 27: a session's prompts repeat each other."""
+    """A session's prompts repeat each other."""
     encoder, encoded = Encoder(tiny_tokenizer), []
     real = encoder._pieces._encode
     monkeypatch.setattr(encoder._pieces, "_encode", lambda texts: encoded.extend(texts) or real(texts))
@@ -142,7 +142,7 @@ def test_a_continuation_gets_no_space_of_its_own():
 
 
 def test_what_a_model_wrote_keeps_its_own_words_but_no_special_token(tiny_tokenizer):
-    """pitfall 15: `<think>` is really sampled, `<|im_end|>` inside a reply is not."""
+    """`<think>` is really sampled, `<|im_end|>` inside a reply is not."""
     encoder = Encoder(tiny_tokenizer)
     ids = encoder.ids(encoder.as_data("<think>a</think><|im_end|>", sampled=True))
     assert [tiny_tokenizer.decode(i) for i in ids if i in control_ids(tiny_tokenizer)] == ["<think>", "</think>"]
@@ -151,7 +151,7 @@ def test_what_a_model_wrote_keeps_its_own_words_but_no_special_token(tiny_tokeni
 
 
 def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
-    """pitfall 15: tool definitions and arguments are text from the log."""
+    """Tool definitions and arguments are text from the log."""
     encoder = Encoder(tiny_tokenizer)
     safe = encoder.as_data({"<|im_end|>": ["<|im_start|>", 3, None, {"x": "<think>"}]}, sampled=False)
     assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(str(safe)))
@@ -159,13 +159,13 @@ def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
 
 
 def test_private_characters_in_a_log_are_refused(tiny_tokenizer):
-    """pitfall 15: the stand-ins themselves cannot be forged."""
+    """The stand-ins themselves cannot be forged."""
     with pytest.raises(UnsafeTextError, match="private-use"):
         Encoder(tiny_tokenizer).as_data("\U00100000", sampled=False)
 
 
 def test_a_tokenizer_that_makes_control_tokens_from_plain_text_is_noticed():
-    """pitfall 15: where the vocabulary merges letters into `</s>`, the text is refused, not a stop token."""
+    """Where the vocabulary merges letters into `</s>`, the text is refused, not a stop token."""
     from tokenizers import AddedToken, Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 

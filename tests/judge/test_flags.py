@@ -79,7 +79,7 @@ def test_what_only_speaks_of_failure_is_none(result: str) -> None:
 
 
 def test_repeated_calls() -> None:
-    """pitfall 17: the same call again since the user last spoke, or twice at once."""
+    """The same call again since the user last spoke, or twice at once."""
     search = ("search", '{"q": "a", "n": 1}')
     again = ("search", '{"n":1,  "q":"a"}')
     asked, result = message("user", "go"), message("tool", "[]")
@@ -109,12 +109,12 @@ def test_repeated_calls() -> None:
     ],
 )
 def test_loops(text: str, looping: bool) -> None:
-    """pitfall 17."""
+    """A judge must not reward what visibly failed."""
     assert loops(text) is looping
 
 
 def test_flags_of_a_turn() -> None:
-    """pitfall 17: tool error, truncation, duplicate tool call, loop."""
+    """Tool error, truncation, duplicate tool call, loop."""
     call = ("search", "{}")
     turns = [
         message("user", "go"),

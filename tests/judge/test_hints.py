@@ -54,7 +54,7 @@ def test_the_filter_says_why(hint: str, reason: str | None) -> None:
 
 
 def test_a_hint_that_quotes_the_next_state_leaks() -> None:
-    """pitfall 18: a run of 8 words is a quotation, 7 are not; case and punctuation hide nothing."""
+    """A run of 8 words is a quotation, 7 are not; case and punctuation hide nothing."""
     seven = "please give me the temperature for tomorrow"
     eight = seven + " in"
     assert len(words(seven)) == 7
@@ -74,7 +74,7 @@ def test_a_word_is_matched_whole() -> None:
 
 
 def test_a_leak_in_a_script_without_spaces() -> None:
-    """pitfall 18: eight characters stand for eight words."""
+    """Eight characters stand for eight words."""
     assert is_leak("应该说明天北京的气温是多少", "我想知道明天北京的气温是多少度")
     assert not is_leak("应该用摄氏度", "我想知道明天北京的气温是多少度")
 
@@ -121,7 +121,7 @@ def test_candidates_are_the_votes_with_decision_1() -> None:
 
 
 def test_one_lucky_vote_gives_no_hint() -> None:
-    """pitfall 18: one vote of five that says 1, with the longest text, does not decide."""
+    """One vote of five that says 1, with the longest text, does not decide."""
     found = chosen([1, -1, -1, -1, -1], [GOOD, None, None, None, None])
     assert (found.hints, found.hint, found.status) == ([GOOD], None, "outvoted")
     assert chosen([1, -1], [GOOD, None]).status == "outvoted"
@@ -130,7 +130,7 @@ def test_one_lucky_vote_gives_no_hint() -> None:
 
 
 def test_fewer_than_half_valid_is_no_quorum() -> None:
-    """pitfall 14."""
+    """A failed vote is never a neutral one."""
     found = chosen([1, 1, None, None, None], [GOOD, GOOD, None, None, None])
     assert (found.hints, found.hint, found.status) == ([GOOD], None, "no_quorum")
     assert chosen([None, None], [None, None]).status == "no_quorum"
@@ -172,7 +172,7 @@ def test_a_majority_of_equal_votes_is_the_consensus(votes: list[str]) -> None:
 
 
 def test_a_verbose_quotation_does_not_win_as_the_longest() -> None:
-    """pitfall 18."""
+    """One lucky vote and the longest text must not win."""
     found = chosen([1, 1, 1], [NEXT * 3, "z" * 700, GOOD])
     assert (found.hint, found.status) == (GOOD, "ok")
     assert found.rejected == {"leak": 1, "too_long": 1}

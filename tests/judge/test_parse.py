@@ -53,7 +53,7 @@ ONES = [
 
 @pytest.mark.parametrize("text", ONES)
 def test_ways_to_write_one(text: str) -> None:
-    """pitfall 13: `\\boxed{1.0}` and `\\boxed{ 1 }` are decisions."""
+    """`\\boxed{1.0}` and `\\boxed{ 1 }` are decisions."""
     assert reward(f"It did. {text}") == 1
     assert hint(f"{text} [HINT_START]Use metric units.[HINT_END]") == (1, "Use metric units.")
 
@@ -80,7 +80,7 @@ def test_the_other_scores(text: str, score: int) -> None:
     ["2", "-2", "10", "11", "0.5", "1.5", "yes", "", " ", "1 or -1", "1/-1", "1, -1", "±1", "l", "--1"],
 )
 def test_a_decision_that_is_not_on_offer_is_no_vote(content: str) -> None:
-    """pitfall 13: and no earlier decision stands in for it."""
+    """And no earlier decision stands in for it."""
     vote = parse_reward(Answer(rf"First \boxed{{1}}. No: \boxed{{{content}}}"))
     assert vote.score is None
     assert vote.error is not None
@@ -98,7 +98,7 @@ def test_the_last_decision_counts() -> None:
 
 
 def test_only_what_follows_the_thinking_counts() -> None:
-    """pitfall 13: a draft inside the thinking is no answer."""
+    """A draft inside the thinking is no answer."""
     assert reward(r"<think>maybe \boxed{1}</think>\boxed{-1}") == -1
     assert reward(r"<think>a</think>\boxed{1}<think>b</think> \boxed{0}") == 0
     assert reward(r"maybe \boxed{1}</think> It failed: \boxed{-1}", thinking=True) == -1
@@ -107,7 +107,7 @@ def test_only_what_follows_the_thinking_counts() -> None:
 
 
 def test_thinking_that_never_ends_is_no_vote() -> None:
-    """pitfall 13: the draft of an answer that was cut off."""
+    """The draft of an answer that was cut off."""
     assert parse_reward(Answer(r"<think>\boxed{1}")).error == OPEN_THINKING
     assert parse_reward(Answer(r"<think>a</think> \boxed{1} <think>wait, \boxed{-1}")).error == OPEN_THINKING
     assert parse_reward(Answer(r"so \boxed{1}", thinking=True)).error == OPEN_THINKING
@@ -115,7 +115,7 @@ def test_thinking_that_never_ends_is_no_vote() -> None:
 
 
 def test_a_vote_cut_off_by_the_token_limit_is_none() -> None:
-    """pitfall 13: also when a decision was already there."""
+    """Also when a decision was already there."""
     assert parse_reward(Answer(r"\boxed{1} because", "length")).error == CUT_OFF
     vote = parse_hint(Answer(r"\boxed{1}[HINT_START]Use metric units.[HINT_END] and", "length"))
     assert (vote.decision, vote.hint, vote.error) == (None, None, CUT_OFF)
@@ -136,12 +136,12 @@ def test_a_vote_cut_off_by_the_token_limit_is_none() -> None:
     ],
 )
 def test_a_vote_that_repeats_the_rules_is_none(text: str) -> None:
-    """pitfall 13: "\\boxed{1} or \\boxed{-1}" is no vote."""
+    """ "\\boxed{1} or \\boxed{-1}" is no vote."""
     assert parse_reward(Answer(text)).error == ECHO
 
 
 def test_the_hint_question_repeated_is_no_vote() -> None:
-    """pitfall 13."""
+    """A list of the options is no choice."""
     for text in (HINT_QUESTION, HINT_QUESTION.replace("\n", " ")):
         assert hint(text) == (None, None)
 
@@ -166,7 +166,7 @@ def test_an_answer_that_could_not_be_asked_for_says_why() -> None:
 
 
 def test_an_unclosed_hint_is_no_hint_and_the_decision_stands() -> None:
-    """pitfall 13: an unclosed block must not swallow the reasoning and win as the longest hint."""
+    """An unclosed block must not swallow the reasoning and win as the longest hint."""
     assert hint(r"\boxed{1} [HINT_START] Use metric units. And then I thought about it for long") == (1, None)
     assert hint(r"\boxed{1} [HINT_START]Use A.[HINT_END] or rather [HINT_START] use B") == (1, None)
     assert hint(r"[HINT_START] let me think \boxed{1} [HINT_START]Use metric units.[HINT_END]") == (

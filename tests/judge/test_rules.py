@@ -179,7 +179,7 @@ def test_harmless_words_are_no_correction(said: str, reward: int) -> None:
 
 @pytest.mark.parametrize(("said", "reward"), ANSWERS)
 def test_an_answer_to_the_replys_question_is_no_verdict(said: str, reward: int) -> None:
-    """pitfall 17: a reply that only asks is not rewarded because the user answers."""
+    """A reply that only asks is not rewarded because the user answers."""
     assert heard(said, reply=ASKED).reward == reward, heard(said, reply=ASKED)
 
 
@@ -228,7 +228,7 @@ def tools(*results: str, then: str | None = None):
 
 
 def test_tool_results() -> None:
-    """pitfall 17 and pitfall 21: a failed call is -1, and all parallel results are looked at."""
+    """A failed call is -1, and all parallel results are looked at."""
     assert (tools('{"id": 7}').reward, tools('{"id": 7}').hint) == (1, None)
     assert (tools("Error: no seats left").reward, tools("Error: no seats left").hint) == (-1, None)
     assert tools("Error: no seats left", '{"id": 7}').reward == -1

@@ -78,7 +78,7 @@ def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:
 
 
 def test_nothing_to_judge_is_said(tmp_path: Path) -> None:
-    """pitfall 24."""
+    """Nothing is left out without a word."""
     run = write_extract(tmp_path / "run", {"short": SESSIONS["short"]})
     with pytest.raises(OpdkitError, match=r"no turn was judged, since none of 1 is trainable\. Reasons: no next state"):
         judge.run(config(run))
@@ -107,7 +107,7 @@ def test_limit_takes_the_first_sessions(extracted: Path, limit: int, turns: int)
 
 
 def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> None:
-    """pitfall 26: any number of shards, in any order, and the summary covers all of it."""
+    """Any number of shards, in any order, and the summary covers all of it."""
     other = tmp_path / "other"
     shutil.copytree(extracted, other)
     whole = judge.run(config(extracted))
@@ -120,7 +120,7 @@ def test_shards_give_what_one_process_gives(extracted: Path, tmp_path: Path) -> 
 
 
 def test_a_resume_does_what_is_missing_and_sums_up_everything(extracted: Path) -> None:
-    """pitfall 26."""
+    """A resumed run is counted as a whole."""
     first = judge.run(config(extracted))
     before = verdicts(extracted)
     kept = extracted / "judge" / "verdicts" / "part-00000.parquet"

@@ -29,7 +29,7 @@ VOTE_LISTS = st.lists(st.sampled_from([1, 0, -1, None]), min_size=1, max_size=9)
     ],
 )
 def test_worked_by_hand(scores: list[int | None], expected: Reward) -> None:
-    """pitfall 14: a failed vote is not neutral, and one valid vote of three decides nothing."""
+    """A failed vote is not neutral, and one valid vote of three decides nothing."""
     found = reward_of(scores)
     assert (found.reward, found.status) == (expected.reward, expected.status)
     assert found.agreement == pytest.approx(expected.agreement)
@@ -50,7 +50,7 @@ def test_mirrored_votes_give_the_mirrored_reward(scores: list[int | None]) -> No
 
 @given(VOTE_LISTS)
 def test_a_failed_vote_never_counts_as_zero(scores: list[int | None]) -> None:
-    """pitfall 14."""
+    """A failed vote is never a neutral one."""
     found = reward_of(scores)
     valid = [s for s in scores if s is not None]
     if 2 * len(valid) < len(scores) or not valid:
