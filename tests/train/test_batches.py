@@ -3,27 +3,11 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 import torch
+from toy_turns import toy_turn
 
 from opdkit.train.batches import Step, optimizer_steps, tokens_of
-from opdkit.train.targets import Support, Turn, is_held_out
-from opdkit.train.training_set import select_turns
-
-
-def turn(
-    turn_id: str = "a:1",
-    *,
-    old=(-1.0, -2.0),
-    teacher=None,
-    reward=None,
-    sampled=(True, True),
-    behavior=None,
-    support=None,
-) -> Turn:
-    f32 = lambda x: None if x is None else np.asarray(x, np.float32)  # noqa: E731
-    return Turn(turn_id, None, 3, 0, np.arange(len(old), dtype=np.int32), np.asarray(sampled), f32(old), f32(teacher),
-                f32(behavior), reward, reward, support)  # fmt: skip
+from opdkit.train.targets import Support
 
 
 def steps_of(
@@ -85,7 +69,7 @@ def test_sessions_come_by_their_mean_strength_and_apart_by_phase() -> None:
 
 def test_what_a_turn_does_not_have_is_nan() -> None:
     """Missing log-probs and rewards: never 0.0, which is probability 1."""
-    tokens = tokens_of([turn(teacher=(-0.5, -0.25)), turn(reward=-1, sampled=(True, False))])
+    tokens = tokens_of([toy_turn(teacher=(-0.5, -0.25)), toy_turn(reward=-1, sampled=(True, False))])
     assert tokens.teacher_logprobs_N[:2].tolist() == [-0.5, -0.25]
     assert tokens.teacher_logprobs_N[2:].isnan().all()
     assert tokens.reward_N[:2].isnan().all()
@@ -101,7 +85,7 @@ def test_what_a_turn_does_not_have_is_nan() -> None:
 def test_supports_stand_beside_turns_without_one() -> None:
     support = Support(np.array([[5, 6, 7], [7, 8, 9]], np.int32), np.full((2, 3), -1, np.float16),
                       np.full((2, 3), -2, np.float16))  # fmt: skip
-    tokens = tokens_of([turn(reward=1), turn(teacher=(-1, -1), support=support, behavior=(-3, -4))])
+    tokens = tokens_of([toy_turn(reward=1), toy_turn(teacher=(-1, -1), support=support, behavior=(-3, -4))])
     assert tokens.supported_N.tolist() == [False, False, True, True]
     assert tokens.support_ids_NK.tolist() == [[0, 0, 0]] * 2 + [[5, 6, 7], [7, 8, 9]]
     assert tokens.support_ids_NK.dtype == torch.int64
@@ -109,29 +93,3 @@ def test_supports_stand_beside_turns_without_one() -> None:
     assert tokens.support_teacher_NK[2:].tolist() == [[-2.0] * 3] * 2
     assert tokens.support_old_NK.dtype == torch.float32
     assert tokens.behavior_logprobs_N[2:].tolist() == [-3, -4]
-
-
-def test_a_turn_that_cannot_train_says_why() -> None:
-    nan = float("nan")
-    turns = [
-        turn("a:1", teacher=(-1, -1)),
-        turn("a:3", reward=1),
-        turn("a:5", teacher=(nan, -1)),
-        turn("a:7", old=(nan, -1), teacher=(-1, -1), sampled=(False, True)),  # what is masked may be anything
-        turn("a:9", teacher=(-1, -1), sampled=(False, False)),
-        turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
-    ]
-    kept, dropped = select_turns(turns, ("teacher",), 0.0)
-    assert [t.turn_id for t in kept] == ["a:1", "a:7"]
-    assert dropped == {"no hint": 1, "log-prob not finite": 2, "nothing sampled": 1}
-    assert select_turns(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
-    assert select_turns([turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
-    assert select_turns([turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
-def test_sessions_are_held_out_by_their_name_alone(share: float) -> None:
-    names = [f"session-{n}" for n in range(4000)]
-    out = {name for name in names if is_held_out(name, share)}
-    assert len(out) / len(names) == pytest.approx(share, abs=0.03)
-    assert out <= {name for name in names if is_held_out(name, min(1.0, share + 0.1))}

@@ -1,0 +1,140 @@
+"""The turns that train, what they are worth, and how many of a session there are at most."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scored_runs import train_config
+from toy_turns import set_of, toy_turn
+
+from opdkit.train.objective.terms import Objective
+from opdkit.train.targets import Support, Turn, is_held_out
+from opdkit.train.training_set import (
+    OVER_LIMIT,
+    build_training_set,
+    limit_turns_per_session,
+    select_turns,
+    shape_rewards,
+)
+
+# -- which turns train ----------------------------------------------------------------------------------------------
+
+
+def test_a_turn_that_cannot_train_says_why() -> None:
+    nan = float("nan")
+    turns = [
+        toy_turn("a:1", teacher=(-1, -1)),
+        toy_turn("a:3", reward=1),
+        toy_turn("a:5", teacher=(nan, -1)),
+        toy_turn("a:7", old=(nan, -1), teacher=(-1, -1), sampled=(False, True)),  # what is masked may be anything
+        toy_turn("a:9", teacher=(-1, -1), sampled=(False, False)),
+        toy_turn("a:11", teacher=(-1, -1), behavior=(nan, -1)),
+    ]
+    kept, dropped = select_turns(turns, ("teacher",), 0.0)
+    assert [t.turn_id for t in kept] == ["a:1", "a:7"]
+    assert dropped == {"no hint": 1, "log-prob not finite": 2, "nothing sampled": 1}
+    assert select_turns(turns[:2], ("reward", "teacher"), 0.0)[1] == {}
+    assert select_turns([toy_turn()], ("reward", "teacher"), 0.0)[1] == {"no reward and no hint": 1}
+    assert select_turns([toy_turn()], ("support", "divergence"), 0.0)[1] == {"no hint": 1}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.9])
+def test_sessions_are_held_out_by_their_name_alone(share: float) -> None:
+    names = [f"session-{n}" for n in range(4000)]
+    out = {name for name in names if is_held_out(name, share)}
+    assert len(out) / len(names) == pytest.approx(share, abs=0.03)
+    assert out <= {name for name in names if is_held_out(name, min(1.0, share + 0.1))}
+
+
+# -- no session decides alone ---------------------------------------------------------------------------------------
+
+
+def of_session(session: str, *indices: int, written: int | None = None) -> list[Turn]:
+    return [replace(toy_turn("x", reward=1), turn_id=f"{session}:{index}", written=written) for index in indices]
+
+
+def test_at_most_so_many_turns_of_a_session_train() -> None:
+    turns = [*of_session("a:1", *range(40)), *of_session("a:2", 0, 1), *of_session("b:1", *range(5))]
+    kept, dropped = limit_turns_per_session(turns, 4, 0)
+    assert Counter(t.session_id for t in kept) == {"a:1": 4, "a:2": 2, "b:1": 4}
+    assert dropped == {OVER_LIMIT: 37}
+    assert [t for t in turns if t in kept] == kept  # in their order
+    assert limit_turns_per_session(turns, None, 0) == (turns, Counter())
+    assert limit_turns_per_session(turns, 40, 0) == (turns, Counter())
+
+
+def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
+    """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
+    poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
+    drawn = [{t.message_index for t in limit_turns_per_session(poisoned, 6, seed)[0]} for seed in range(20)]
+    assert all(len(some) == 6 for some in drawn)
+    assert len({frozenset(some) for some in drawn}) == 20
+    assert set.union(*drawn) > set(range(6))
+    assert max(sum(index in some for some in drawn) for index in range(60)) < 12
+    assert {
+        t.message_index for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"
+    } == drawn[3]
+
+
+def test_replies_to_one_prompt_and_fresh_replies_count_for_the_session_of_the_log() -> None:
+    logged, written = of_session("a:1", 1, 3, 5), of_session("a:1", 1, 3, 5, written=0)
+    kept, dropped = limit_turns_per_session([*logged, *written], 2, 0)
+    assert len(kept) == 4
+    assert len({t.turn_id for t in kept}) == 2
+    assert dropped == {OVER_LIMIT: 2}
+    fresh = [t for n in range(8) for t in of_session(f"a:1:3/rollout-{n}", 4)]
+    assert len(limit_turns_per_session([*fresh, *of_session("a:2", 1)], 2, 0)[0]) == 3
+
+
+# -- what each turn is worth ----------------------------------------------------------------------------------------
+
+
+def test_the_strength_of_a_turn_is_its_mean_absolute_advantage() -> None:
+    data = set_of(
+        toy_turn("both", old=(-1, -1, -1), teacher=(-0.5, -3, -9), reward=-1, sampled=(True, True, False)),
+        toy_turn("hint", teacher=(-1.25, -1.75)), toy_turn("reward", reward=1),
+    )  # fmt: skip
+    assert data.strengths == pytest.approx([(0.5 + 2) / 2, 0.25, 1])  # -1 + 0.5 and -1 - 1, clipped at C = 1
+    assert data.tokens == 6
+    assert data.advantages["teacher"].tolist() == [0.5, -1.0, -0.25, 0.25]
+    assert data.advantages["reward"].tolist() == [-1, -1, 1, 1]
+    assert data.phases == [0, 0, 0]
+
+
+@pytest.mark.parametrize("term", ["support", "divergence"])
+def test_a_teacher_that_speaks_through_a_support_is_as_strong_as_on_the_logged_token(term: str) -> None:
+    ones = np.ones((2, 3))
+    support = Support(ones.astype(np.int32), -ones.astype(np.float16), -2 * ones.astype(np.float16))
+    hinted = toy_turn("a", teacher=(-0.5, -2), support=support)
+    assert set_of(hinted, weights={term: 2.0}).strengths == set_of(hinted, weights={"teacher": 2.0}).strengths == [0.5]
+
+
+def test_a_turn_without_a_token_left_is_left_out() -> None:
+    """A reply of two tokens has none after the first two; its reward trains all the same."""
+    some = toy_turn("short", teacher=(0, 0)), toy_turn("rewarded", teacher=(0, 0), reward=1)
+    data = set_of(*some, skip_first=2)
+    assert [t.turn_id for t in data.turns] == ["rewarded:1"]
+    assert data.dropped == {"every token skipped": 1}
+    assert set_of(toy_turn("same", teacher=(-1, -2)), min_advantage=0.1).turns == []
+
+
+def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
+    phases = [Objective({"reward": 1.0}), Objective({"teacher": 1.0})]
+    data = build_training_set(
+        [toy_turn("a", reward=1), toy_turn("b", teacher=(-1, -1), reward=1), toy_turn("c", reward=0)], phases, 3, {}
+    )
+    assert {t.turn_id: phase for t, phase in zip(data.turns, data.phases, strict=True)} == {
+        "a:1": 0,
+        "c:1": 0,
+        "b:1": 1,
+    }
+
+
+def test_long_replies_lose_some_of_their_reward() -> None:
+    """The table of the soft overlong punishment, on replies of 8 to 11 sampled tokens; no reward stays none."""
+    config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2)
+    turns = [toy_turn(str(n), old=(-1.0,) * (n + 1), sampled=[True] * n + [False], reward=1) for n in (8, 9, 10, 11)]
+    assert [t.advantage for t in shape_rewards([*turns, toy_turn("none")], config, {})] == [1, 0.5, 0, 0, None]
+    assert [t.reward for t in shape_rewards(turns, config, {})] == [1] * 4
