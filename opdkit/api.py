@@ -166,9 +166,9 @@ class Run:
 
     def decisions(self) -> "Reviews":
         """Return the decisions of `opdkit review`, by turn_id. They win over the verdicts, whose table stays."""
-        from opdkit.store.reviews import in_force
+        from opdkit.store.reviews import reviews_in_force
 
-        return in_force(self.path)
+        return reviews_in_force(self.path)
 
     def __repr__(self) -> str:
         """Return one line per stage, from the footers of its parts; cheap for a run of any size."""

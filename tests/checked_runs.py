@@ -19,7 +19,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import Counters, Stage, manifest, model_identity, part_path, read_all, read_counters, read_part
-from opdkit.store.digests import forget
+from opdkit.store.digests import forget_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
 
@@ -117,7 +117,7 @@ def recommit(
     counted.rows_in += len(rows) - before if table in ("verdicts", "targets") else 0
     counters(counted)
     path.unlink()
-    forget(stage_dir(run, spec.stage), table, part)
+    forget_digest(stage_dir(run, spec.stage), table, part)
     stage = Stage(StageConfig(run=run, shard="0/1"), spec.stage, [spec], 1,
                   plan or manifest(run, spec.stage)["fingerprint"])  # fmt: skip
     stage._commit(spec, part, arrow(to_arrow(TABLES[table], rows)), counted)

@@ -11,7 +11,8 @@ from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS, THINKING_TOKENS
 from opdkit.console import say
 from opdkit.errors import ConfigError
-from opdkit.store.disk import disk_errors_explained, replace_text
+from opdkit.store.atomic import write_text
+from opdkit.store.disk import disk_errors_explained
 
 _WIDTH = 100
 _TITLE = """\
@@ -32,7 +33,7 @@ def run(config: InitConfig) -> None:
         raise ConfigError(f"{config.file} exists already; name another file, or pass --overwrite")
     with disk_errors_explained(config.file):
         config.file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(config.file, text)
+        write_text(config.file, text)
     say(f"{config.file}: edit it, then: opdkit run RUN LOGS... --config {config.file}")
 
 

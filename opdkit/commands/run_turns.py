@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from opdkit.store import joined, part_count, read_arrow
 from opdkit.store.reading import is_written
-from opdkit.store.reviews import in_force
+from opdkit.store.reviews import reviews_in_force
 
 # Of the verdicts without the judge's answers in full, which are most of the table.
 COLUMNS = {
@@ -48,7 +48,7 @@ STATES = (TRAINED, TARGET, JUDGED, TRAINABLE, SKIPPED)
 
 def read_turns(run: Path) -> Iterator[RunTurn]:
     """Yield every turn of the finished parts, in the order of the log. Raises OpdkitError for a damaged part."""
-    trained, reviews = set[str](), in_force(run)
+    trained, reviews = set[str](), reviews_in_force(run)
     if is_written(run, "metrics", 0):
         trained.update(read_arrow(run, "metrics", 0, ["turn_ids"])["turn_ids"].combine_chunks().flatten().to_pylist())
     for part in range(part_count(run, "extract")):

@@ -12,11 +12,11 @@ from opdkit.config.fields import JSON
 from opdkit.config.status import StatusConfig
 from opdkit.console import counted, printable, stdout
 from opdkit.errors import OpdkitError
-from opdkit.store import Summary, outdated, part_count, part_path, summary_of
-from opdkit.store.failures import failures
-from opdkit.store.marks import parts_under_way
+from opdkit.store import Summary, find_outdated_upstream, part_count, part_path, summary_of
+from opdkit.store.failures import read_failures
+from opdkit.store.marks import live_claims
 from opdkit.store.plans import stage_dir
-from opdkit.store.reviews import Reviews, in_force, outdated_targets
+from opdkit.store.reviews import Reviews, outdated_targets, reviews_in_force
 from opdkit.store.tables import TABLES
 
 COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")
@@ -26,7 +26,7 @@ def run(config: StatusConfig) -> None:
     """Print one row a stage, then the last error of each shard. Raises OpdkitError when it holds no run."""
     directory = config.run
     started = [stage for stage in STAGES if (stage_dir(directory, stage) / "manifest.json").exists()]
-    errors = failures(directory)
+    errors = read_failures(directory)
     if not started and not errors:
         raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
     failed = Counter(error["stage"] for error in errors)
@@ -34,7 +34,7 @@ def run(config: StatusConfig) -> None:
     for stage in started:
         table.add_row(*_row(directory, stage, failed[stage]))
     stdout.print(table)
-    if decided := in_force(directory):
+    if decided := reviews_in_force(directory):
         stdout.print(_reviewed(directory, decided), markup=False, soft_wrap=True)
     for stage in started:
         if before := _outdated(directory, stage):
@@ -47,7 +47,7 @@ def run(config: StatusConfig) -> None:
 def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     primary = next(table for table in TABLES.values() if table.stage == stage)  # the first of a stage says what is done
     found = summary_of(directory, stage, primary, part_count(directory, stage))
-    under_way = parts_under_way(stage_dir(directory, stage) / ".tmp")
+    under_way = {claim.part for claim in live_claims(stage_dir(directory, stage) / ".tmp")}
     running = sum(not part_path(directory, primary.name, part).exists() for part in under_way)
     total = found.counters
     dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
@@ -59,7 +59,7 @@ def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
 
 def _outdated(directory: Path, stage: str) -> str | None:
     try:
-        return outdated(directory, stage)
+        return find_outdated_upstream(directory, stage)
     except OpdkitError:  # one of them is gone: `opdkit check` says what to do
         return None
 

@@ -27,7 +27,7 @@ from opdkit.store import manifest, parts_of_turns
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.nearest import nearest_turns
 from opdkit.store.reading import has_stage
-from opdkit.store.reviews import Reviews, in_force
+from opdkit.store.reviews import Reviews, reviews_in_force
 from opdkit.store.token_text import ids_as_texts, open_texts
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
@@ -58,7 +58,7 @@ def turn_views(run: Path, turn_ids: Sequence[str], reviews: Reviews | None = Non
     by_part: defaultdict[int, list[str]] = defaultdict(list)
     for name in dict.fromkeys(turn_ids):
         by_part[parts[name]].append(name)
-    reviews = in_force(run) if reviews is None else reviews
+    reviews = reviews_in_force(run) if reviews is None else reviews
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
     token_texts: TokenTexts | None = None

@@ -45,7 +45,7 @@ from opdkit.store import (
 )
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import stage_dir
-from opdkit.store.reviews import decided_in, in_force, plan_inputs, refuse_outdated_targets
+from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
 from opdkit.train.targets import Turn, is_held_out, load_prompts, load_turns
@@ -55,7 +55,7 @@ def run(config: EvalConfig) -> Summary:
     """Compare `--model` (before) with `--trained` (after); prints the scores as a table on stdout."""
     prompts = read_prompts(Path(config.prompts), config.max_prompts)
     _refuse(config, prompts)
-    refuse_outdated_targets(config.run)
+    check_targets_current(config.run)
     names = _names(config)
     passages = (
         neutral_passages(config.run, config.neutral_text) if config.neutral_text or _has(config, "extract") else []
@@ -147,7 +147,7 @@ def _has(config: EvalConfig, stage: str) -> bool:
 def run_hints(run: Path) -> set[str]:
     """Every accepted hint of the run, and every one that people wrote."""
     parts = (read_arrow(run, "verdicts", part, ["hints"]) for part in range(part_count(run, "judge")))
-    decided = {review.hint for review in in_force(run).values() if review.hint is not None}
+    decided = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
     return decided | {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
 
 

@@ -79,9 +79,9 @@ def run(config: ExtractConfig) -> Summary:
             job.write_bytes(pickle.dumps((stage, logs)))
             write = functools.partial(write_part_in_worker, job)
             for _ in progress(workers.compute(write, todo), "extract", len(todo), "parts"):
-                stopping.after_part()
+                stopping.count_finished()
             if stage.todo():
-                stopping.before_part()
+                stopping.raise_if_requested()
     summary = stage.summary()
     if summary.parts_done == summary.parts:
         check_results(summary.counters)

@@ -73,7 +73,7 @@ class Workers:
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     future.result()
                     yield running.pop(future)
-                    for part in islice(left, 0 if stopping.requested() else 1):
+                    for part in islice(left, 0 if stopping.is_requested() else 1):
                         running[self._pool.submit(_call, function, part)] = part
         except BrokenProcessPool:
             parts_lost = " or ".join(map(str, sorted(running.values())))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from opdkit.console import printable, say, warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import write_first
+from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
 
 FILE = "answers-as.json"  # in the folder of the stage that the votes are for
@@ -61,7 +61,10 @@ class Identity:
 
     def _settle(self, name: str) -> None:
         """Make `name` the judge's from here on, unless another process has settled another name first."""
-        first = self.file is None or write_first(self.file, json.dumps({"name": name}) + "\n")
+        first = True
+        if self.file is not None:
+            with disk_errors_explained(self.file):
+                first = write_text(self.file, json.dumps({"name": name}) + "\n", replace=False)
         self.known = name if first else self._read()
 
     def _read(self) -> str | None:

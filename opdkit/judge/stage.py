@@ -22,12 +22,12 @@ from opdkit.store import (
     Counters,
     Stage,
     Summary,
+    check_rows_left,
+    find_outdated_upstream,
     model_identity,
     mostly_dropped,
-    outdated,
     part_count,
     part_path,
-    refuse_nothing,
 )
 from opdkit.store.joined import LOGGED, JoinedTurn, joined_turns
 from opdkit.store.plans import stage_dir
@@ -95,7 +95,7 @@ def run(config: JudgeConfig) -> Summary:
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
-    refuse_nothing(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
+    check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     return summary
 
 
@@ -173,7 +173,7 @@ def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
     if config.judge != "endpoint" or not (stage_dir(config.run, "teacher") / "manifest.json").exists():
         return
-    if outdated(config.run, "teacher"):
+    if find_outdated_upstream(config.run, "teacher"):
         return  # all targets are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "

@@ -19,7 +19,7 @@ from opdkit.model.folder import check_model_folder
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import open_reply_judge, write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
-from opdkit.store.reviews import Reviews, decisions, in_force, plan_inputs
+from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.template_args import template_args_of
 
@@ -34,7 +34,7 @@ def run(config: RolloutConfig) -> Summary:
     """
     template_args = template_args_of(config.from_run, "teacher", config.template_arg, binding=False)
     config = replace(config, template_arg=template_args)
-    parts, reviews = part_count(config.from_run, "judge"), in_force(config.from_run)
+    parts, reviews = part_count(config.from_run, "judge"), reviews_in_force(config.from_run)
     check_hints(config, parts, reviews)
     replies, verdicts = open_stages(config, parts, reviews)
     if todo := replies.todo():

@@ -21,25 +21,25 @@ stage.py     writing
 reading.py   reading
 """
 
-from opdkit.store.footers import Counters, Summary, mostly_dropped, read_counters, refuse_nothing
+from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped, read_counters
 from opdkit.store.plans import (
+    check_upstream,
     command_of,
     differences,
     file_identity,
+    find_outdated_upstream,
     fingerprint,
     manifest,
     model_identity,
-    outdated,
-    refuse_outdated,
 )
 from opdkit.store.reading import (
-    limited,
     part_count,
     part_path,
     parts_of_turns,
     read_all,
     read_arrow,
     read_part,
+    sessions_within,
     summary_of,
 )
 from opdkit.store.stage import PartWriter, Stage
@@ -49,15 +49,16 @@ __all__ = [
     "PartWriter",
     "Stage",
     "Summary",
+    "check_rows_left",
+    "check_upstream",
     "command_of",
     "differences",
     "file_identity",
+    "find_outdated_upstream",
     "fingerprint",
-    "limited",
     "manifest",
     "model_identity",
     "mostly_dropped",
-    "outdated",
     "part_count",
     "part_path",
     "parts_of_turns",
@@ -65,7 +66,6 @@ __all__ = [
     "read_arrow",
     "read_counters",
     "read_part",
-    "refuse_nothing",
-    "refuse_outdated",
+    "sessions_within",
     "summary_of",
 ]

@@ -176,7 +176,7 @@ class Summary:
         return self.text()
 
 
-def refuse_nothing(summary: Summary, what: str) -> None:
+def check_rows_left(summary: Summary, what: str) -> None:
     """Raise OpdkitError, saying `what` and the reasons, when a whole stage is done and nothing is left of its rows."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.store.reading import is_written, limited, read_arrow
-from opdkit.store.reviews import Review, Reviews, applied, in_force
+from opdkit.store.reading import is_written, read_arrow, sessions_within
+from opdkit.store.reviews import Review, Reviews, apply_review, reviews_in_force
 
 # Table -> the columns to read, None for all of them. A table that is not a key is not read.
 Columns = Mapping[str, Sequence[str] | None]
@@ -46,7 +46,7 @@ class JoinedTurn:
     @property
     def decided(self) -> JSON | None:
         """The verdict as the decision in force leaves it: what every stage after the judge reads."""
-        return None if self.verdict is None else applied(self.verdict, self.review)
+        return None if self.verdict is None else apply_review(self.verdict, self.review)
 
 
 def joined_turns(
@@ -79,11 +79,11 @@ def joined_turns(
         sessions = _keep(sessions, "session_id", turns["session_id"].to_pylist())
         verdicts = None if verdicts is None else _keep(verdicts, "turn_id", turn_ids)
         targets = None if targets is None else _keep(targets, "turn_id", turn_ids)
-    session_of = {row["session_id"]: row for row in sessions.slice(0, limited(run, part, limit)).to_pylist()}
+    session_of = {row["session_id"]: row for row in sessions.slice(0, sessions_within(run, part, limit)).to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
     targets_of = _targets_by_turn(targets) if targets is not None else {}
     if reviews is None:
-        reviews = in_force(run)
+        reviews = reviews_in_force(run)
     for turn in turns.to_pylist():
         if turn["session_id"] in session_of:
             name = turn["turn_id"]

@@ -1,10 +1,10 @@
-"""Which parts are under way, and where: a file a part and process, touched while the process lives.
+"""Marks of the parts under way: one file per part and process, touched while the process lives.
 
     RUN/judge/.tmp/verdicts-00003-5f3a9c1e-node7-4711.running
 
-It is removed when the part ends, well or not. A process that is killed leaves it behind: it counts for nothing once
-its process is gone (on this host) or it has not been touched for a minute (on another one, where the clocks of the
-hosts must agree to that much).
+The mark is removed when the part ends, well or not. A process that is killed leaves it behind; it then counts for
+nothing once its process is gone (on this host), or once it has not been touched for a minute (on another host; the
+clocks of the hosts must agree to that much).
 """
 
 import contextlib
@@ -17,31 +17,40 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BEAT, STALE = 15.0, 60.0  # seconds between two touches; without one for so long a mark counts for nothing
+from opdkit.store.disk import disk_errors_explained
+
+BEAT, STALE = 15.0, 60.0  # seconds between two touches; a mark that was not touched for so long counts for nothing
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the name of a file in `.tmp` says: who works, or worked, on which part of which table."""
+    """The name of a file in `.tmp`, parsed: which process works, or worked, on which part of which table."""
 
     table: str
     part: int
     host: str
     pid: int
 
-    @property
-    def dead(self) -> bool:
-        """True when the process was one of this host and is gone."""
-        return self.host == socket.gethostname() and not _alive(self.pid)
+    def is_dead(self) -> bool:
+        """Return True if the process was one of this host and is gone."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # it lives, and belongs to another user
+            return False
+        return False
 
 
 def claim_name(table: str, part: int, suffix: str) -> str:
-    """A name for a file of this process, another one each time: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
+    """Return a new name for a file of this process: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
     return f"{table}-{part:05d}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}-{os.getpid()}{suffix}"
 
 
 def read_claim(path: Path) -> Claim | None:
-    """The claim in a file's name, None where there is none."""
+    """Return the claim in a file's name, None if there is none."""
     table, _, rest = path.stem.partition("-")
     part, _, rest = rest.partition("-")
     _token, _, rest = rest.partition("-")
@@ -49,14 +58,23 @@ def read_claim(path: Path) -> Claim | None:
     return Claim(table, int(part), host, int(pid)) if part.isdecimal() and pid.isdecimal() else None
 
 
+def sweep(folder: Path, pattern: str) -> None:
+    """Remove the files that killed processes of this host left half-written."""
+    for path in folder.glob(pattern):
+        claim = read_claim(path)
+        if claim is not None and claim.is_dead():
+            with disk_errors_explained(path):
+                path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
-def marked(folder: Path, table: str, part: int) -> Iterator[None]:
+def mark_part(folder: Path, table: str, part: int) -> Iterator[None]:
     """Show, while the block lasts, that this process works on a part."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / claim_name(table, part, ".running")
     path.touch()
     over = threading.Event()
-    threading.Thread(target=_beat, args=(path, over), daemon=True).start()
+    threading.Thread(target=_touch_until, args=(path, over), daemon=True).start()
     try:
         yield
     finally:
@@ -64,33 +82,18 @@ def marked(folder: Path, table: str, part: int) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _beat(path: Path, over: threading.Event) -> None:
+def _touch_until(path: Path, over: threading.Event) -> None:
     while not over.wait(BEAT):
         with contextlib.suppress(OSError):  # a sign of life is not worth a part
             os.utime(path)
 
 
-def parts_under_way(folder: Path) -> set[int]:
-    """The parts that processes work on now, as far as their marks tell."""
-    return {claim.part for claim in at_work(folder)}
-
-
-def at_work(folder: Path) -> list[Claim]:
-    """Who works on a part now, as far as the marks tell."""
-    found = []
+def live_claims(folder: Path) -> list[Claim]:
+    """Return who works on a part now, as far as the marks tell."""
+    claims = []
     for path in folder.glob("*.running"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
             claim, age = read_claim(path), time.time() - path.stat().st_mtime
-            if claim is not None and not claim.dead and age < STALE:
-                found.append(claim)
-    return found
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+            if claim is not None and age < STALE and not claim.is_dead():
+                claims.append(claim)
+    return claims

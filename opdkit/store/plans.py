@@ -12,7 +12,7 @@ from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.atomic import discard, write_first
+from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.tables import APPENDED
@@ -51,7 +51,7 @@ def command_of(run: Path, stage: str) -> str:
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
-def outdated(run: Path, stage: str) -> str | None:
+def find_outdated_upstream(run: Path, stage: str) -> str | None:
     """The first stage that `stage` was computed from and that is another one by now; None where there is none.
 
     Raises OpdkitError when one of them is gone.
@@ -60,10 +60,10 @@ def outdated(run: Path, stage: str) -> str | None:
     return next((name for name, pinned in before.items() if manifest(run, name)["fingerprint"] != pinned), None)
 
 
-def refuse_outdated(run: Path, stages: Sequence[str]) -> None:
+def check_upstream(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError where one of these stages was computed from another than is there now, and say which."""
     for stage in stages:
-        if before := outdated(run, stage):
+        if before := find_outdated_upstream(run, stage):
             raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {before} stage than is there now: "
                               f"run `opdkit {command_of(run, stage)} {quote(run)} ...` as before, with "
                               "--overwrite")  # fmt: skip
@@ -78,15 +78,16 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
         with disk_errors_explained(folder):
-            discard(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
+            remove_folder(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
     # Whoever writes a part has written the manifest before: so look for parts first.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{folder} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
+    document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
-    if not path.exists() and write_first(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n"):
-        return digest
+        text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        if not path.exists() and write_text(path, text, replace=False):
+            return digest
     old = manifest(config.run, plan["stage"])
     same_draw = {DRAW: plan[DRAW]} if DRAW in plan else {}
     found = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)

@@ -68,7 +68,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     return arrow
 
 
-def refuse_missing_parts(run: Path, stages: Sequence[str]) -> None:
+def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError where a part of one of these stages has not been done, or is no longer there."""
     for stage in stages:
         for table in (table for table in TABLES.values() if table.stage == stage):
@@ -137,7 +137,7 @@ def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
     return Summary(stage, total, done, parts, stage_dir(run, stage) / primary.name)
 
 
-def limited(run: Path, part: int, limit: int | None) -> int | None:
+def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
     """How many of the sessions of this part are within the first `limit` of the run; None is all of them."""
     if limit is None:
         return None

@@ -27,10 +27,10 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, part_path, parts_of_turns, read_part
-from opdkit.store.atomic import sync
+from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import VERSION_KEY, read_inputs
-from opdkit.store.marks import claim_name, read_claim
+from opdkit.store.marks import claim_name, sweep
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
@@ -72,12 +72,12 @@ Reviews = dict[str, Review]  # turn_id -> the decision in force
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def folder(run: Path) -> Path:
+def reviews_dir(run: Path) -> Path:
     """Where the decisions of a run are."""
     return stage_dir(run, REVIEWS.stage) / REVIEWS.name
 
 
-def in_force(run: Path) -> Reviews:
+def reviews_in_force(run: Path) -> Reviews:
     """The decision that counts, for each turn that has one. {} where nobody has decided anything."""
     return Ledger(run).in_force()
 
@@ -105,7 +105,7 @@ class Ledger:
 
 def files(run: Path) -> list[Path]:
     """The files of decisions, in their order."""
-    home_of = folder(run)
+    home_of = reviews_dir(run)
     found = [path for path in home_of.iterdir() if _NAME.fullmatch(path.name)] if home_of.is_dir() else []
     return sorted(found, key=lambda path: (_ordinal(path), path.name))
 
@@ -136,11 +136,11 @@ def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[
 
     `reviews` is what `in_force` said before, where a stage must not see what is decided while it works.
     """
-    known = in_force(run) if reviews is None else reviews
-    return [applied(row, known.get(row["turn_id"])) for row in read_part(run, "verdicts", part)]
+    known = reviews_in_force(run) if reviews is None else reviews
+    return [apply_review(row, known.get(row["turn_id"])) for row in read_part(run, "verdicts", part)]
 
 
-def applied(verdict: JSON, review: Review | None) -> JSON:
+def apply_review(verdict: JSON, review: Review | None) -> JSON:
     """A row of `verdicts` as a decision leaves it. Pure; the row itself when there is none.
 
     What is decided has the status "reviewed". A hint that is decided is the first of `hints`; the agreement is still
@@ -207,9 +207,9 @@ def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
     return [part for part, path in paths.items() if path.exists() and read_inputs(path) != now(part)]
 
 
-def refuse_outdated_targets(run: Path) -> None:
+def check_targets_current(run: Path) -> None:
     """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
-    if outdated := outdated_targets(run, in_force(run)):
+    if outdated := outdated_targets(run, reviews_in_force(run)):
         raise OpdkitError(
             f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
             f"{verb(len(outdated), 'is', 'are')} older than the "
@@ -224,7 +224,7 @@ def refuse_outdated_targets(run: Path) -> None:
 MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
 
 
-def invalid(review: Review) -> str | None:
+def find_problem(review: Review) -> str | None:
     """What is wrong with a decision, in words; None when nothing is."""
     if review.action not in ("set", "strike"):
         return f"action is {review.action!r}; it must be set or strike"
@@ -251,15 +251,15 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
     Raises OpdkitError for a decision that is none, or when the disk refuses.
     """
     for review in decided:
-        if (what := invalid(review)) is not None:
+        if (what := find_problem(review)) is not None:
             raise OpdkitError(f"turn {review.turn_id}: {what}")
     if not decided:
         return []
-    where = folder(run)
+    where = reviews_dir(run)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     with disk_errors_explained(where):
         where.mkdir(parents=True, exist_ok=True)
-        _sweep(where)
+        sweep(where, ".*.tmp")
         first = max(map(_ordinal, files(run)), default=-1) + 1
         rows = [
             Review(r.turn_id, r.reward_decided, r.reward, r.hint_decided, r.hint, r.note, reviewer or whoami(), now,
@@ -273,23 +273,12 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
 def _write(where: Path, rows: Sequence[Review]) -> None:
     last = rows[-1].ordinal
     arrow = to_arrow(REVIEWS, [vars(row) for row in rows]).replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
-    temporary = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
-    try:
+    final = where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
+    hidden = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
+    with temporary_file(final, hidden) as temporary:
         with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
             file.write_table(arrow)
-        sync(temporary)
-        temporary.replace(where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet")
-        sync(where)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sweep(where: Path) -> None:
-    """Remove what killed processes of this host left half-written."""
-    for path in where.glob(".*.tmp"):
-        claim = read_claim(path)
-        if claim is not None and claim.dead:
-            path.unlink(missing_ok=True)
+        move_into_place(temporary, final)
 
 
 def whoami() -> str:
@@ -299,9 +288,9 @@ def whoami() -> str:
     return "unknown"
 
 
-def strangers(run: Path) -> Iterator[Path]:
+def unexpected_files(run: Path) -> Iterator[Path]:
     """What is in the folder of the decisions and is none of them; a half-written file of a kill is none either."""
-    where = folder(run)
+    where = reviews_dir(run)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if not _NAME.fullmatch(path.name) and not path.name.startswith("."):
             yield path

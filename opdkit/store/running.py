@@ -2,16 +2,16 @@
 
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
-from opdkit.store.failures import forget, recorded
+from opdkit.store.failures import forget_failures, record_failure
 from opdkit.store.footers import Summary
-from opdkit.store.stopping import listening
+from opdkit.store.stopping import listen_for_signals
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
     config.check_inputs()
-    with recorded(name, config), listening():
+    with record_failure(name, config), listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config)
     if summary.parts_done == summary.parts:
-        forget(config.run, name)
+        forget_failures(config.run, name)
     return summary

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.store import stopping
-from opdkit.store.atomic import move_first, sync
-from opdkit.store.digests import file_digest, forget, record
+from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import (
     COUNTERS_KEY,
@@ -27,17 +27,17 @@ from opdkit.store.footers import (
     Summary,
     read_inputs,
 )
-from opdkit.store.marks import claim_name, marked, read_claim
+from opdkit.store.marks import claim_name, mark_part, sweep
 from opdkit.store.plans import (
     DRAW,
+    check_upstream,
     fingerprint,
     manifest,
     model_identity,
-    refuse_outdated,
     stage_dir,
     write_or_check_manifest,
 )
-from opdkit.store.reading import part_path, refuse_missing_parts, summary_of
+from opdkit.store.reading import check_parts_exist, part_path, summary_of
 from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
 from opdkit.version import __version__
 
@@ -116,12 +116,12 @@ class Stage:
             | ({"command": command} if command else {})
             | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
         )
-        refuse_outdated(config.run, upstream)
+        check_upstream(config.run, upstream)
         if config.overwrite and command is None:  # of one that writes two stages, the first is just being written
-            refuse_missing_parts(config.run, upstream)
+            check_parts_exist(config.run, upstream)
         digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
-        stage._sweep_temporary_files()
+        sweep(stage.home / ".tmp", "*")
         return stage
 
     # -- parts ------------------------------------------------------------------------------------------------------
@@ -141,28 +141,28 @@ class Stage:
     def writing(self, part: int) -> Iterator[PartWriter]:
         """Commit the part's tables when the block ends well; leave nothing behind when it does not.
 
-        Where another process has committed the part in the meantime, its result stays. Raises stopping.Stopped when the
-        process was asked to stop, since between two parts nothing is lost; OpdkitError, naming the path and what to do,
-        when the disk is full or read-only, in the block or in the commit.
+        If another process has committed the part in the meantime, its result stays. Raises stopping.Stopped if the
+        process was asked to stop, since between two parts nothing is lost; OpdkitError, naming the path and the remedy,
+        if the disk is full or read-only, in the block or in the commit.
         """
-        stopping.before_part()
-        with disk_errors_explained(self.home), marked(self.home / ".tmp", self.tables[0].name, part):
+        stopping.raise_if_requested()
+        with disk_errors_explained(self.home), mark_part(self.home / ".tmp", self.tables[0].name, part):
             start = time.monotonic()
             writer = PartWriter(self.tables)
             yield writer
             if not self.done(part):
-                self._commit_all(part, writer, start)
-        stopping.after_part()
-
-    def _commit_all(self, part: int, writer: PartWriter, start: float) -> None:
-        arrows = {t.name: writer.arrow(t) for t in self.tables}
-        writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
-        writer.counters.seconds = time.monotonic() - start
-        for table in reversed(self.tables):  # the primary table last: its file says that the part is done
-            counters = writer.counters if table is self.tables[0] else Counters(rows_out=arrows[table.name].num_rows)
-            self._commit(table, part, arrows[table.name], counters)
+                arrows = {table.name: writer.arrow(table) for table in self.tables}
+                writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
+                writer.counters.seconds = time.monotonic() - start
+                for table in reversed(self.tables[1:]):
+                    arrow = arrows[table.name]
+                    self._commit(table, part, arrow, Counters(rows_out=arrow.num_rows))
+                # Last: the file of the primary table says that the part is done.
+                self._commit(self.tables[0], part, arrows[self.tables[0].name], writer.counters)
+        stopping.count_finished()
 
     def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:
+        """Write one file, record its digest, and move it into place once both are on the disk."""
         primary = table is self.tables[0]
         arrow = arrow.replace_schema_metadata({
             VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
@@ -170,30 +170,29 @@ class Stage:
             **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
         })  # fmt: skip
         final = self.path(table.name, part)
-        temporary = self.home / ".tmp" / claim_name(table.name, part, ".parquet")
-        marker = None
-        try:
-            with disk_errors_explained(final):
-                final.parent.mkdir(parents=True, exist_ok=True)
-                temporary.parent.mkdir(exist_ok=True)
-                _write(temporary, arrow)
-                marker = record(self.home, table.name, part, file_digest(temporary))
-                if not primary:  # what a killed process left without its primary table is replaced
-                    temporary.replace(final)
-                elif final.exists() and not self.done(part):  # it was computed from other inputs
-                    outdated = file_digest(final)
-                    temporary.replace(final)
-                    marker = None
-                    forget(self.home, table.name, part, outdated)
-                else:
-                    move_first(temporary, final)
-                sync(final.parent)
-        except BaseException:
-            if marker is not None:
-                marker.unlink(missing_ok=True)
-            raise
-        finally:
-            temporary.unlink(missing_ok=True)
+        record = None
+        with (
+            disk_errors_explained(final),
+            temporary_file(final, self.home / ".tmp" / claim_name(table.name, part, ".parquet")) as temporary,
+        ):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            temporary.parent.mkdir(exist_ok=True)
+            options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
+            with pq.ParquetWriter(temporary, arrow.schema, **options) as file:
+                if arrow.num_rows:  # some readers cannot take an empty row group
+                    file.write_table(arrow)
+            try:
+                record = record_digest(self.home, table.name, part, file_digest(temporary))
+                # A primary file that is there and not done was computed from other inputs.
+                replaced = file_digest(final) if primary and final.exists() and not self.done(part) else None
+                # Files of other tables are replaced: a killed process left them, without its primary table.
+                move_into_place(temporary, final, replace=not primary or replaced is not None)
+            except BaseException:
+                if record is not None and temporary.exists():  # it was not moved
+                    record.unlink(missing_ok=True)
+                raise
+            if replaced is not None:
+                forget_digest(self.home, table.name, part, replaced)
 
     def _files_beside(self, table: Table) -> JSON:
         """What pins the models that a stage of one part keeps beside its tables: folder -> file -> size and digest."""
@@ -202,23 +201,6 @@ class Stage:
         folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
-    def _sweep_temporary_files(self) -> None:
-        """Remove what killed processes of this host left half-written."""
-        for path in (self.home / ".tmp").glob("*"):
-            claim = read_claim(path)
-            if claim is not None and claim.dead:
-                with disk_errors_explained(path):
-                    path.unlink(missing_ok=True)
-
     def summary(self) -> Summary:
         """A fold over the footers of all finished parts, whoever wrote them."""
         return summary_of(self.config.run, self.name, self.tables[0], self.parts)
-
-
-def _write(path: Path, arrow: pa.Table) -> None:
-    """One Parquet file, on the disk when this returns."""
-    options = encodings(arrow.schema) | {"compression": "zstd", "write_page_checksum": True}
-    with pq.ParquetWriter(path, arrow.schema, **options) as file:
-        if arrow.num_rows:  # an empty row group is more than some readers can take
-            file.write_table(arrow)
-    sync(path)

@@ -1,9 +1,8 @@
-"""Stopping in good order when a scheduler asks, so that the same command can go on from there.
+"""Stopping in good order when a scheduler asks, so that the same command can resume from there.
 
-SIGUSR1: finish the part under way, then stop. SIGTERM: drop the part under way and stop now. What is dropped leaves
-nothing at its final path; what is finished stays. A training works in steps instead: both signals have it finish the
-optimizer step under way, which other processes take part in, and keep a checkpoint. A command listens only while it
-runs a stage.
+SIGUSR1: finish the part under way, then stop. SIGTERM: drop the part under way and stop now. A dropped part leaves
+nothing at its final path; finished parts stay. Training works in steps: both signals let it finish the optimizer step
+under way, in which other processes take part, and write a checkpoint. A command listens only while it runs a stage.
 """
 
 import contextlib
@@ -22,15 +21,13 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command 
 class Stopped(KeyboardInterrupt):
     """Raised where a stage stops. What lets Ctrl-C through lets this through, asyncio among them."""
 
-    exit_code = TRY_AGAIN
-
 
 @dataclass
 class _Watch:
-    """What this process was asked, and what it has done: signals belong to a process, so there is one of these."""
+    """Requests to this process, and its progress. Signals belong to a process, so there is one of these."""
 
     owner: int = 0
-    asked: bool = False
+    requested: bool = False
     finished: int = 0  # parts, or steps that a checkpoint holds
     in_steps: bool = False
 
@@ -38,56 +35,56 @@ class _Watch:
 _watch = _Watch()
 
 
-def requested() -> bool:
-    """True once the process was asked to stop after what it is doing."""
-    return _watch.asked
+def is_requested() -> bool:
+    """Return True once the process was asked to stop after what it is doing."""
+    return _watch.requested
 
 
-def before_part() -> None:
-    """Raise Stopped when the process was asked to stop: no further part is begun."""
-    if _watch.asked:
+def raise_if_requested() -> None:
+    """Raise Stopped if the process was asked to stop: no further part is begun."""
+    if _watch.requested:
         raise Stopped
 
 
-def after_part() -> None:
-    """Count what is kept: a part that was committed, or a checkpoint."""
+def count_finished() -> None:
+    """Count a part that was committed, or a checkpoint."""
     _watch.finished += 1
 
 
 @contextlib.contextmanager
-def in_steps() -> Iterator[None]:
-    """In the block SIGTERM does what SIGUSR1 does, and who works there looks at `requested` after each step."""
+def stop_after_step() -> Iterator[None]:
+    """Let SIGTERM do in the block what SIGUSR1 does; the block asks `is_requested` after each step."""
     _watch.in_steps = True
     yield
-    _watch.in_steps = False  # what ends by an exception still says how it worked
+    _watch.in_steps = False  # after an exception, `listen_for_signals` still sees how the stage worked
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
-    """Heed both signals in the block; only in the main thread, where Python delivers them.
+def listen_for_signals() -> Iterator[None]:
+    """Handle both signals in the block, if this is the main thread: Python delivers them to no other.
 
-    Raises Stopped; OpdkitError when the process was asked to stop and had not finished one part (or step): then the
-    same command would not get any further the next time, and a scheduler that starts it again would do so for ever.
+    Raises Stopped. Raises OpdkitError if the process was asked to stop and had not finished one part (or step): the
+    same command would get no further the next time, and a scheduler would start it again for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _watch.owner, _watch.asked, _watch.finished, _watch.in_steps = os.getpid(), False, 0, False
+    _watch.owner, _watch.requested, _watch.finished, _watch.in_steps = os.getpid(), False, 0, False
     before = {number: signal.signal(number, _on_signal) for number in (signal.SIGUSR1, signal.SIGTERM)}
     try:
         yield
     except Stopped:
-        if _watch.asked and not _watch.finished:
-            what, smaller = ("step", "--batch-turns") if _watch.in_steps else ("part", "`opdkit extract --part-mb`")
+        if _watch.requested and not _watch.finished:
+            unit, smaller = ("step", "--batch-turns") if _watch.in_steps else ("part", "`opdkit extract --part-mb`")
             raise OpdkitError(
-                f"stopped before one {what} was finished, so to start again would not help: give it more time, or make "
-                f"{what}s smaller with a lower {smaller}"
+                f"stopped before one {unit} was finished, so starting again would not help: give it more time, or make "
+                f"{unit}s smaller with a lower {smaller}"
             ) from None
         raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        _watch.asked = False
+        _watch.requested = False
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
@@ -97,7 +94,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
             os.kill(os.getpid(), number)
         return
     if number == signal.SIGUSR1 or _watch.in_steps:
-        _watch.asked = True
+        _watch.requested = True
         return
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not break into the cleaning up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
     raise Stopped

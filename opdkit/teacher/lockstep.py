@@ -56,7 +56,7 @@ class ProcessGroup:
         if self.size > 1:
             gpu = distributed.get_backend() == "nccl"  # which sends from GPUs only
             device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if gpu else "cpu")
-            asked = torch.tensor(int(stopping.requested()), device=device)
+            asked = torch.tensor(int(stopping.is_requested()), device=device)
             distributed.all_reduce(asked)
             if asked.item():
                 raise stopping.Stopped

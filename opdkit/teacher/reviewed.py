@@ -17,7 +17,7 @@ from opdkit.config.fields import JSON
 from opdkit.store import part_path, read_arrow
 from opdkit.store.footers import read_inputs
 from opdkit.store.joined import joined_turns
-from opdkit.store.reviews import applied, decision
+from opdkit.store.reviews import apply_review, decision
 from opdkit.teacher.examples import candidate_hints
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedS
 
 def decided_verdict(verdict: Row, decided: JSON) -> Row:
     """Return a verdict as the decisions of people, turn_id -> decision, leave it."""
-    return applied(verdict, decision(verdict["turn_id"], decided.get(verdict["turn_id"], {})))
+    return apply_review(verdict, decision(verdict["turn_id"], decided.get(verdict["turn_id"], {})))
 
 
 def _scores_differ(before: Row, after: Row, select: str) -> bool:

@@ -24,13 +24,13 @@ from opdkit.store import (
     Counters,
     Stage,
     Summary,
+    check_rows_left,
     mostly_dropped,
     part_count,
     part_path,
     read_counters,
-    refuse_nothing,
 )
-from opdkit.store.reviews import in_force, part_inputs
+from opdkit.store.reviews import part_inputs, reviews_in_force
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
@@ -68,7 +68,7 @@ def run(config: TeacherConfig) -> Summary:
     """
     group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
     # Read once: a decision of a person from now on is for the next run of this command.
-    inputs_of_part = part_inputs(config.run, group.broadcast(in_force(config.run)))
+    inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
     scorer = load_scorer(config) if config.overwrite else None  # before anything is thrown away for it
     with group.main_first():
         stage = Stage.open(
@@ -101,7 +101,7 @@ def run(config: TeacherConfig) -> Summary:
     for message in warnings(config, summary.counters):
         warn(message)
     judged = counted(summary.counters.rows_in, "judged reply")
-    refuse_nothing(summary, f"none of {judged} became a target")
+    check_rows_left(summary, f"none of {judged} became a target")
     return summary
 
 

@@ -6,11 +6,7 @@ the old policy is in the targets, so nothing else needs to be kept. Only the new
 model. A sharded student is written whole, so that any number of processes can resume from it.
 """
 
-import contextlib
 import copy
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import warn
-from opdkit.store.atomic import sync
+from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
 from opdkit.train.student import load_student
 
@@ -38,13 +34,10 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows:
         return
     folder.mkdir(parents=True, exist_ok=True)
     final = folder / f"step-{len(rows):08d}.pt"
-    temporary = folder / f".{final.name}-{os.getpid()}"
-    with temporary.open("wb") as handle:
-        torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows}, handle)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(final)
-    sync(folder)  # before the older file is removed
+    with temporary_file(final) as temporary:
+        with temporary.open("wb") as handle:
+            torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows}, handle)
+        move_into_place(temporary, final)  # on the disk before the older file is removed
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
         if path != final:
             path.unlink(missing_ok=True)
@@ -129,16 +122,3 @@ def save_student(
     with replaced_folder(home / "model") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def replaced_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it."""
-    temporary = final.with_name(f".{final.name}-{os.getpid()}")
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for left_over in final.parent.glob(f".{final.name}-*"):
-        shutil.rmtree(left_over)
-    yield temporary
-    if final.exists():
-        shutil.rmtree(final)
-    temporary.replace(final)

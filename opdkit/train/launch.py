@@ -16,8 +16,8 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
-from opdkit.store import PartWriter, Stage, refuse_outdated, stopping
-from opdkit.store.marks import at_work
+from opdkit.store import PartWriter, Stage, check_upstream, stopping
+from opdkit.store.marks import live_claims
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import decided_in, plan_inputs
 from opdkit.store.tables import METRICS
@@ -28,13 +28,13 @@ TIMEOUT = timedelta(hours=1)  # while the main process writes a large model, the
 def check_launch(config: TrainConfig) -> None:
     """Raise ConfigError or OpdkitError for a training that cannot run here, before anything is loaded."""
     config.check_inputs()
-    refuse_outdated(config.run, ["teacher"])
+    check_upstream(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
     # Two trainings would mix up their checkpoints. All processes of one launch ask before the first of them begins. A
     # process on another host looks the same as one that was killed there a moment ago.
-    others = [c for c in at_work(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
+    others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
                           "start this again, which then resumes from its last checkpoint")  # fmt: skip
@@ -95,7 +95,7 @@ def part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
 
     Raises stopping.Stopped in all of them where one was asked to stop.
     """
-    if any(gather_object([stopping.requested()])):
+    if any(gather_object([stopping.is_requested()])):
         raise stopping.Stopped
     if accelerator.is_main_process:
         with stage.writing(0) as out:

@@ -66,7 +66,7 @@ def run(config: TrainConfig) -> Summary:
     if not stage.todo():
         accelerator.end_training()
         return stage.summary()
-    with stopping.in_steps(), part_writer(stage, accelerator) as out:
+    with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         # The student, its optimizer, and where an earlier process stopped.
         prompts = prompts or load_prompts(config.run, turns, chat)
         student = load_student(config, on_cpu=config.sharding == "fsdp")
@@ -107,7 +107,7 @@ def run(config: TrainConfig) -> Summary:
                 checkpoints.save(folder, student, optimizer, rows, main=main)
             if stop:
                 accelerator.wait_for_everyone()  # for the checkpoint: a launcher kills the others when one ends
-                stopping.after_part()
+                stopping.count_finished()
                 say(f"stopping after step {number} of {len(steps)}")
                 accelerator.end_training()
                 raise stopping.Stopped

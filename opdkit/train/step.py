@@ -159,5 +159,5 @@ def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator)
     """
     names = list(shares[0])
     sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)
-    sums = torch.cat([sums, sums.new_tensor([float(stopping.requested())])])
+    sums = torch.cat([sums, sums.new_tensor([float(stopping.is_requested())])])
     return dict(zip([*names, STOP_REQUESTS], accelerator.reduce(sums, "sum").tolist(), strict=True))

@@ -21,8 +21,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
-from opdkit.store import limited, manifest, model_identity, part_count, read_arrow, read_part
-from opdkit.store.reviews import refuse_outdated_targets
+from opdkit.store import manifest, model_identity, part_count, read_arrow, read_part, sessions_within
+from opdkit.store.reviews import check_targets_current
 from opdkit.store.turn_ids import logged_session_id
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
@@ -78,11 +78,11 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
     Raises OpdkitError when supports are asked for and a turn with a hint has none, or when review decisions are newer
     than the targets.
     """
-    refuse_outdated_targets(run)
+    check_targets_current(run)
     turns = []
     for part in range(part_count(run, "teacher")):
         table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports else ())])
-        count = limited(run, part, limit)
+        count = sessions_within(run, part, limit)
         sessions = None
         if count is not None:
             sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])

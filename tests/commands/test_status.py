@@ -13,8 +13,8 @@ from opdkit.commands import status
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, Summary, failures, reviews
-from opdkit.store.marks import BEAT, STALE, marked, parts_under_way, read_claim
+from opdkit.store import Counters, Stage, Summary, read_failures, reviews
+from opdkit.store.marks import BEAT, STALE, live_claims, mark_part, read_claim
 from opdkit.store.reviews import Review
 from opdkit.store.tables import VERDICTS
 
@@ -35,7 +35,7 @@ def judge(run: Path, shard: str = "0/1") -> Stage:
 
 
 def row(run: Path, stage: str = "judge") -> dict[str, str]:
-    failed = sum(f["stage"] == stage for f in failures.failures(run))
+    failed = sum(f["stage"] == stage for f in read_failures.read_failures(run))
     return dict(zip(status.COLUMNS, status._row(run, stage, failed), strict=True))
 
 
@@ -62,10 +62,10 @@ def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
     (folder / f"verdicts-00001-5f3a9c1e-{socket.gethostname()}-{dead_process()}.running").touch()
     other = folder / "verdicts-00002-5f3a9c1e-another-host.example-17.running"
     other.touch()
-    assert parts_under_way(folder) == {2}
+    assert [claim.part for claim in live_claims(folder)] == [2]
     old = time.time() - STALE - 1
     os.utime(other, (old, old))
-    assert parts_under_way(folder) == set()
+    assert live_claims(folder) == []
     judge(run)
     assert [p.name for p in folder.iterdir()] == [other.name], "the next command sweeps what is certainly dead"
 
@@ -73,11 +73,11 @@ def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
 def test_a_mark_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 * BEAT < STALE
     monkeypatch.setattr("opdkit.store.marks.BEAT", 0.01)
-    with marked(tmp_path, "verdicts", 3):
+    with mark_part(tmp_path, "verdicts", 3):
         (path,) = tmp_path.iterdir()
         os.utime(path, (0, 0))
         end = time.monotonic() + 20
-        while not parts_under_way(tmp_path):
+        while not live_claims(tmp_path):
             assert time.monotonic() < end
             time.sleep(0.01)
         claim = read_claim(path)
@@ -95,7 +95,7 @@ def test_a_file_of_another_kind_is_no_claim() -> None:
 
 
 def fail(run: Path, shard: str, error: Exception) -> None:
-    with pytest.raises(type(error)), failures.recorded("judge", JudgeConfig(run=run, shard=shard)):
+    with pytest.raises(type(error)), read_failures.record_failure("judge", JudgeConfig(run=run, shard=shard)):
         raise error
 
 
@@ -111,10 +111,10 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in out, "an error may quote a log"
     assert "ZeroDivisionError: by zero" in out
     assert "the first one" not in out
-    with failures.recorded("judge", JudgeConfig(run=run, shard="1/2")):
+    with read_failures.record_failure("judge", JudgeConfig(run=run, shard="1/2")):
         pass
     assert row(run)["failed"] == "1 shard"
-    failures.forget(run, "judge")
+    read_failures.forget_failures(run, "judge")
     assert row(run)["failed"] == "0"
 
 
@@ -122,10 +122,10 @@ def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest
     """But in a batch job nobody else sees it."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     fail(run, "0/1", ConfigError("another plan"))
-    assert failures.failures(run) == []
+    assert read_failures.read_failures(run) == []
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     fail(run, "0/1", ConfigError("another plan"))
-    (record,) = failures.failures(run)
+    (record,) = read_failures.read_failures(run)
     assert (record["job"], record["error"]) == ("17", "another plan")
 
 

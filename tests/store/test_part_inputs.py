@@ -7,7 +7,7 @@ from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.store import Stage, part_path, parts_of_turns, read_counters
-from opdkit.store.digests import file_digest, recorded
+from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.footers import read_inputs
 from opdkit.store.tables import VERDICTS
 
@@ -34,7 +34,7 @@ def test_a_part_computed_from_something_else_is_to_do_again_and_the_others_stay(
     assert write(stage()) == [1]
     assert part_path(tmp_path, "verdicts", 0).read_bytes() == kept[0]
     assert read_inputs(part_path(tmp_path, "verdicts", 1)) == {"said": "no"}
-    names = {key: digests for key, digests in recorded(tmp_path / "judge").items() if key[1] == 1}
+    names = {key: digests for key, digests in read_digests(tmp_path / "judge").items() if key[1] == 1}
     assert names == {("verdicts", 1): {file_digest(part_path(tmp_path, "verdicts", 1))}}, "the old one is forgotten"
     given[1] = {"said": "yes"}
     assert write(stage()) == [1]
@@ -50,7 +50,7 @@ def test_of_two_processes_that_replace_a_part_both_leave_one_with_its_digest(tmp
     with stages[0].writing(0) as first, stages[1].writing(0) as second:
         first.counters.rows_in, second.counters.rows_in = 1, 2
     path = part_path(tmp_path, "verdicts", 0)
-    assert file_digest(path) in recorded(tmp_path / "judge")["verdicts", 0]
+    assert file_digest(path) in read_digests(tmp_path / "judge")["verdicts", 0]
     assert read_counters(path).rows_in == 2, "the one that was ready first stays"
 
 

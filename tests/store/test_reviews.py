@@ -13,7 +13,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import Stage, part_count, read_all, read_part, reviews
-from opdkit.store.reviews import Ledger, Review, applied, in_force
+from opdkit.store.reviews import Ledger, Review, apply_review, reviews_in_force
 from opdkit.store.tables import REVIEWS, VERDICTS
 
 
@@ -44,29 +44,31 @@ def strike(turn_id: str) -> Review:
 def test_the_last_decision_on_a_turn_counts_and_a_strike_withdraws_it(run):
     reviews.append(run, [set_reward("s0:1", 1), set_reward("s1:1", 0)])
     reviews.append(run, [set_hint("s0:1", "Use Celsius.")])
-    assert in_force(run)["s0:1"].decided == {"hint": "Use Celsius."}, "a decision replaces the one before, whole"
+    assert reviews_in_force(run)["s0:1"].decided == {"hint": "Use Celsius."}, (
+        "a decision replaces the one before, whole"
+    )
     reviews.append(run, [strike("s0:1"), strike("s3:3")])
-    assert {name: r.decided for name, r in in_force(run).items()} == {"s1:1": {"reward": 0}}
+    assert {name: r.decided for name, r in reviews_in_force(run).items()} == {"s1:1": {"reward": 0}}
     reviews.append(run, [set_reward("s0:1", None)])
-    assert in_force(run)["s0:1"].decided == {"reward": None}
+    assert reviews_in_force(run)["s0:1"].decided == {"reward": None}
 
 
 def test_nobody_has_decided_anything(run):
-    assert in_force(run) == {}
+    assert reviews_in_force(run) == {}
     assert list(map(dict, read_all(run, "verdicts"))) == [v for k in (0, 1) for v in reviews.read_verdicts(run, k)]
 
 
 def test_a_verdict_as_a_decision_leaves_it(run):
     (before,) = [v for v in read_part(run, "verdicts", 0) if v["turn_id"] == "s0:1"]
-    assert applied(before, None) is before
-    assert applied(before, Review("s0:1", note="looked at it")) == before, "who accepts as it is changes nothing"
-    after = applied(before, Review("s0:1", True, 1, True, "Use Celsius."))
+    assert apply_review(before, None) is before
+    assert apply_review(before, Review("s0:1", note="looked at it")) == before, "who accepts as it is changes nothing"
+    after = apply_review(before, Review("s0:1", True, 1, True, "Use Celsius."))
     assert (after["reward"], after["reward_status"], after["reward_agreement"]) == (1, "reviewed", 0.0)
     assert (after["hint"], after["hint_status"], after["hints"][0]) == ("Use Celsius.", "reviewed", "Use Celsius.")
     assert after["hint_votes"] == before["hint_votes"]
-    struck = applied(before, set_hint("s0:1", None))
+    struck = apply_review(before, set_hint("s0:1", None))
     assert (struck["hint"], struck["hint_status"], struck["reward"]) == (None, "reviewed", before["reward"])
-    null = applied(before, set_reward("s0:1", None))
+    null = apply_review(before, set_reward("s0:1", None))
     assert (null["reward"], null["reward_agreement"], null["hint"]) == (None, None, before["hint"])
 
 
@@ -107,7 +109,7 @@ def test_the_verdicts_do_not_change_and_overwriting_them_leaves_the_decisions(ru
     with pytest.raises(ConfigError):
         judge.run(JudgeConfig(run=run, limit=3, shard="0/1"))
     judge.run(JudgeConfig(run=run, limit=3, overwrite=True, shard="0/1"))
-    assert in_force(run)["s0:1"].decided == {"reward": 1}
+    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
     assert next(v for v in reviews.read_verdicts(run, 0) if v["turn_id"] == "s0:1")["reward_status"] == "reviewed"
     assert not list(run.glob(".judge-*")), "what was discarded is gone"
 
@@ -119,11 +121,11 @@ def test_killed_while_overwriting_no_part_outlives_the_manifest_and_no_decision_
             _die_after(patch, moves)
             with pytest.raises(KeyboardInterrupt):
                 judge.run(JudgeConfig(run=run, votes=moves + 1, overwrite=True, shard="0/1"))
-        assert in_force(run)["s0:1"].decided == {"reward": 1}
+        assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
         assert (run / "judge" / "manifest.json").exists() or not list((run / "judge").glob("verdicts/*"))
     judge.run(JudgeConfig(run=run, votes=9, overwrite=True, shard="0/1"))
     assert part_count(run, "judge") == 2
-    assert in_force(run)["s0:1"].decided == {"reward": 1}
+    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
 
 
 def _die_after(patch, moves: int) -> None:
@@ -160,8 +162,8 @@ def test_reviewers_at_the_same_time_lose_nothing(run):
     for name in "abc":
         own = [review for review in every if review.reviewer == name and review.note]
         assert [review.note for review in sorted(own, key=lambda r: r.ordinal)] == [f"{name}{n}" for n in range(12)]
-    assert ledger.in_force() == in_force(run)
-    assert in_force(run)["s0:1"].note in ("a11", "b11", "c11")
+    assert ledger.in_force() == reviews_in_force(run)
+    assert reviews_in_force(run)["s0:1"].note in ("a11", "b11", "c11")
 
 
 def test_killed_between_a_decision_is_there_whole_or_not_at_all(run):
@@ -181,7 +183,7 @@ def test_killed_between_a_decision_is_there_whole_or_not_at_all(run):
     assert process.exitcode == -signal.SIGKILL
     left = list((run / "judge" / "reviews").glob(".*"))
     assert len(left) == 1
-    assert in_force(run)["s0:1"].decided == {"reward": 1}
+    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
     assert len(pd.read_parquet(run / "judge" / "reviews")) == 1
     reviews.append(run, [set_reward("s1:1", 1)])
     assert not left[0].exists()
@@ -192,7 +194,7 @@ def test_a_damaged_file_is_named(run):
     (path,) = reviews.files(run)
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(OpdkitError, match=path.name):
-        in_force(run)
+        reviews_in_force(run)
 
 
 def test_a_ledger_reads_each_file_once(run, monkeypatch):

@@ -16,16 +16,16 @@ import sys
 import typer
 from opdkit.store import stopping
 from opdkit.cli import guarded
-from opdkit.store.stopping import before_part, after_part, listening
+from opdkit.store.stopping import raise_if_requested, count_finished, listen_for_signals
 
 def work():
-    with listening():
+    with listen_for_signals():
         for part in range(3):
-            before_part()
+            raise_if_requested()
             print("begin", part, flush=True)
             sys.stdin.readline()
             print("end", part, flush=True)
-            after_part()
+            count_finished()
 
 try:
     guarded(work, debug=False)
@@ -90,28 +90,28 @@ def test_out_of_time_before_the_first_part_is_an_error() -> None:
 
 def stop_after(parts: int) -> None:
     """What a stage does that is asked to stop when it has finished so many parts."""
-    with stopping.listening():
+    with stopping.listen_for_signals():
         for _ in range(parts):
-            stopping.after_part()
+            stopping.count_finished()
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert stopping.requested()
-        stopping.before_part()
+        assert stopping.is_requested()
+        stopping.raise_if_requested()
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_in_steps_both_signals_only_ask(number: signal.Signals) -> None:
     """Of a step that other processes take part in none may drop out, however often it is told."""
-    with stopping.listening(), stopping.in_steps():
+    with stopping.listen_for_signals(), stopping.stop_after_step():
         for _ in range(2):
             os.kill(os.getpid(), number)
-        assert stopping.requested()
+        assert stopping.is_requested()
 
 
 def test_no_step_done_is_an_error_too() -> None:
     def train() -> None:
-        with stopping.listening(), stopping.in_steps():
+        with stopping.listen_for_signals(), stopping.stop_after_step():
             os.kill(os.getpid(), signal.SIGTERM)
-            stopping.before_part()
+            stopping.raise_if_requested()
 
     with pytest.raises(OpdkitError, match=r"one step was finished.*--batch-turns"):
         train()
@@ -122,14 +122,14 @@ def test_the_handlers_are_put_back() -> None:
     with pytest.raises(stopping.Stopped):
         stop_after(parts=1)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
-    stopping.before_part()  # asked once, stopped once
+    stopping.raise_if_requested()  # asked once, stopped once
 
 
 def test_another_thread_listens_to_nothing() -> None:
     before, seen = signal.getsignal(signal.SIGTERM), []
 
     def work() -> None:
-        with stopping.listening():
+        with stopping.listen_for_signals():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
@@ -139,11 +139,11 @@ def test_another_thread_listens_to_nothing() -> None:
 
 
 def test_a_forked_worker_leaves_it_to_its_parent() -> None:
-    with stopping.listening():
+    with stopping.listen_for_signals():
         child = os.fork()
         if not child:
             os.kill(os.getpid(), signal.SIGUSR1)  # not for it
-            if not stopping.requested():
+            if not stopping.is_requested():
                 os.kill(os.getpid(), signal.SIGTERM)
             os._exit(3)
         _, status = os.waitpid(child, 0)

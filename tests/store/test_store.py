@@ -16,9 +16,9 @@ import pytest
 from opdkit import __version__, store
 from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, Summary, differences, limited, read_all, read_counters, read_part
-from opdkit.store.atomic import move_first
-from opdkit.store.digests import file_digest, recorded
+from opdkit.store import Counters, Stage, Summary, differences, read_all, read_counters, read_part, sessions_within
+from opdkit.store.atomic import move_into_place
+from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.plans import manifest
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
@@ -337,7 +337,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
     path = run / "extract" / "rejected" / "part-00000.parquet"
     assert read_part(run, "rejected", 0)[0]["detail"] in ("first", "second")
     assert read_counters(path).rows_out == 1
-    assert file_digest(path) in recorded(run / "extract")["rejected", 0]
+    assert file_digest(path) in read_digests(run / "extract")["rejected", 0]
     assert not list((run / "extract" / ".tmp").iterdir())
 
 
@@ -351,7 +351,7 @@ def test_the_first_of_two_results_stays(tmp_path):
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
     temporary = tmp_path / "late"
     temporary.write_bytes(b"late")
-    assert not move_first(temporary, one.path("rejected", 0))
+    assert not move_into_place(temporary, one.path("rejected", 0), replace=False)
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
 
 
@@ -373,21 +373,21 @@ def test_a_digest_is_recorded_of_each_part(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for part in range(4):
-        assert recorded(stage.home)["rejected", part] == {file_digest(stage.path("rejected", part))}
+        assert read_digests(stage.home)["rejected", part] == {file_digest(stage.path("rejected", part))}
     (stage.home / ".digests" / "of somebody else").touch()
-    assert len(recorded(stage.home)) == 4
+    assert len(read_digests(stage.home)) == 4
 
 
 def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monkeypatch):
     stage = opened(tmp_path)
 
-    def full(*_args):
+    def full(*_args, replace):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("opdkit.store.stage.move_first", full)
+    monkeypatch.setattr("opdkit.store.stage.move_into_place", full)
     with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
         fill(stage, [0])
-    assert recorded(stage.home) == {}
+    assert read_digests(stage.home) == {}
     assert not list((stage.home / ".tmp").iterdir())
 
 
@@ -477,8 +477,8 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
             out.rows("sessions", [
                 {"session_id": f"{part}:{i}", "source": "a", "line": 1, "format": "openai", "model": None,
                  "messages": [], "tools": None, "metadata": None} for i in range(2)])  # fmt: skip
-    assert limited(tmp_path, 1, None) is None
-    assert [limited(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
+    assert sessions_within(tmp_path, 1, None) is None
+    assert [sessions_within(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
 
 
 def test_differences_say_what_came_and_went():

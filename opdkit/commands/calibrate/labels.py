@@ -13,7 +13,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.votes import OUTCOME
 from opdkit.store import part_count, read_arrow
 from opdkit.store.nearest import nearest_turns
-from opdkit.store.reviews import in_force
+from opdkit.store.reviews import reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
@@ -125,7 +125,8 @@ def read_labels(path: Path) -> Labels:
 
 def labels_of_reviews(run: Path) -> Labels:
     """Return the rewards decided in `opdkit review`, as labels. Raises OpdkitError where there are none."""
-    labels = [Label("turn_id", review.turn_id, review.reward, review.ordinal) for review in in_force(run).values()
+    labels = [Label("turn_id", review.turn_id, review.reward, review.ordinal)
+              for review in reviews_in_force(run).values()
               if review.reward_decided and review.reward is not None]  # fmt: skip
     if not labels:
         raise OpdkitError(

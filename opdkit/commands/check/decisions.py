@@ -19,8 +19,8 @@ def wrong(run: Path, turns: set[int] | None) -> Iterator[Finding]:
 
     `turns` are the hashes of the turns that there are; null where some could not be read.
     """
-    where = reviews.folder(run)
-    for path in reviews.strangers(run):
+    where = reviews.reviews_dir(run)
+    for path in reviews.unexpected_files(run):
         yield _finding("not a file of decisions, but every reader of the folder takes it for one", path.name,
                        f"move it out of {where}")  # fmt: skip
     readable: list[reviews.Review] = []
@@ -34,7 +34,7 @@ def wrong(run: Path, turns: set[int] | None) -> Iterator[Finding]:
             continue
         readable += found
     for review in readable:
-        if (what := reviews.invalid(review)) is not None:
+        if (what := reviews.find_problem(review)) is not None:
             yield _finding(what, review.turn_id, f"decide on it again, `opdkit review {quote(run)}`")
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:

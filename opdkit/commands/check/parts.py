@@ -13,7 +13,7 @@ from opdkit.commands.check.finding import Report
 from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
 from opdkit.store import Counters, part_path
-from opdkit.store.digests import file_digest, recorded
+from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.footers import COUNTERS_KEY, FILES_KEY, PART_KEY, PLAN_KEY, VERSION_KEY
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import Table
@@ -33,7 +33,7 @@ Digests = dict[tuple[str, int], set[str]]
 
 def digests_of(run: Path, stage: str) -> Digests:
     """The digests that a stage has recorded."""
-    return recorded(stage_dir(run, stage))
+    return read_digests(stage_dir(run, stage))
 
 
 def strangers(run: Path, table: Table, parts: int) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from opdkit.commands.check.finding import Finding
 from opdkit.commands.check.plans import ORDER, tables_of
 from opdkit.store import part_path
-from opdkit.store.digests import forget
+from opdkit.store.digests import forget_digest
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES
 
@@ -48,5 +48,5 @@ def remove(run: Path, gone: Gone) -> list[Path]:
         if path.is_file():
             path.unlink()
             removed.append(path)
-        forget(stage_dir(run, TABLES[table].stage), table, part)
+        forget_digest(stage_dir(run, TABLES[table].stage), table, part)
     return removed

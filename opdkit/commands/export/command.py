@@ -16,7 +16,7 @@ from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import Counters, Summary, part_count
 from opdkit.store.plans import stage_dir
-from opdkit.store.reviews import in_force
+from opdkit.store.reviews import reviews_in_force
 
 
 def run(config: ExportConfig) -> Summary | Imported:
@@ -39,7 +39,7 @@ def run(config: ExportConfig) -> Summary | Imported:
         target, rewards = TARGETS[str(config.to)], ((1, 0) if config.include_neutral else (1,))
         path = _output_path(config, target.suffixes)
         check_output(path, overwrite=config.overwrite)  # before anything is read
-        reviews, messages = in_force(config.run), pa.list_(message_type(config.run, parts))
+        reviews, messages = reviews_in_force(config.run), pa.list_(message_type(config.run, parts))
         schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in target.columns.items()])
         with (
             replaced_file(path, overwrite=config.overwrite) as temporary,

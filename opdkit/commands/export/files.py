@@ -1,7 +1,6 @@
 """Files of an export: rows in, one Parquet or JSONL file out, complete or absent."""
 
 import contextlib
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 from opdkit.commands.export.messages import dump_json
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
-from opdkit.store.atomic import move_first, sync
+from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.reading import read_arrow
 
@@ -71,25 +70,18 @@ def replaced_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
     Raises ConfigError when it exists and is not to be overwritten, OpdkitError when the disk is full or read-only.
     """
     check_output(path, overwrite=overwrite)
-    temporary = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
     missing = [folder for folder in path.parents if not folder.exists()]
     try:
-        with disk_errors_explained(path):
+        with disk_errors_explained(path), temporary_file(path) as temporary:
             path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
-            sync(temporary)
-            if overwrite:
-                temporary.replace(path)
-            elif not move_first(temporary, path):
+            if not move_into_place(temporary, path, replace=overwrite):
                 check_output(path, overwrite=False)
     except BaseException:
-        temporary.unlink(missing_ok=True)
         for folder in missing:  # created in vain, unless another process has put something there
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

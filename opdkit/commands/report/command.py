@@ -5,7 +5,8 @@ from pathlib import Path
 
 from opdkit.commands.report.page import page
 from opdkit.config.report import ReportConfig
-from opdkit.store.disk import disk_errors_explained, replace_text
+from opdkit.store.atomic import write_text
+from opdkit.store.disk import disk_errors_explained
 
 
 @dataclass(frozen=True)
@@ -24,5 +25,5 @@ def run(config: ReportConfig) -> WrittenReport:
     html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb)
     path = config.out or config.run / "report.html"
     with disk_errors_explained(path):
-        replace_text(path, html)
+        write_text(path, html)
     return WrittenReport(path, len(html.encode()))

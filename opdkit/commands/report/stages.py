@@ -13,15 +13,15 @@ from opdkit.errors import OpdkitError
 from opdkit.store import (
     Summary,
     command_of,
+    find_outdated_upstream,
     manifest,
     mostly_dropped,
-    outdated,
     part_count,
     part_path,
     read_arrow,
     summary_of,
 )
-from opdkit.store.failures import failures
+from opdkit.store.failures import read_failures
 from opdkit.store.reading import has_stage
 from opdkit.store.tables import TABLES
 
@@ -61,14 +61,14 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
 def of_another(run: Path, stage: str) -> str | None:
     """Return the stage that was done again, or removed, since `stage` was computed from it; None if there is none."""
     try:
-        return outdated(run, stage)
+        return find_outdated_upstream(run, stage)
     except OpdkitError:  # it is gone
         return "earlier"
 
 
 def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     """Say what a reader should know first: what failed, what is not finished, what lost most of its input."""
-    lines = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in failures(run)]
+    lines = [f"{f['stage']} --shard {f['shard']} failed {f['time']}: {f['error']}" for f in read_failures(run)]
     for stage, summary in finished.items():
         if upstream := of_another(run, stage):
             consequence = "and is left out" if stage == "eval" else "whose figures these are"

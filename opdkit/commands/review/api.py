@@ -76,7 +76,7 @@ def parse_decision(document: object) -> Review:
         note=None if document.get("note") == "" else texts["note"],
         action=document.get("action", ""),
     )
-    if (error := reviews.invalid(review)) is not None:
+    if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review
 

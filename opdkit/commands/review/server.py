@@ -61,7 +61,8 @@ def run(config: ReviewConfig) -> None:
         server.server_close()  # waits for the answers under way: no decision is cut short
         for name, handler in before.items():
             signal.signal(name, handler)
-    say(f"stopped; decisions in force: {len(reviews.in_force(config.run)):,}, in {reviews.folder(config.run)}")
+    decided = len(reviews.reviews_in_force(config.run))
+    say(f"stopped; decisions in force: {decided:,}, in {reviews.reviews_dir(config.run)}")
 
 
 class ReviewServer(ThreadingHTTPServer):

@@ -67,7 +67,7 @@ def write_csv(run: Path, stream: TextIO) -> int:
     """
     writer = csv.writer(stream, lineterminator="\r\n")
     writer.writerow(COLUMNS)
-    in_force, count = reviews.in_force(run), 0
+    in_force, count = reviews.reviews_in_force(run), 0
     for part in range(part_count(run, "judge")):
         for turn in joined_turns(run, part, reviews=in_force):
             if turn.verdict is None:
@@ -118,7 +118,7 @@ def read_csv(run: Path, path: Path) -> Imported:
     Raises OpdkitError naming the wrong rows by their line.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).every()}
-    in_force, rows = reviews.in_force(run), dict(_rows(path))
+    in_force, rows = reviews.reviews_in_force(run), dict(_rows(path))
     wrong: list[str] = []
     lines: dict[str, int] = {}
     added: list[Review] = []
@@ -191,7 +191,7 @@ def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review 
         hint=None if no_hint else hint or None,
         note=note or None,
     )
-    if (error := reviews.invalid(review)) is not None:
+    if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review
 

@@ -20,9 +20,9 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import check_options
-from opdkit.store import differences, manifest, part_count, part_path, refuse_outdated
+from opdkit.store import check_upstream, differences, manifest, part_count, part_path
 from opdkit.store.plans import stage_dir
-from opdkit.store.reviews import in_force, outdated_targets
+from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import TABLES
 
 
@@ -54,7 +54,7 @@ def run(config: SlurmConfig) -> Launch:
     refuse_missing(config, stages)
     refuse_another_plan(config.run, stages)
     refuse_other_logs(config)
-    refuse_outdated(config.run, [name for name in ORDER if (stage_dir(config.run, name) / "manifest.json").exists()])
+    check_upstream(config.run, [name for name in ORDER if (stage_dir(config.run, name) / "manifest.json").exists()])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
     missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
@@ -115,7 +115,7 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     parts = 1 if stage == "train" else part_count(run, begun[-1])
     primary = next(table for table in TABLES.values() if table.stage == stage)
     undone = [k for k in range(parts) if not part_path(run, primary.name, k).exists()]
-    undone += outdated_targets(run, in_force(run)) if stage == "teacher" else []
+    undone += outdated_targets(run, reviews_in_force(run)) if stage == "teacher" else []
     return sorted({k % shards for k in undone})
 
 

@@ -27,7 +27,7 @@ from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import Input, compression, is_damage, lines, open_plain
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
 from opdkit.extract.inputs.parquet import Rows, is_parquet, row_chunks
-from opdkit.store.disk import replace_text
+from opdkit.store.atomic import write_text
 from opdkit.version import __version__
 
 AUTO = "auto"
@@ -159,7 +159,7 @@ class SharedSurvey:
                  "chunks": [[mark.at, mark.line, size] for mark, size in log.chunks]}  # fmt: skip
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_text(path, json.dumps(known))
+            write_text(path, json.dumps(known))
 
 
 def survey(

