@@ -13,7 +13,7 @@ from opdkit.commands import status
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, Summary, read_failures, reviews
+from opdkit.store import Counters, Stage, Summary, failures, reviews
 from opdkit.store.marks import BEAT, STALE, live_claims, mark_part, read_claim
 from opdkit.store.reviews import Review
 from opdkit.store.tables import VERDICTS
@@ -35,7 +35,7 @@ def judge(run: Path, shard: str = "0/1") -> Stage:
 
 
 def row(run: Path, stage: str = "judge") -> dict[str, str]:
-    failed = sum(f["stage"] == stage for f in read_failures.read_failures(run))
+    failed = sum(f["stage"] == stage for f in failures.read_failures(run))
     return dict(zip(status.COLUMNS, status._row(run, stage, failed), strict=True))
 
 
@@ -95,7 +95,7 @@ def test_a_file_of_another_kind_is_no_claim() -> None:
 
 
 def fail(run: Path, shard: str, error: Exception) -> None:
-    with pytest.raises(type(error)), read_failures.record_failure("judge", JudgeConfig(run=run, shard=shard)):
+    with pytest.raises(type(error)), failures.record_failure("judge", JudgeConfig(run=run, shard=shard)):
         raise error
 
 
@@ -111,10 +111,10 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in out, "an error may quote a log"
     assert "ZeroDivisionError: by zero" in out
     assert "the first one" not in out
-    with read_failures.record_failure("judge", JudgeConfig(run=run, shard="1/2")):
+    with failures.record_failure("judge", JudgeConfig(run=run, shard="1/2")):
         pass
     assert row(run)["failed"] == "1 shard"
-    read_failures.forget_failures(run, "judge")
+    failures.forget_failures(run, "judge")
     assert row(run)["failed"] == "0"
 
 
@@ -122,10 +122,10 @@ def test_a_wrong_command_is_no_failure_of_the_run(run: Path, monkeypatch: pytest
     """But in a batch job nobody else sees it."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     fail(run, "0/1", ConfigError("another plan"))
-    assert read_failures.read_failures(run) == []
+    assert failures.read_failures(run) == []
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     fail(run, "0/1", ConfigError("another plan"))
-    (record,) = read_failures.read_failures(run)
+    (record,) = failures.read_failures(run)
     assert (record["job"], record["error"]) == ("17", "another plan")
 
 
