@@ -21,6 +21,8 @@ TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, the same command 
 class Stopped(KeyboardInterrupt):
     """Raised where a stage stops. What lets Ctrl-C through lets this through, asyncio among them."""
 
+    exit_code = TRY_AGAIN
+
 
 @dataclass
 class _Watch:

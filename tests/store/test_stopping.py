@@ -15,7 +15,7 @@ WORKER = """
 import sys
 import typer
 from opdkit.store import stopping
-from opdkit.cli import guarded
+from opdkit.cli import errors_as_exit_codes
 from opdkit.store.stopping import raise_if_requested, count_finished, listen_for_signals
 
 def work():
@@ -28,7 +28,8 @@ def work():
             count_finished()
 
 try:
-    guarded(work, debug=False)
+    with errors_as_exit_codes(debug=False):
+        work()
 except typer.Exit as end:
     sys.exit(end.exit_code)
 """
