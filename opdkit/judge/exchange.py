@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-Message = dict[str, Any]
+from opdkit.chat.openai_form import Message
 
 TOO_LONG = "the prompt does not fit the judge"
 NO_ANSWER = "the judge answers others, not this"
