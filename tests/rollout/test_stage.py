@@ -39,7 +39,7 @@ def whole(source, student, tmp_path_factory) -> dict[str, list[dict]]:
 
 
 def test_shards_give_the_same_rows(config, whole) -> None:
-    """pitfall 26."""
+    """A stage that is killed and resumed writes what it would have written."""
     for shard in ("2/3", "0/3", "1/3"):
         summary = rollout.run(config(shard=shard))
     assert everything(config().run) == whole
@@ -55,7 +55,7 @@ def test_another_seed_gives_other_replies_to_the_same_prompts(config, whole) -> 
 
 
 def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole, monkeypatch) -> None:
-    """pitfall 25, pitfall 26: the committed replies are what the verdicts are written for."""
+    """The committed replies are what the verdicts are written for."""
 
     def die(*_):
         raise KeyboardInterrupt
@@ -73,7 +73,7 @@ def test_a_kill_between_replies_and_verdicts_samples_nothing_twice(config, whole
 
 
 def test_a_kill_at_any_file_resumes_to_the_same_rows(config, whole) -> None:
-    """pitfall 25: parts that are missing are done again, in whichever table they are."""
+    """Parts that are missing are done again, in whichever table they are."""
     run = config().run
     rollout.run(config())
     for missing in ("extract/sessions/part-00001", "extract/turns/part-00001", "judge/verdicts/part-00002",
@@ -155,15 +155,15 @@ def test_another_model_s_log_is_no_matter(tmp_path, config, student, capsys) -> 
 def test_what_cannot_be_rolled_out_is_refused(config, source, tmp_path) -> None:
     with pytest.raises(ConfigError, match="--from-run"):
         config(source / ".." / "run").check_inputs()
-    with pytest.raises(ConfigError, match="--from-run is missing"):
+    with pytest.raises(ConfigError, match="--from-run"):
         config(from_run=None)
-    with pytest.raises(ConfigError, match="--judge-url needs --judge-model"):
+    with pytest.raises(ConfigError, match="--judge-url"):
         config(judge_url="http://localhost:1/v1")
-    with pytest.raises(ConfigError, match="--judge-url holds more than an address"):
+    with pytest.raises(ConfigError, match="--judge-url"):
         config(judge_model="m", judge_url="http://user:secret@localhost:1/v1")
     with pytest.raises(OpdkitError, match=f"opdkit judge {tmp_path / 'nothing'}"):
         rollout.run(config(from_run=tmp_path / "nothing"))
-    with pytest.raises(OpdkitError, match="not there"):
+    with pytest.raises(OpdkitError, match=str(tmp_path / "nothing")):
         rollout.run(config(model=str(tmp_path / "nothing")))
     assert not config().run.exists(), "what fails binds nobody"
 
@@ -179,13 +179,13 @@ def test_without_hints_there_is_nothing_to_do(tmp_path, config) -> None:
 
 
 def test_a_run_with_another_plan_is_refused(config, source, tmp_path) -> None:
-    """pitfall 26: also one whose source was judged anew."""
+    """A run under another plan is not resumed; nor is one whose source was judged again."""
     run = Path(shutil.copytree(source, tmp_path / "from"))
     rollout.run(config(from_run=run))
     with pytest.raises(ConfigError, match=r"config\.samples: 2 -> 4"):
         rollout.run(config(from_run=run, samples=4))
     logs = Path(shutil.copytree(source, tmp_path / "logs"))
-    with pytest.raises(ConfigError, match="begun under another plan"):
+    with pytest.raises(ConfigError, match="--overwrite"):
         rollout.run(config(logs))
     document = json.loads((run / "judge" / "manifest.json").read_text())
     (run / "judge" / "manifest.json").write_text(json.dumps(document | {"fingerprint": "judged anew"}))
