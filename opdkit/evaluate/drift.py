@@ -1,11 +1,11 @@
-"""How far a model has moved: on logged replies, on its own earlier replies, and on text that nothing pushes on."""
+"""Drift of a model: on logged replies, on its own earlier replies, and on text that no objective trains on."""
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.model.scoring import batch_by_length, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
+
+T = TypeVar("T")
 
 # Enough for an interval of a few hundredths of a nat; more would only take longer.
 MAX_TURNS, MAX_PASSAGES, PASSAGE_TOKENS = 512, 256, 512
@@ -30,20 +32,16 @@ class Shift:
     after: float
     kl: float = math.nan  # sum of KL(before || after); nan where it was not asked for
 
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.before) and math.isfinite(self.after)
 
-
-def few(items: Iterable[Any], key: Any, most: int) -> list[Any]:
-    """At most `most` of the items: those whose hashed key is smallest, the same ones on every run."""
+def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> list[T]:
+    """Return at most `most` of the items: those whose hashed key is smallest, the same ones on every run."""
     return sorted(items, key=lambda item: hashlib.sha256(key(item).encode()).digest())[:most]
 
 
 def reply_shifts(
     before: Any, after: Any, sequences: Sequence[ScoredSequence], masks: Sequence[Tensor], batch_tokens: int
 ) -> list[Shift]:
-    """For each reply, the log-prob of its sampled tokens under both models."""
+    """Return, for each reply, the log-prob of its sampled tokens under both models."""
     old, new = (score(model, sequences, batch_tokens=batch_tokens) for model in (before, after))
     return [
         Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
@@ -51,17 +49,17 @@ def reply_shifts(
     ]
 
 
-# -- text that was not trained on -----------------------------------------------------------------------------------
+# -- neutral text ---------------------------------------------------------------------------------------------------
 
 
 def neutral_passages(run: Path, file: str | None) -> list[str]:
-    """The lines of `file`, or what the users of the logs wrote: text that no objective pushes on.
+    """Return the lines of `file`, or what the users of the logs wrote: text that no objective trains on.
 
     Raises ConfigError when the file cannot be read or has no text.
     """
     if file is None:
         written = (m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user")
-        return few({text for text in written if text and text.strip()}, str, MAX_PASSAGES)
+        return choose_by_hash({text for text in written if text and text.strip()}, str, MAX_PASSAGES)
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
@@ -71,11 +69,11 @@ def neutral_passages(run: Path, file: str | None) -> list[str]:
     passages = {line for line in lines if line.strip()}
     if not passages:
         raise ConfigError(f"--neutral-text {file} holds no text")
-    return few(passages, str, MAX_PASSAGES)
+    return choose_by_hash(passages, str, MAX_PASSAGES)
 
 
 def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[ScoredSequence]:
-    """Passages as token ids, cut to 512; the first token has no probability and is the prompt of the others.
+    """Return passages as token ids, cut to 512; the first token has no probability and is the prompt of the others.
 
     Control tokens in them are read as the text they are.
     """
@@ -87,45 +85,44 @@ def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str
 
 
 def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batch_tokens: int) -> list[Shift]:
-    """For each response, its log-prob under both models and the sum of KL(before || after) at its positions.
+    """Return, for each response, its log-prob under both models and the sum of KL(before || after) at its positions.
 
     The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a model that is sure of
-    itself samples the same reply again and again.
+    itself samples the same reply again and again. Raises TooLargeError when memory runs out for a single sequence.
     """
     keys = [(*s.prompt_ids, -1, *s.response_ids) for s in sequences]
     distinct = dict(zip(keys, sequences, strict=True))
-    found: dict[tuple[int, ...], Shift] = {}
-    each = list(distinct.items())
-    lengths, budget = [len(s) for _, s in each], budget_of(before, "comparing two models")
+    shift_of: dict[tuple[int, ...], Shift] = {}
+    items = list(distinct.items())
+    lengths, budget = [len(s) for _, s in items], budget_of(before, "comparing two models")
     for attempt in budget.batches(lengths, batch_tokens, batch_by_length):
         with attempt:
-            shifts = _batch_shifts(before, after, [each[i][1] for i in attempt.items])
-            found.update(zip((each[i][0] for i in attempt.items), shifts, strict=True))
+            shifts = _batch_shifts(before, after, [items[i][1] for i in attempt.items])
+            shift_of.update(zip((items[i][0] for i in attempt.items), shifts, strict=True))
         if attempt.too_large:
             raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
-    return [found[key] for key in keys]
+    return [shift_of[key] for key in keys]
 
 
 @torch.inference_mode()
 def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) -> list[Shift]:
+    """Return the shifts of one batch."""
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
     numbers, start = [], 0
-    both = (response_logits_by_rows(model, sequences) for model in (before, after))
-    for old_nV, new_nV in zip(*both, strict=True):
+    logits = (response_logits_by_rows(model, sequences) for model in (before, after))
+    for old_nV, new_nV in zip(*logits, strict=True):
         ids_n = ids_N[start : start + len(old_nV)].to(old_nV.device)
-        numbers.append(torch.stack(_row_numbers(old_nV, new_nV.to(old_nV.device), ids_n)).double().cpu())
+        new_nV = new_nV.to(old_nV.device)
+        rows = token_logprobs(old_nV, ids_n), token_logprobs(new_nV, ids_n), kl_divergence(old_nV, new_nV)
+        numbers.append(torch.stack(rows).double().cpu())
         start += len(old_nV)
     parts = torch.cat(numbers, dim=1).split(lengths, dim=1)
     return [Shift(n, *part_3n.sum(1).tolist()) for n, part_3n in zip(lengths, parts, strict=True)]
 
 
-def _row_numbers(old_nV: Tensor, new_nV: Tensor, ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return token_logprobs(old_nV, ids_n), token_logprobs(new_nV, ids_n), kl_divergence(old_nV, new_nV)
-
-
 def kl_divergence(logits_p_NV: Tensor, logits_q_NV: Tensor) -> Tensor:
-    """KL(p || q) of two softmaxes over the whole vocabulary (nats, [N])."""
+    """Return KL(p || q) of two softmaxes over the whole vocabulary (nats, [N])."""
     p_NV, q_NV = logits_p_NV.log_softmax(-1), logits_q_NV.log_softmax(-1)
     # Where p is 0 the term is 0, also where both logits are -inf and their difference is no number.
     return torch.where(p_NV.isneginf(), 0.0, p_NV.exp() * (p_NV - q_NV)).sum(-1)

@@ -1,4 +1,4 @@
-"""One row a logged reply: its next state, and whether it may be judged and trained on."""
+"""Turns: one row per logged reply, with its next state, and whether it may be judged and trained on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,71 +8,53 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY, SIDE, TRUNCATED
 from opdkit.store.turn_ids import turn_id
 
-_NOTHING = Note()
+_NO_NOTE = Note()
 
 
 def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
-    """The rows of tables.TURNS for one conversation, in order, each a tuple of its columns.
+    """Return the rows of tables.TURNS for one conversation, in order, each a tuple of its columns.
 
     The next state of a turn is every message after it up to the next assistant message. Of two assistant messages in a
     row the first has none.
     """
-    messages, notes = conversation.messages, conversation.notes
+    messages = conversation.messages
     rows: list[tuple[Any, ...]] = []
     last_user = request = reaction = None
-    typed = True  # whether a person wrote the reaction
+    by_person = True  # a person wrote the reaction, not a program
     reply: int | None = None  # the turn whose next state is being read; `request` is the last user message before it
-    for index, message in enumerate(messages):
-        role = message["role"]
+    for index in range(len(messages) + 1):
+        message = messages[index] if index < len(messages) else None
+        role = "assistant" if message is None else message["role"]  # the end closes the last turn like a reply
         if role == "assistant":
             if reply is not None:
-                rows.append(
-                    _row(session_id, messages, reply, index, request, reaction, typed, notes.get(reply, _NOTHING))
-                )
+                note = conversation.notes.get(reply, _NO_NOTE)
+                skip = note.skip_reason or _skip_reason(messages, reply, request, reaction, by_person, note)
+                rows.append((
+                    turn_id(session_id, reply),
+                    session_id,
+                    reply,  # message_index
+                    index - reply - 1,  # next_count
+                    None if reaction is None else reaction["role"],  # next_role
+                    note.kind,
+                    skip is None,  # trainable
+                    skip,  # skip_reason
+                    note.finish_reason,
+                    note.token_ids,  # response_token_ids
+                    note.logprobs,  # behavior_logprobs
+                ))  # fmt: skip
             reply, request, reaction = index, last_user, None
-        elif role != "system":  # which is no reaction
+        elif role != "system":  # a system message is no reaction
             if reaction is None:
-                reaction, typed = message, index not in conversation.machine
+                reaction, by_person = message, index not in conversation.machine
             if role == "user":
                 last_user = message
-    if reply is not None:
-        note = notes.get(reply, _NOTHING)
-        rows.append(_row(session_id, messages, reply, len(messages), request, reaction, typed, note))
     return rows
 
 
-def _row(
-    session_id: str,
-    messages: Sequence[JSON],
-    index: int,
-    end: int,
-    request: JSON | None,
-    reaction: JSON | None,
-    typed: bool,
-    note: Note,
-) -> tuple[Any, ...]:
-    """The turn `messages[index]`, whose next state ends before `messages[end]` and begins, as a reaction, with
-    `reaction`, which a person has `typed`."""
-    skip = note.skip_reason or _skip_reason(messages, index, request, reaction, typed, note)
-    return (
-        turn_id(session_id, index),
-        session_id,
-        index,  # message_index
-        end - index - 1,  # next_count
-        None if reaction is None else reaction["role"],  # next_role
-        note.kind,
-        skip is None,  # trainable
-        skip,  # skip_reason
-        note.finish_reason,
-        note.token_ids,  # response_token_ids
-        note.logprobs,  # behavior_logprobs
-    )
-
-
 def _skip_reason(
-    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, typed: bool, note: Note
+    messages: Sequence[JSON], index: int, request: JSON | None, reaction: JSON | None, by_person: bool, note: Note
 ) -> str | None:
-    """Why the reply at `index` is not trainable; None if it is."""
+    """Return why the reply at `index` is not trainable; None if it is."""
     reply = messages[index]
     content = reply["content"]
     if note.kind == "side":
@@ -88,7 +70,7 @@ def _skip_reason(
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the very reply
-    if typed and reaction["role"] == "user" and request["content"] and reaction["content"]:
+    if by_person and reaction["role"] == "user" and request["content"] and reaction["content"]:
         same = request["content"].strip() == reaction["content"].strip()
         return RETRY if same else None  # a client that sends the request again reads as a user who repeats it
     return None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from opdkit.errors import ConfigError
-from opdkit.evaluate.checks import Criterion, Patterns, read_prompts, verdict
+from opdkit.evaluate.checks import Criterion, Patterns, read_prompts, verdict_of
 
 GOOD = {"id": "a", "domain": "dates", "prompt": "When?", "check": {"match": [r"\d{4}"]}}
 
@@ -85,7 +85,7 @@ def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path)
     ({"id": "b", "domain": "d", "messages": [{"role": "alien"}], "check": GOOD["check"]}, "unknown role"),
     (GOOD | {"id": "b", "check": {}}, "'check' is needed"),
     (GOOD | {"id": "b", "check": {"matches": ["x"]}}, "did you mean 'match'"),
-    (GOOD | {"id": "b", "check": {"match": ["("]}}, "no regular expression"),
+    (GOOD | {"id": "b", "check": {"match": ["("]}}, "regular expression"),
     (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
     (GOOD | {"id": "b", "check": {"match": []}}, "every reply would pass"),
     (GOOD | {"id": "b", "check": {"judge": "x", "match": ["y"]}}, "one criterion"),
@@ -131,8 +131,8 @@ def test_patterns(tmp_path, check, reply, passes) -> None:
 
 
 def test_votes_add_up_or_say_nothing() -> None:
-    assert verdict([1, 1, -1]) is True
-    assert verdict([-1, -1, 1]) is False
-    assert verdict([1, -1]) is None
-    assert verdict([0, 0, 1]) is None
-    assert verdict([None, None, 1]) is None
+    assert verdict_of([1, 1, -1]) is True
+    assert verdict_of([-1, -1, 1]) is False
+    assert verdict_of([1, -1]) is None
+    assert verdict_of([0, 0, 1]) is None
+    assert verdict_of([None, None, 1]) is None

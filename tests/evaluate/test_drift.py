@@ -7,7 +7,14 @@ import torch
 from conftest import save_tiny_model
 
 from opdkit.errors import ConfigError
-from opdkit.evaluate.drift import few, kl_divergence, kl_shifts, neutral_passages, passage_sequences, reply_shifts
+from opdkit.evaluate.drift import (
+    choose_by_hash,
+    kl_divergence,
+    kl_shifts,
+    neutral_passages,
+    passage_sequences,
+    reply_shifts,
+)
 from opdkit.model.load import load_model
 from opdkit.model.scoring import PromptResponse
 
@@ -98,8 +105,8 @@ def test_control_tokens_in_a_passage_are_text(plain_tokenizer) -> None:
 
 def test_the_same_few_are_taken_again() -> None:
     names = [f"n{i}" for i in range(100)]
-    assert few(names, str, 10) == few(reversed(names), str, 10)
-    assert set(few(names, str, 10)) < set(few(names, str, 20))
+    assert choose_by_hash(names, str, 10) == choose_by_hash(reversed(names), str, 10)
+    assert set(choose_by_hash(names, str, 10)) < set(choose_by_hash(names, str, 20))
 
 
 def test_neutral_files_are_read_or_refused(tmp_path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from opdkit.chat.messages import message
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.drift import Shift
-from opdkit.evaluate.replies import Reply, with_echoes
+from opdkit.evaluate.replies import Reply, mark_echoes
 from opdkit.evaluate.scores import (
     BETTER,
     METRICS,
@@ -80,7 +80,7 @@ def test_echoes_are_counted_in_sampled_replies_and_in_greedy_ones_where_there_ar
     before = [reply("a", "before", k) for k in range(3)]
     after = [reply("a", "after", 0, text="As you hinted: x."), reply("a", "after", 1),
              reply("a", "after", 2, text="I say it in three letters, x.")]  # fmt: skip
-    replies = with_echoes([*before, *after], ["Say it in three letters", "Say x."])
+    replies = mark_echoes([*before, *after], ["Say it in three letters", "Say x."])
     assert [r.hint_echo for r in replies] == [None] * 3 + ["as you hinted", None, "say it in three letters"]
     row = by_key(reply_scores(replies, 0))["hint_echo", "all"]
     assert (row["before"], row["after"]) == (0.0, 0.5)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
-from opdkit.evaluate import screen
+from opdkit.evaluate import scores as score_table
 from opdkit.evaluate.scores import METRICS
 
 POOLED = ("all", "corrected", "uncorrected")
@@ -25,8 +25,8 @@ def shown(
     monkeypatch: pytest.MonkeyPatch, scores: list[dict], replies: Sequence[dict] = (), width: int = 80
 ) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    monkeypatch.setattr(screen, "stdout", console)
-    screen.show(scores, replies)
+    monkeypatch.setattr(score_table, "stdout", console)
+    score_table.print_scores(scores, replies)
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 

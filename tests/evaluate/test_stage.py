@@ -104,7 +104,7 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
     first = list(read_all(run, "replies")), list(read_all(run, "scores"))
     evaluate.run(config(run, prompts, overwrite=True))
     assert (list(read_all(run, "replies")), list(read_all(run, "scores"))) == first
-    monkeypatch.setattr("opdkit.evaluate.stage._load", None)
+    monkeypatch.setattr("opdkit.evaluate.stage.load_models", None)
     capsys.readouterr()
     evaluate.run(config(run, prompts))
     assert "share passed" in capsys.readouterr().out
@@ -161,7 +161,7 @@ def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, pla
                 rows_V = [m(ids).logits[0, len(reply.sequence.prompt_ids) - 1 : -1].double() for m in models]
             old, new = (torch.distributions.Categorical(logits=x) for x in rows_V)
             kl += torch.distributions.kl_divergence(old, new).sum().item()
-            tokens += reply.tokens
+            tokens += len(reply.sequence.response_ids)
         assert found["kl_replies", domains]["after"] == pytest.approx(kl / tokens, rel=1e-4)
 
 

@@ -15,7 +15,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.evaluate.checks import HeldOutPrompt, read_prompts
-from opdkit.evaluate.replies import checked, generate, prompt_ids
+from opdkit.evaluate.replies import check_replies, generate, prompt_ids
 from opdkit.evaluate.stage import run as evaluate
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge
@@ -106,7 +106,7 @@ def first_replies(folder: Path, prompts: list[HeldOutPrompt], seed: int, samples
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
     asked = [(p, prompt_ids(chat, p, MAX_NEW_TOKENS, context_length(model))) for p in prompts]
-    replies = checked(generate("after", model, chat, asked, config), config)
+    replies = check_replies(generate("after", model, chat, asked, config), config)
     return sorted((r for r in replies if r.sample), key=lambda r: (prompts.index(r.prompt), r.sample))
 
 

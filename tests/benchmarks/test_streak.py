@@ -1,10 +1,9 @@
 """Sessions until a preference holds three times in a row: by hand, and what must be true of any replies."""
 
 import pytest
+from benchmarks.learning.streak import sessions_until
 from hypothesis import given
 from hypothesis import strategies as st
-
-from opdkit.evaluate.streak import sessions_until
 
 HELD, MISSED = [True] * 3, [True, False, True]
 
