@@ -36,7 +36,7 @@ _MESSAGES = (
 
 
 class TooLargeError(OpdkitError, MemoryError):
-    """An item does not fit into memory by itself. A MemoryError, so that a caller can set the item aside."""
+    """Error for an item that does not fit into memory by itself; a MemoryError, so that callers can set it aside."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what} {TOO_LARGE}, alone: {remedy}, or a machine with more memory")
@@ -61,7 +61,7 @@ class Attempt:
 
     @property
     def too_large(self) -> bool:
-        """Whether a single item did not fit."""
+        """True when a single item did not fit."""
         return self.failed and len(self.items) == 1
 
     def __enter__(self) -> "Attempt":
@@ -88,7 +88,7 @@ class Attempt:
 
 
 class Budget:
-    """A limit of tokens at once: as many as the caller asks for, at most half of the fewest that did not fit."""
+    """Limit of tokens at once: as many as the caller asks for, at most half of the fewest that did not fit."""
 
     def __init__(self, work: str, *, lockstep: bool = False) -> None:
         self.work, self.lockstep, self.most = work, lockstep, float("inf")

@@ -1,4 +1,4 @@
-"""A model's output layer apart from the layers below it: only the rows that are asked for are multiplied.
+"""Output layer of a model apart from the layers below it: only the rows that are asked for are multiplied.
 
 Shapes: n rows, H hidden size, V vocabulary.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class OutputLayer:
-    """The part of a model that turns its last hidden states into logits."""
+    """Part of a model that turns its last hidden states into logits."""
 
     def __init__(self, model: nn.Module, output: Any) -> None:
         """Take `output` from the layers below; only its type is kept."""

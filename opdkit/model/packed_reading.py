@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Pack:
-    """A packed row: n tokens with their positions, who attends to whom, and which predict the N response tokens."""
+    """Packed row: n tokens with their positions, who attends to whom, and which predict the N response tokens."""
 
     ids_1n: Tensor
     positions_1n: Tensor

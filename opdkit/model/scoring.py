@@ -29,7 +29,7 @@ _LOGITS = 1 << 25
 
 @dataclass(frozen=True)
 class PromptResponse:
-    """A response after a prompt, both as token ids and neither empty: what log p(response | prompt) is asked of."""
+    """Response after a prompt, both as token ids and neither empty; scored as log p(response | prompt)."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -53,7 +53,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class LogprobQuery:
-    """A question to a mixture about one response, which each of its models reads after a prompt of its own.
+    """Question to a mixture about one response, which each of its models reads after a prompt of its own.
 
     `at` [R, M] holds further token ids whose log-probs are asked for at each position.
     """
@@ -64,7 +64,7 @@ class LogprobQuery:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """The answer to a query, on the CPU: log-probs in float32, token ids in int64."""
+    """Answer to a query, on the CPU: log-probs in float32, token ids in int64."""
 
     logprobs: Tensor  # [R] of the response's own tokens
     top_ids: Tensor  # [R, K] most likely first
@@ -73,7 +73,7 @@ class Logprobs:
 
 
 class ResponseLogits(Protocol):
-    """The N response positions of some sequences under one model, one sequence after the other."""
+    """Logits at the N response positions of some sequences under one model, one sequence after the other."""
 
     device: torch.device
 

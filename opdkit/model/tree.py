@@ -44,13 +44,13 @@ class Pass:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each token sees all tokens before it, so that plain causal attention reads the pass."""
+        """Each token sees all tokens before it, so that plain causal attention reads the pass."""
         return min(self.visible_prefix) == self.prefix and min(self.subtree_end) == len(self.ids)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The passes over some sequences, and where in them each sequence is.
+    """Passes over some sequences, and where in them each sequence is.
 
     The tokens of all passes, one pass after the other, are numbered from 0: the nodes.
     """
@@ -109,7 +109,7 @@ class _Segment:
 
 
 class _Tree:
-    """The segments of a tree, each before those beneath it, and the last segment (leaf) of each sequence."""
+    """Segments of a tree, each before those beneath it, and the last segment (leaf) of each sequence."""
 
     def __init__(self, sequences: Sequence[list[int]]) -> None:
         self.segments: list[_Segment] = []

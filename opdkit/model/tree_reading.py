@@ -53,7 +53,7 @@ _COMPARED_TOKENS = 4096
 
 @dataclass
 class TreesRead:
-    """The trees that models have read, and how many tokens went through their layers."""
+    """Trees that models have read, and how many tokens went through their layers."""
 
     by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; none: padded batches
     tokens: int = 0  # read, once all batches are
@@ -199,7 +199,7 @@ def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[P
 
 
 class ReadTree:
-    """A tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
+    """Tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan, most: int) -> None:
         """Read the passes of the plan; a trunk of more than `most` tokens in pieces."""

@@ -1,4 +1,4 @@
-"""The behaviour policy: the model that wrote the log, and whether it is the student. Imports nothing heavy."""
+"""Behaviour policy: the model that wrote the log, and whether it is the student. Imports nothing heavy."""
 
 import json
 import re

@@ -21,7 +21,7 @@ _CANDIDATES = 3  # hints that are scored for one turn
 
 @dataclass(frozen=True)
 class Example:
-    """One turn ready to be scored. `hints` are the candidates, one for each of `readings.hinted`.
+    """Turn that is ready to be scored. `hints` are the candidates, one for each of `readings.hinted`.
 
     `written` is the number of a reply that the teacher sampled; None is the logged one.
     """

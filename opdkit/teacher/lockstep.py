@@ -27,7 +27,7 @@ TIMEOUT = timedelta(minutes=30)  # of one process for the others: a large model 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that work as one; in an ordinary stage, this process alone."""
+    """Processes that work as one; in an ordinary stage, this process alone."""
 
     size: int = 1
     rank: int = 0

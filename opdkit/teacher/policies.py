@@ -1,4 +1,4 @@
-"""The models that score: the student and its teachers, loaded from what the options name."""
+"""Models that score: the student and its teachers, loaded from what the options name."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True)
 class Policy:
-    """A model and the chat template that it reads conversations through."""
+    """Model and the chat template that it reads conversations through."""
 
     model: PreTrainedModel
     chat: Chat
@@ -29,7 +29,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Teacher:
-    """One policy, or several whose probabilities are averaged."""
+    """Single policy, or several whose probabilities are averaged."""
 
     policies: tuple[Policy, ...]
     weights: tuple[float, ...] = (1.0,)
@@ -37,7 +37,7 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Scorer:
-    """The student, its teachers, and what fits: prompt and reply within `max_tokens`, ids below `vocabulary`.
+    """Student, teachers, and limits: prompt and reply within `max_tokens`, ids below `vocabulary`.
 
     `teachers` are by name where `route` is the metadata field that names a session's; else the only one is under "".
     `names` is what a log may call the student.

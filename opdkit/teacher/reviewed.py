@@ -1,9 +1,9 @@
-"""The targets of a part of which people have decided something: exactly the turns that they decided on change.
+"""Review decisions in the targets: a decision changes the rows of its turn and no others.
 
 Log-probs of turns that are read together depend, in their last bits, on what is read beside them. So a part is scored
-with the verdicts as the votes left them, and then each turn whose hint was decided is scored by itself, in place of
-what the votes gave it: all other rows stay what they are without any decision, to the bit. A reward is not read by any
-model; where nothing but rewards was decided, the rows that are there get the new ones.
+with the verdicts as the votes left them. Then each turn whose hint people decided is scored by itself, and its rows
+replace those of the votes: all other rows stay bit-identical to a part without decisions. No model reads a reward;
+where people decided nothing but rewards, the existing rows get the new ones.
 """
 
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from opdkit.teacher.session import ReplyReadings
 
 @dataclass(frozen=True)
 class HintedTurn:
-    """A turn whose logged reply has been scored, its teacher, and the candidate hint that the teacher reads."""
+    """Turn whose logged reply has been scored, its teacher, and the candidate hint that the teacher reads."""
 
     example: Example
     teacher: Teacher

@@ -19,7 +19,7 @@ from opdkit.model.tree_reading import read_trees
 
 @dataclass(frozen=True)
 class ReplyReadings:
-    """One reply after all prompts that it is scored after: the student's, and the teacher's with each hint and without.
+    """Reply with all prompts that it is scored after: the student's, and the teacher's with each hint and without.
 
     The teacher's are one PromptResponse per model of the teacher. `hinted` are the candidates, shortest hint first; ()
     is a turn without a hint.
@@ -41,7 +41,7 @@ class ReplyReadings:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """What is computed beside the log-probs of the reply.
+    """Options for what is computed beside the log-probs of the reply.
 
     `top_k`: the K most likely tokens of `top_k_of` (student or teacher) at each position; 0 is none. `overlap`: choose
     the candidate hint by the overlap of student and teacher in so many top tokens; 0 takes the first.
@@ -64,7 +64,7 @@ class Support:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of one reply: log-probs in float32 [R] on the CPU, None where not asked for or without a hint."""
+    """Scores of one reply: log-probs in float32 [R] on the CPU, None where not asked for or without a hint."""
 
     old: Tensor
     teacher: Tensor | None

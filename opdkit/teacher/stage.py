@@ -1,4 +1,4 @@
-"""The loop of `opdkit teacher`: score every reply that has a signal, without and with the hint.
+"""Loop of `opdkit teacher`: score every reply that has a signal, without and with the hint.
 
 Student and teacher read the very same response tokens after two prompts, as token ids; only the prompts differ, by
 the hint. A turn that cannot be scored is dropped under a named reason and counted.
@@ -55,10 +55,13 @@ _UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
 
 @dataclass
 class TurnResult:
-    """The rows of one turn, the logged reply's before those that the teacher sampled, and reasons of dropped ones."""
+    """Rows of one turn, the logged reply's before those that the teacher sampled, and reasons of dropped ones."""
 
     rows: list[Row] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
+
+
+Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the turns
 
 
 def run(config: TeacherConfig) -> Summary:
@@ -123,17 +126,19 @@ def score_part(
         else:
             if is_other_model(session["model"], scorer.names):
                 counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
-    results: dict[str, TurnResult] = {}
-    for together in ([*sessions], *([one] for one in turns_to_score_again(sessions, decided, config.teacher_hint))):
-        again = {verdict["turn_id"]: TurnResult() for _, judged in together for _, verdict in judged}
-        examples = _make_examples(config, scorer, together, again, counters)
-        turns = score_replies(config, scorer, examples, again, counters)
+    results: Results = {}
+    # The whole part with the verdicts of the votes; then each turn whose hint people decided, which replaces its rows.
+    decided_turns = turns_to_score_again(sessions, decided, config.teacher_hint)
+    for scored_together in (sessions, *([turn] for turn in decided_turns)):
+        scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
+        examples = _make_examples(config, scorer, scored_together, scored, counters)
+        hinted = score_replies(config, scorer, examples, scored, counters)
         if config.teacher_samples:
-            order = {turn_id: n for n, turn_id in enumerate(again)}
-            turns.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
-            sampled = sample_replies(config, scorer, turns, counters)
-            score_replies(config, scorer, sampled, again, counters)
-        results |= again
+            order = {turn_id: n for n, turn_id in enumerate(scored)}
+            hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
+            sampled = sample_replies(config, scorer, hinted, counters)
+            score_replies(config, scorer, sampled, scored, counters)
+        results |= scored
     rows = [row for result in results.values() for row in result.rows]
     verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
     for row in rows:
@@ -148,11 +153,7 @@ def score_part(
 
 
 def _make_examples(
-    config: TeacherConfig,
-    scorer: Scorer,
-    sessions: list[JudgedSession],
-    results: dict[str, TurnResult],
-    counters: Counters,
+    config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results, counters: Counters
 ) -> Iterator[tuple[Teacher, list[Example]]]:
     """Yield each session as token ids, the longest first, and its teacher; turns that cannot be scored are dropped."""
     # Characters are in about the same order as tokens.
@@ -195,7 +196,7 @@ def score_replies(
     config: TeacherConfig,
     scorer: Scorer,
     sessions: Iterable[tuple[Teacher, list[Example]]],
-    results: dict[str, TurnResult],
+    results: Results,
     counters: Counters,
 ) -> list[HintedTurn]:
     """Score the examples and put their rows into `results`; return the turns that have a hint.

@@ -10,7 +10,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 
 def seen(found: Plan) -> list[tuple[int, ...]]:
-    """What each node sees, itself last, told by a cache that is cut and grows: its ids must be a way from the root."""
+    """Return what each node sees, itself last, by a cache that is cut and grows: its ids must be a path from the root."""
     ways: list[tuple[int, ...]] = []
     cache: list[int] = []
     for each in found.passes:
@@ -21,7 +21,7 @@ def seen(found: Plan) -> list[tuple[int, ...]]:
             ways.append((*cache[:end], *own))
         cache += each.ids
         if not each.is_chain:
-            del cache[each.prefix :]  # branches are nobody's trunk
+            del cache[each.prefix :]  # nothing is read after a branch
     return ways
 
 

@@ -1,4 +1,4 @@
-"""opdkit/teacher/written.py: the hinted teacher's own replies beside the logged ones."""
+"""opdkit/teacher/samples.py: replies that the hinted teacher samples, beside the logged ones."""
 
 import shutil
 

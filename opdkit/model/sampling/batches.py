@@ -1,4 +1,4 @@
-"""Which prompts are read together, and which samples share one copy of them. Pure arithmetic on token ids."""
+"""Batches of samples: prompts that are read together, and samples that share a copy. Arithmetic on token ids only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -54,7 +54,7 @@ def _run_rows(model: Any, prompts: Sequence[list[int]], rows: list[tuple[int, Sa
 
 
 class _Rows:
-    """The samples of one batch while they grow, one row each. B prompts, R rows, T tokens."""
+    """Samples of one batch while they grow, one row each. B prompts, R rows, T tokens."""
 
     def __init__(self, model: Any, prompts: Sequence[list[int]], rows: Sequence[tuple[int, Sampling]]) -> None:
         """Read every prompt once, padded on the left, then give each sample a copy of its keys and values."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, and one CPU generator per sample of it."""
+    """Prompt as token ids, and one CPU generator per sample of it."""
 
     prompt_ids: list[int]
     generators: list[torch.Generator]
@@ -17,7 +17,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Sample:
-    """A finished sample. `logprobs` are those of its tokens at temperature 1 (nats); the stop token is included.
+    """Finished sample. `logprobs` are those of its tokens at temperature 1 (nats); the stop token is included.
 
     A sample that does not fit into memory by itself has the reason "memory" and no tokens.
     """
@@ -28,7 +28,7 @@ class Sample:
 
 
 class Sampling:
-    """A sample while it grows. All random numbers are drawn up front (one per token): a restarted one is identical."""
+    """Sample while it grows. All random numbers are drawn up front (one per token): a restarted one is identical."""
 
     def __init__(self, generator: torch.Generator, max_new_tokens: int) -> None:
         self.ids: list[int] = []
@@ -45,7 +45,7 @@ def restart(samplings: Iterable[Sampling], finish_reason: str | None = None) -> 
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """The way tokens are drawn, and when a sample ends. Temperature 0 is greedy."""
+    """Rule by which tokens are drawn and samples end. Temperature 0 is greedy."""
 
     temperature: float
     max_new_tokens: int

@@ -85,7 +85,7 @@ def _run_batch(
 
 @dataclass(frozen=True)
 class _GroupCache:
-    """A group of prompts that has been read: the KV cache of its tokens, prefix first, and the logits after each."""
+    """Group of prompts that has been read: the KV cache of its tokens, prefix first, and the logits after each."""
 
     group: PromptGroup
     cache: DynamicCache
@@ -142,7 +142,7 @@ def _additive_mask(hidden: Tensor, model: Any) -> Tensor:
 
 @dataclass
 class _Query:
-    """A sample as a query of its row: `number` is its line in the row's mask, `slots` hold its new tokens."""
+    """Sample as a query of its row: `number` is its line in the row's mask, `slots` hold its new tokens."""
 
     sampling: Sampling
     number: int
@@ -152,7 +152,7 @@ class _Query:
 
 @dataclass
 class _Row:
-    """The samples of one shared prompt that have not ended, and the slots that nobody uses."""
+    """Samples of one shared prompt that have not ended, and the slots that nobody uses."""
 
     queries: list[_Query] = field(default_factory=list)
     free: list[int] = field(default_factory=list)  # a heap: low slots first, so that few are looked at

@@ -1,4 +1,4 @@
-"""Sampling on a machine with little memory: every draw has its own stream, so drawn anew it is the same."""
+"""Sampling on a machine with little memory: a sample has its own stream, so a restarted one is the same."""
 
 import itertools
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ PROMPTS = [list(range(3 + k, 23 + k)) + tail for k in range(4) for tail in ([40,
 
 
 def build(way: str) -> Any:
-    """A model anew: what did not fit is remembered with it."""
+    """Build a new model: what did not fit is remembered on it."""
     name, more = WAYS[way]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -54,7 +54,7 @@ def full_twice(model: Any, *at: int) -> Iterator[Room]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_draws_are_those_of_a_large_machine(way: str) -> None:
-    """What was cut off half-way begins anew, and what had ended is kept."""
+    """Unfinished samples are restarted, finished ones are kept."""
     expected = draws(build(way), PROMPTS)
     model = build(way)
     draws(model, PROMPTS[:1])  # what is checked once, with sequences of its own, is not what is looked at here
