@@ -10,7 +10,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 
 def seen(found: Plan) -> list[tuple[int, ...]]:
-    """Return what each node sees, itself last, by a cache that is cut and grows: its ids must be a path from the root."""
+    """Return what each node sees, itself last, by a cache that is cut and grows: its ids must be a path from a root."""
     ways: list[tuple[int, ...]] = []
     cache: list[int] = []
     for each in found.passes:
