@@ -38,7 +38,7 @@ def verdict(turn_id: str, hint: str | None = None, reward: int | None = None) ->
 
 
 def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]]) -> Path:
-    """A run with the extract and judge stages done: (sessions, turns, verdicts) of each part."""
+    """Write a run with the extract and judge stages done: (sessions, turns, verdicts) of each part."""
     extract = Stage.open(
         ExtractConfig(run=run, logs=("log",)), "extract", [SESSIONS, TURNS, REJECTED], parts=len(parts)
     )
@@ -64,7 +64,7 @@ def talk(name: str, replies: int = 2) -> dict:
 
 
 def three_parts() -> list[tuple[list[dict], list[dict], list[dict]]]:
-    """Three parts of two sessions with two turns each: hints, rewards, both, none."""
+    """Return three parts of two sessions with two turns each: hints, rewards, both, none."""
     parts = []
     for k in range(3):
         names = [f"s{k}a", f"s{k}b"]
@@ -88,7 +88,7 @@ def targets(run: Path) -> list[dict]:
 
 
 def prompts_of(run: Path, model_dir: Path, row: dict, placement: str) -> tuple[list[int], list[int]]:
-    """Without the hint and with it, through transformers' own rendering."""
+    """Return the prompt ids without the hint and with it, through transformers' own rendering."""
     name, _, index = row["turn_id"].rpartition(":")
     said = next(s for s in read_all(run, "sessions") if s["session_id"] == name)["messages"][: int(index)]
     chat = Chat(load_tokenizer(str(model_dir)), {})
@@ -97,6 +97,6 @@ def prompts_of(run: Path, model_dir: Path, row: dict, placement: str) -> tuple[l
 
 @torch.no_grad()
 def plain(model, prompt: list[int], response: list[int]) -> list[float]:
-    """One turn at a time: a forward over the whole, log-softmax, and the token at each next position."""
+    """Return a response's log-probs from one forward over prompt and response, by log-softmax and gather."""
     logprobs = model(torch.tensor([prompt + response])).logits[0].float().log_softmax(-1)
     return [logprobs[len(prompt) + t - 1, token].item() for t, token in enumerate(response)]

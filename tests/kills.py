@@ -39,7 +39,7 @@ COMMAND = [sys.executable, "-m", "opdkit"]
 
 @dataclass(frozen=True)
 class Work:
-    """A command of the pipeline, small, and what it writes."""
+    """Small command of the pipeline, and the tables that it writes."""
 
     options: tuple[str, ...]
     tables: tuple[str, ...]  # the first is the one whose parts count
@@ -63,7 +63,7 @@ WORK = {
 
 
 def start(stage: str, run: Path, *more: str) -> subprocess.Popen[bytes]:
-    """The command of a stage. One thread: two would race for the order of sums."""
+    """Start the command of a stage. One thread: two would race for the order of sums."""
     work = WORK[stage]
     source = ["--from-run", str(run.parent / "source")] if work.another else []
     command = [*COMMAND, stage, str(run), *work.options, *source, *more]
@@ -78,7 +78,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def undisturbed(folder: Path, stages: Iterable[str] = tuple(WORK)) -> Path:
-    """The stages, each once, into `folder/run` and, of the rollout, `folder/fresh`."""
+    """Run the stages, each once, into `folder/run` and, of the rollout, `folder/fresh`."""
     run = folder / "run"
     for stage in stages:
         if WORK[stage].another:
@@ -88,7 +88,7 @@ def undisturbed(folder: Path, stages: Iterable[str] = tuple(WORK)) -> Path:
 
 
 def begin(stage: str, whole: Path, folder: Path) -> Path:
-    """A run in `folder` that has all that `stage` reads and nothing of what it writes."""
+    """Create a run in `folder` that has all that `stage` reads and nothing that it writes."""
     folder.mkdir(parents=True)
     if WORK[stage].another:
         (folder / "source").symlink_to(whole / "run")
@@ -99,7 +99,7 @@ def begin(stage: str, whole: Path, folder: Path) -> Path:
 
 
 def progress(stage: str, run: Path) -> int:
-    """Parts that are done; of the training, steps that are kept."""
+    """Count the parts that are done; of the training, the steps in checkpoints."""
     if WORK[stage].steps:
         kept = sorted((stage_dir(run, stage) / "checkpoints").glob("step-*"))
         return int(kept[-1].stem.removeprefix("step-")) if kept else 0
@@ -108,7 +108,7 @@ def progress(stage: str, run: Path) -> int:
 
 
 def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str | None:
-    """Start the stage and kill it; what to say about it, None when it was done before.
+    """Start the stage and kill it. Return a line about the kill; None if the stage was done before.
 
     `seconds` is about how long the command takes undisturbed.
     """
@@ -126,7 +126,7 @@ def killed(stage: str, run: Path, moments: random.Random, seconds: float) -> str
 
 
 def differences(stage: str, run: Path, expected: Path) -> list[str]:
-    """What is lost, doubled, changed or left over, after the stage has come to its end."""
+    """Return what is lost, doubled, changed or left over once the stage has finished."""
     found = []
     for name in WORK[stage].tables:
         folders = [stage_dir(r, TABLES[name].stage) / name for r in (run, expected)]
@@ -146,7 +146,7 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
 
 
 def disturb(stage: str, kills: int, whole: Path, folder: Path, seed: int, say: Callable[[str], None]) -> list[str]:
-    """Kill a stage so many times; what differs in the end."""
+    """Kill a stage so many times, finish it, and return what differs."""
     moments = random.Random(f"{seed} {stage}")
     expected = whole / ("fresh" if WORK[stage].another else "run")
     seconds = 10.0

@@ -115,10 +115,10 @@ def _alike(old: Any, new: Any) -> bool:
     """Equal, or two spellings of one path."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_alike, old, new))
-    return bool(old == new) or (isinstance(old, str) and isinstance(new, str) and _same_place(old, new))
+    return bool(old == new) or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new))
 
 
-def _same_place(one: str, other: str) -> bool:
+def is_same_path(one: str, other: str) -> bool:
     with contextlib.suppress(OSError, ValueError):  # what is no path is not there
         return Path(one).samefile(other)
     return False

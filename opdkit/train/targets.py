@@ -22,6 +22,7 @@ from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
 from opdkit.store import manifest, model_identity, part_count, read_arrow, read_part, sessions_within
+from opdkit.store.plans import is_same_path
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.turn_ids import logged_session_id
 
@@ -159,7 +160,7 @@ def check_student(run: Path, model: str) -> JSON:
     files, scored_files = identity.get("files", {}), scored.get("files", {})
     differing = [n for n in sorted(files.keys() | scored_files.keys()) if files.get(n) != scored_files.get(n)]
     differences = f"; what differs: {', '.join(differing[:5])}" if files and scored_files else ""
-    if Path(model).resolve() == Path(plan["config"]["model"]).resolve():
+    if is_same_path(model, plan["config"]["model"]):
         raise ConfigError(
             f"{model} has been changed since the teacher stage scored it{differences}: put it back, or run the "
             f"teacher stage of {run} as before, with --overwrite"

@@ -1,4 +1,4 @@
-"""A run that is ready to train."""
+"""Runs that are ready to train."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ from scored_runs import toy_sessions, write_run
 
 @pytest.fixture(scope="session")
 def scored(tmp_path_factory, plain_model_dir) -> Path:
-    """Every test trains in a copy of it."""
+    """Write the run that every test copies."""
     return write_run(tmp_path_factory.mktemp("scored") / "run", plain_model_dir, toy_sessions(8))
 
 

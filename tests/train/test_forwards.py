@@ -1,4 +1,4 @@
-"""What the turns of a step have in common is read once, within a budget, and every turn is read by one process."""
+"""Common prefixes of a step are read once, within a budget, and every turn is read by one process."""
 
 from collections import Counter
 

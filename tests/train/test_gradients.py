@@ -1,4 +1,4 @@
-"""The gradient of a training step is that of every turn read alone, on real conversations and real templates."""
+"""Gradients: that of a training step is that of every turn read alone, on real conversations and real templates."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ LONGEST = 4000  # tokens of a turn, so that the test is quick
 
 @pytest.fixture(scope="module", params=LOGS)
 def log(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
-    """Sessions and trainable turns."""
+    """Return sessions and trainable turns."""
     if not LOGS[request.param].exists():
         pytest.skip("the logs are not there")
     run = tmp_path_factory.mktemp("log") / "run"
@@ -33,7 +33,7 @@ def log(request, tmp_path_factory) -> tuple[list[dict], list[dict]]:
 
 
 def some_turns(log, chat: Chat, at_least: int) -> tuple[list[PromptResponse], list[str]]:
-    """The turns of the first sessions that are short enough, `at_least` so many; not all of a session need be."""
+    """Return `at_least` so many turns of the first sessions, without those that are too long."""
     found, names = [], []
     rows, turns = log
     for session in rows:
@@ -56,7 +56,7 @@ def some_turns(log, chat: Chat, at_least: int) -> tuple[list[PromptResponse], li
 
 
 def gradient(model, logprobs: list[torch.Tensor]) -> torch.Tensor:
-    """Of a loss in which no two tokens weigh alike. `logprobs`: those of each turn."""
+    """Return the gradient of a loss in which no two tokens weigh alike. `logprobs`: those of each turn."""
     model.zero_grad()
     sum((x * torch.linspace(-1, 1 + n % 3, len(x))).sum() for n, x in enumerate(logprobs)).backward()
     return torch.cat([p.grad.flatten() for p in model.parameters()])

@@ -41,14 +41,14 @@ def finish(process: Forked) -> None:
 
 @pytest.fixture(scope="module")
 def whole(scored, tmp_path_factory) -> Path:
-    """A run that nobody disturbed."""
+    """Train without a kill."""
     run = Path(shutil.copytree(scored, tmp_path_factory.mktemp("whole") / "run"))
     finish(start(run))
     return run
 
 
 def kill_after(step: int, pause: float, process: Forked, run: Path) -> bool:
-    """SIGKILL `pause` seconds after the checkpoint of `step`; whether it was still at work."""
+    """Kill `pause` seconds after the checkpoint of `step`. Return whether the process was still at work."""
     checkpoint = run / "train" / "checkpoints" / f"step-{step:08d}.pt"
     while process.running and not checkpoint.exists():
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""The configurations for `accelerate launch` that the documentation names."""
+"""Configurations for `accelerate launch` that the documentation names."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What each objective does to a student, on toy targets."""
+"""Effects of each objective on a student, on toy targets."""
 
 import shutil
 from collections import Counter
@@ -25,7 +25,7 @@ from opdkit.train.training_set import shape_rewards
 
 
 def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
-    """Each support of the run with the log-probs of its tokens under `model`."""
+    """Return each support of the run with the log-probs of its tokens under `model`."""
     turns = [t for t in load_turns(run, supports=True) if t.support is not None]
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     loaded = load_model(str(model), device="cpu", dtype="float32")

@@ -1,4 +1,4 @@
-"""The student's log-probs some rows at a time: the same numbers and gradients, without the logits of all rows."""
+"""Log-probs of the student some rows at a time: the same numbers and gradients, without the logits of all rows."""
 
 import copy
 
@@ -50,7 +50,7 @@ def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
 
 @pytest.mark.parametrize("family", ["grouped queries", "sliding"])
 def test_packed_and_padded_reading_agree(family, monkeypatch, capsys) -> None:
-    """What cannot be packed trains all the same, on its own numbers."""
+    """Models that cannot be packed train on the same numbers, padded."""
     model = build(*(FAMILIES | WINDOWS)[family])
     student = Policy(copy.deepcopy(model))
     assert student.packed == (family in FAMILIES)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def uneven(tmp_path_factory, plain_model_dir) -> Path:
-    """Sessions of one, two and three replies: what the processes read of a step is of another size in each."""
+    """Write sessions of one, two and three replies: processes read shares of different sizes in a step."""
     toys = [Toy(f"{toy.name}-{n}", toy.replies) for n in (1, 2, 3) for toy in toy_sessions(3, n)]
     return write_run(tmp_path_factory.mktemp("uneven") / "run", plain_model_dir, toys)
 
@@ -49,7 +49,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
-    """For every step, how many forwards that count each of two processes runs."""
+    """Return, for every step, the number of counting forwards of each of two processes."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
     by_id, found = {turn.turn_id: turn for turn in turns}, set()
@@ -112,7 +112,7 @@ def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, pla
 
 
 def ask_after_a_step(process: Forked, log: Path) -> None:
-    """SIGUSR1 once `log` tells of a step."""
+    """Send SIGUSR1 once `log` tells of a step."""
     while process.running and not (log.exists() and "step 2 of" in log.read_text(encoding="utf-8")):
         time.sleep(0.005)
     process.signal(signal.SIGUSR1)

@@ -43,7 +43,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def shifts(run: Path, before: Path, after: Path) -> dict[str, list[np.ndarray]]:
-    """Per turn, the change of each token's log-prob, with what the objectives know about the turn."""
+    """Return, per turn, the change of each token's log-prob, with what the objectives know about the turn."""
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(before)), {}))
     sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in turns]

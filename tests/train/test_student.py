@@ -1,4 +1,4 @@
-"""The optimizer's options arrive: betas, weight decay, and the norm that gradients are scaled down to."""
+"""Options of the optimizer arrive: betas, weight decay, and the norm that gradients are scaled down to."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The turns that train, what they are worth, and how many of a session there are at most."""
+"""Turns that train, their advantages, and the limit per session."""
 
 from collections import Counter
 from dataclasses import replace

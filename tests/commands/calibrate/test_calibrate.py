@@ -1,4 +1,4 @@
-"""The whole of `opdkit calibrate`: a simulated judge whose curve is known, real files, wrong ones."""
+"""`opdkit calibrate` as a whole: a simulated judge whose curve is known, real files, wrong ones."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ Votes = Sequence[int | None]
 
 
 def judged_run(path: Path, votes: Mapping[str, Votes]) -> Path:
-    """A run with one turn for every turn_id, judged with these votes."""
+    """Write a run with one turn for every turn_id, judged with these votes."""
     names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
     sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
     return write_run(path, [(sessions, [turn(i) for i in votes], [_verdict(i, v) for i, v in votes.items()])])
@@ -50,7 +50,7 @@ def calibrated(folder: Path, votes: Mapping[str, Votes], labels: Mapping[str, ob
 
 
 def simulated(rng: np.random.Generator, turns: int, votes: int, right: Sequence[float]) -> tuple[dict, dict, float]:
-    """Labels drawn evenly; each turn's votes are right with a probability of its own, errors even; some votes fail.
+    """Simulate evenly drawn labels; votes are right with a probability per turn, errors are even; some votes fail.
 
     Returns votes, labels, and the exact curve: for each number of votes the expected accuracy.
     """

@@ -1,4 +1,4 @@
-"""One labelled run of sample_data, and its rows joined."""
+"""Labelled run of sample_data, and its rows joined."""
 
 from pathlib import Path
 
@@ -16,5 +16,5 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def judged(run: Path) -> dict[str, JudgedTurn]:
-    """turn_id -> turn, with session and verdict, in the run's order."""
+    """Return turn_id -> turn, with session and verdict, in the run's order."""
     return {turn.turn_id: turn for turns in read_judged_turns(run, 0, None, {}, Counters()) for turn in turns}

@@ -1,4 +1,4 @@
-"""What holds for every target: which turns, counted how; files whole or not there; pandas and `datasets` read them."""
+"""Every target: its turns and counts; files complete or absent; pandas and `datasets` read them."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ def load(path: Path, **options: Any) -> datasets.Dataset:
 
 
 def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
-    """The turns that a target should have, said without its code. The labels drop nothing for any other reason."""
+    """Return the turns that a target should have, without its code. The labels drop nothing for any other reason."""
     wanted = {
         "trl-kto": lambda t: t.reward in (1, -1),
         "trl-sft": lambda t: t.reward == 1,

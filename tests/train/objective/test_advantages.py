@@ -1,4 +1,4 @@
-"""What tokens and turns are worth: the worked numbers, and what holds for any input."""
+"""Advantages of tokens and turns: worked numbers, and what holds for any input."""
 
 import math
 

@@ -27,7 +27,7 @@ ALPHAS = [0.0, 0.1, 0.5, 0.9, 1.0]
 
 
 def top_k(student_NV: Tensor, teacher_NV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of student and teacher at the student's k most likely tokens, and these."""
+    """Return log-probs of student and teacher at the student's k most likely tokens, and these."""
     student, teacher = student_NV.log_softmax(-1), teacher_NV.log_softmax(-1)
     ids = student.topk(k).indices
     return student.gather(-1, ids), teacher.gather(-1, ids), ids

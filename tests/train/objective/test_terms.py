@@ -28,7 +28,7 @@ VARIANTS = [
 
 
 def of_step(objective: Objective, all_tokens: Tokens, logprobs: Tensor, support: Tensor | None = None):
-    """Loss and metrics of a step that is one micro-batch."""
+    """Return loss and metrics of a step that is one micro-batch."""
     terms = terms_of(objective, all_tokens)
     totals = step_totals(terms, all_tokens, objective.aggregation)
     support = logprobs.new_zeros(len(logprobs), 0) if support is None else support
@@ -36,7 +36,7 @@ def of_step(objective: Objective, all_tokens: Tokens, logprobs: Tensor, support:
 
 
 def of_example(objective: Objective, case: Example, logits: Tensor, some: slice | Tensor = slice(None)):
-    """Loss and metrics of some positions of an example, as a share of the whole step."""
+    """Return loss and metrics of some positions of an example, as a share of the whole step."""
     totals = step_totals(terms_of(objective, case.tokens), case.tokens, objective.aggregation)
     mine = part(case.tokens, some)
     gathered = gathered_logprobs(logits[some], torch.cat([case.ids_N[some, None], mine.support_ids_NK], -1))
