@@ -67,7 +67,7 @@ def test_usr1_ends_after_the_part_under_way() -> None:
     worker.reads("end 1")
     out, errors = worker.end()
     assert (out, worker.process.returncode) == ("", stopping.TRY_AGAIN), errors
-    assert "the same command goes on from there" in errors
+    assert "finished parts are kept" in errors
 
 
 def test_term_drops_the_part_under_way() -> None:

@@ -152,7 +152,7 @@ def test_the_manifest_pins_version_configuration_and_inputs(tmp_path):
     document = json.loads((tmp_path / "extract" / "manifest.json").read_text())
     assert document["plan"]["opdkit"] == __version__
     assert document["plan"]["schemas"] == {"rejected": 1}
-    assert document["plan"]["config"] == {"limit": None, "knob": 3}
+    assert document["plan"]["config"] == {"knob": 3}
     assert document["configuration"]["speed"] == 7
     assert document["plan"]["inputs"] == {"log": {"bytes": 5}}
     assert document["fingerprint"] == store.fingerprint(document["plan"])

@@ -1,11 +1,12 @@
-"""The values of one part: keys between tables, ranges, finite numbers. Pure: Arrow in, what is wrong out.
+"""The values of one part: keys between tables, ranges, finite numbers. Arrow in, findings out.
 
-Only the columns that are looked at are read, and one part at a time; long lists of numbers stay arrays.
+The checks are declared: VALUES about single values, ROWS about rows and what other tables say of them, UNIQUE about
+keys. Only the columns that are checked are read, one part at a time; lists of numbers stay arrays.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,23 +16,68 @@ from numpy.typing import NDArray
 
 from opdkit.console import counted
 from opdkit.judge.votes import OUTCOME, reward_of
+from opdkit.store.joined import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
+from opdkit.store.tables import METRICS
 from opdkit.store.turn_ids import turn_id
 
-_ROLES = ("system", "user", "assistant", "tool")
-_REWARDS = (-1, 0, 1)
-_REWARDED = ("ok", "tie", "empty", OUTCOME)  # the states of a reward that is not null
+Row = dict[str, Any]  # lists of numbers are arrays, lists of lists of numbers are (widths, values)
+
 _ROUNDING = 1e-3  # log-probs are at most 0, but for rounding; an average of several teachers' rounds once more
 _MASS = 1.01  # the probabilities of a support, from half-precision log-probs
+_REWARDS = (-1, 0, 1)
+_REWARDED = ("ok", "tie", "empty", OUTCOME)  # the states of a reward that is not null
 
 
-@dataclass(frozen=True)
+@dataclass
+class Seen:
+    """Hashes of the keys of the whole run so far."""
+
+    sessions: set[int] = field(default_factory=set)
+    turns: set[int] = field(default_factory=set)
+    targets: set[int] = field(default_factory=set)  # their turns
+
+
+@dataclass
+class Known:
+    """Facts from the tables of a part that were read before; None where a table could not be read."""
+
+    seen: Seen = field(default_factory=Seen)
+    roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
+    trainable: dict[str, bool] | None = None  # turn -> may be judged
+    last: set[str] = field(default_factory=set)  # turns that nobody reacted to: judged by outcomes alone
+    verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
+    decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision, as the targets took it
+    complete: bool = True  # every trainable turn must have a verdict: no --limit
+    vocabulary: int | None = None
+    width: int | None = None  # K of the supports
+    replies: set[tuple[str, str, int]] = field(default_factory=set)  # prompt, model, sample
+
+    def learn(self, table: str, rows: list[Row]) -> None:
+        """Take the facts that the checks of this table, and of those after it, need."""
+        if table == "sessions":
+            self.roles = {row["session_id"]: [message["role"] for message in row["messages"]] for row in rows}
+        elif table == "turns":
+            self.trainable = {row["turn_id"]: row["trainable"] for row in rows}
+            self.last = {row["turn_id"] for row in rows if row["skip_reason"] == NO_NEXT}
+            self.seen.turns.update(map(hash, self.trainable))
+        elif table == "verdicts":
+            self.verdicts = {row["turn_id"]: (row["reward"], frozenset(row["hints"])) for row in rows}
+        elif table == "targets":
+            self.seen.targets.update(hash(row["turn_id"]) for row in rows)
+            supports = (row["support_ids"][0] for row in rows if row["support_ids"] is not None)
+            self.width = next((int(widths[0]) for widths in supports if len(widths)), None)
+        elif table == "replies":
+            self.replies = {(row["prompt_id"], row["model"], row["sample"]) for row in rows}
+
+
+@dataclass
 class Wrong:
-    """One thing that is wrong, at its first row (from 0), and in how many rows it is."""
+    """One kind of error: the first row (from 0) that has it, and the number of rows."""
 
     what: str
-    row: int
+    row: int | None
     key: str
     count: int = 1
 
@@ -39,350 +85,250 @@ class Wrong:
         return self.what + (f" (and in {counted(self.count - 1, 'more row')})" if self.count > 1 else "")
 
 
-@dataclass
-class Known:
-    """What the tables of a part that were read before say; null where they could not be read."""
-
-    roles: dict[str, list[str]] | None = None  # session -> the roles of its messages
-    trainable: dict[str, bool] | None = None  # turn -> whether it may be judged
-    last: set[str] = field(default_factory=set)  # turns that nobody reacted to: judged by outcomes alone
-    verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
-    decided: dict[str, Any] = field(default_factory=dict)  # turn -> what people decided, as the targets took it
-    complete: bool = True  # every trainable turn must have a verdict: no --limit
-    vocabulary: int | None = None
-
-
-@dataclass
-class Seen:
-    """What is unique in the whole run, as hashes: keys of tables so far."""
-
-    sessions: set[int] = field(default_factory=set)
-    turns: set[int] = field(default_factory=set)
-    targets: set[int] = field(default_factory=set)  # turns
-
-
-class _Wrongs:
-    """Collects what is wrong, first row and count."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.keys, self.found = keys, dict[str, Wrong]()
-
-    def at(self, row: int, what: str) -> None:
-        old = self.found.get(what)
-        self.found[what] = (
-            Wrong(what, row, str(self.keys[row])) if old is None else Wrong(what, old.row, old.key, old.count + 1)
-        )
-
-    def each(self, rows: Iterable[Any], what: str) -> None:
-        for row in rows:
-            self.at(int(row), what)
-
-    def twice(self, keys: Iterable[Any], what: str) -> None:
-        seen = set()
-        for row, key in enumerate(keys):
-            if key in seen:
-                self.at(row, what)
-            seen.add(key)
-
-
-Columns = dict[str, list[Any]]
-Check = Callable[[pa.Table, Known, Seen], list[Wrong]]
-
-
-# -- extract --------------------------------------------------------------------------------------------------------
-
-
-def sessions(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Unique ids over the whole run, roles that there are, metadata that is JSON."""
-    rows = table.to_pydict()
-    wrong = _Wrongs(rows["session_id"])
-    known.roles = {}
-    for row, (name, messages) in enumerate(zip(rows["session_id"], rows["messages"], strict=True)):
-        if hash(name) in seen.sessions:
-            wrong.at(row, "the session id is not unique in the run")
-        seen.sessions.add(hash(name))
-        known.roles[name] = [message["role"] for message in messages]
-        if not set(known.roles[name]) <= set(_ROLES):
-            wrong.at(row, "a role that there is not")
-        if rows["line"][row] < 1:
-            wrong.at(row, "line is less than 1")
-        if not _is_json(rows["metadata"][row]):
-            wrong.at(row, "metadata is not JSON")
-    return list(wrong.found.values())
-
-
-def turns(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Each turn is an assistant message of a session of its part, and what follows it is its next state."""
-    rows = table.to_pylist()
-    wrong = _Wrongs([row["turn_id"] for row in rows])
-    wrong.twice((row["turn_id"] for row in rows), "the turn id is not unique")
-    known.trainable = {row["turn_id"]: row["trainable"] for row in rows}
-    known.last = {row["turn_id"] for row in rows if row["skip_reason"] == NO_NEXT}
-    seen.turns.update(map(hash, known.trainable))
+def check_rows(table: str, arrow: pa.Table, known: Known) -> list[Wrong]:
+    """Return what is wrong with the rows of one part of a table, one entry per kind. Adds to what is `known`."""
+    rows = _to_rows(arrow)
+    known.learn(table, rows)
+    values = [(column, text, is_wrong) for name, columns, text, is_wrong in VALUES if name == table
+              for column in columns]  # fmt: skip
+    row_checks = [(text, is_wrong) for name, text, is_wrong in ROWS if name == table]
+    unique_columns, not_unique = UNIQUE.get(table, ((), ""))
+    keys = known.seen.sessions if table == "sessions" else set[int]()  # sessions are unique over all parts
+    wrongs: dict[str, Wrong] = {}
     for n, row in enumerate(rows):
-        if row["turn_id"] != turn_id(row["session_id"], row["message_index"]):
-            wrong.at(n, "turn_id is not session_id:message_index")
-        if row["trainable"] != (row["skip_reason"] is None):
-            wrong.at(n, "trainable does not fit skip_reason")
-        if row["kind"] not in ("main", "side"):
-            wrong.at(n, "kind is neither main nor side")
-        if row["next_role"] not in (None, "user", "tool"):
-            wrong.at(n, "next_role is neither user nor tool")
-        if known.roles is not None:
-            _in_its_session(n, row, known.roles.get(row["session_id"]), wrong)
-    return list(wrong.found.values())
-
-
-def _in_its_session(n: int, row: dict[str, Any], roles: list[str] | None, wrong: _Wrongs) -> None:
-    index, count = row["message_index"], row["next_count"]
-    if roles is None:
-        wrong.at(n, "its session is not in the same part of sessions")
-    elif not 0 <= index < len(roles) or roles[index] != "assistant":
-        wrong.at(n, "message_index is no assistant message of its session")
-    elif not 0 <= count < len(roles) - index or "assistant" in roles[index + 1 : index + 1 + count]:
-        wrong.at(n, "next_count is not the number of messages in the next state")
-
-
-def rejected(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Lines count from 1; 0 is a whole input."""
-    wrong = _Wrongs(table["source"].to_pylist())
-    wrong.each((n for n, line in enumerate(table["line"].to_pylist()) if line < 0), "line is negative")
-    return list(wrong.found.values())
-
-
-def _is_json(text: str | None) -> bool:
-    try:
-        json.loads("null" if text is None else text)
-    except ValueError:
-        return False
-    return True
-
-
-# -- judge ----------------------------------------------------------------------------------------------------------
-
-
-def verdicts(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """One verdict a trainable turn; rewards that are what the votes add up to; a hint that is one of the hints."""
-    rows = table.to_pylist()
-    wrong = _Wrongs([row["turn_id"] for row in rows])
-    wrong.twice((row["turn_id"] for row in rows), "the turn has two verdicts")
-    known.verdicts = {row["turn_id"]: (row["reward"], frozenset(row["hints"])) for row in rows}
-    for n, row in enumerate(rows):
-        by_outcome = row["reward_status"] == OUTCOME and row["turn_id"] in known.last
-        if known.trainable is not None and not known.trainable.get(row["turn_id"], False) and not by_outcome:
-            wrong.at(n, "not a trainable turn of the same part of turns")
-        for what in _verdict(row):
-            wrong.at(n, what)
-    if known.trainable is not None and known.complete:
-        left = sorted(name for name, judged in known.trainable.items() if judged and name not in known.verdicts)
+        row["row"] = n
+        texts = [f"{column} {text}" for column, text, is_wrong in values
+                 if row[column] is not None and is_wrong(row[column])]  # fmt: skip
+        texts += [text for text, is_wrong in row_checks if is_wrong(row, known)]
+        if unique_columns:
+            key = hash(tuple(row[column] for column in unique_columns))
+            if key in keys:
+                texts.append(not_unique)
+            keys.add(key)
+        for text in texts:
+            if text in wrongs:
+                wrongs[text].count += 1
+            else:
+                wrongs[text] = Wrong(text, n, NAMES[table].format_map(row))
+    if table == "verdicts" and known.trainable is not None and known.complete:
+        left = sorted(name for name, judged in known.trainable.items() if judged and name not in (known.verdicts or {}))
         if left:
-            wrong.found["left"] = Wrong("trainable turns without a verdict", -1, left[0], len(left))
-    return list(wrong.found.values())
+            wrongs["left"] = Wrong("trainable turns without a verdict", None, left[0], len(left))
+    return list(wrongs.values())
 
 
-def _verdict(row: dict[str, Any]) -> Iterator[str]:
-    reward, agreement = row["reward"], row["reward_agreement"]
+def _to_rows(arrow: pa.Table) -> list[Row]:
+    kinds = {field.name: field.type.value_type for field in arrow.schema if pa.types.is_list(field.type)}
+    nested = [name for name, kind in kinds.items() if pa.types.is_list(kind)]
+    flat = [name for name, kind in kinds.items() if pa.types.is_primitive(kind)]
+    rows: list[Row] = arrow.drop_columns([*nested, *flat]).to_pylist()
+    for name in flat:
+        for row, values in zip(rows, arrays_of(arrow[name]), strict=True):
+            row[name] = values
+    for name in nested:
+        for row, lists in zip(rows, arrow[name], strict=True):
+            inner = lists.values
+            row[name] = None if inner is None else (
+                inner.value_lengths().to_numpy(zero_copy_only=False), inner.flatten().to_numpy(zero_copy_only=False)
+            )  # fmt: skip
+    return rows
+
+
+# -- predicates -----------------------------------------------------------------------------------------------------
+
+
+def _is_no_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return True
+    return False
+
+
+def _has_no_logprob(values: NDArray[Any]) -> bool:
+    return bool((~np.isfinite(values) | (values > _ROUNDING)).any())
+
+
+def _has_no_token(ids: NDArray[Any], known: Known) -> bool:
+    return bool(((ids < 0) | (ids >= (known.vocabulary or np.iinfo(np.int32).max))).any())
+
+
+def _is_beyond_1(share: float) -> bool:
+    return not 0 <= share <= 1 + _ROUNDING
+
+
+def _is_no_reply(row: Row, known: Known) -> bool:
+    roles, index = (known.roles or {}).get(row["session_id"]), row["message_index"]
+    return roles is not None and (not 0 <= index < len(roles) or roles[index] != "assistant")
+
+
+def _has_other_next_state(row: Row, known: Known) -> bool:
+    roles, index, count = (known.roles or {}).get(row["session_id"]), row["message_index"], row["next_count"]
+    if roles is None or _is_no_reply(row, known):
+        return False
+    return not 0 <= count < len(roles) - index or "assistant" in roles[index + 1 : index + 1 + count]
+
+
+def _is_not_trainable(row: Row, known: Known) -> bool:
+    by_outcome = row["reward_status"] == OUTCOME and row["turn_id"] in known.last
+    return known.trainable is not None and not known.trainable.get(row["turn_id"], False) and not by_outcome
+
+
+def _has_odd_vote(row: Row, known: Known) -> bool:
+    scores = {vote["score"] for vote in row["reward_votes"]}
+    return not scores <= {None, *_REWARDS} or not {vote["decision"] for vote in row["hint_votes"]} <= {None, 1, -1}
+
+
+def _is_against_the_votes(row: Row, known: Known) -> bool:
     scores = [vote["score"] for vote in row["reward_votes"]]
-    decisions = [vote["decision"] for vote in row["hint_votes"]]
-    if reward not in (None, *_REWARDS):
-        yield "reward is none of -1, 0, 1"
-    if not set(scores) <= {None, *_REWARDS} or not set(decisions) <= {None, 1, -1}:
-        yield "a vote is out of range"
-    elif scores and row["reward_status"] != "empty" and reward_of(scores).reward != reward:
-        yield "reward is not what the votes add up to"
-    if (reward is None) == (row["reward_status"] in _REWARDED):
-        yield "reward does not fit reward_status"
-    if agreement is not None and not 0 <= agreement <= 1:
-        yield "reward_agreement is not in [0, 1]"
-    # A run of fresh replies carries hints over, and with them what people decided.
-    if row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] == "ok"):
-        yield "hint does not fit hint_status"
-    if row["hint"] is not None and row["hint"] not in row["hints"]:
-        yield "hint is none of hints"
+    if _has_odd_vote(row, known) or not scores or row["reward_status"] == "empty":
+        return False
+    return reward_of(scores).reward != row["reward"]
 
 
-# -- teacher --------------------------------------------------------------------------------------------------------
-
-
-def targets(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Lists as long as the reply, finite log-probs of at most 0, supports of one width, ids of the vocabulary."""
-    plain = {name: table[name].to_pylist() for name in ("turn_id", "written", "reward", "hint", "overlap")}
-    wrong = _Wrongs(plain["turn_id"])
-    keys = list(zip(plain["turn_id"], plain["written"], strict=True))
-    wrong.twice(keys, "(turn_id, written) is not unique")
-    seen.targets.update(hash(name) for name in plain["turn_id"])
-    for n, (name, number) in enumerate(keys):
-        if number is not None and number < 0:
-            wrong.at(n, "written is negative")
-        if known.verdicts is not None:
-            _of_its_verdict(n, _reviewed(name, known), number, plain["reward"][n], plain["hint"][n], wrong)
-        if plain["reward"][n] not in (None, *_REWARDS):
-            wrong.at(n, "reward is none of -1, 0, 1")
-        overlap = plain["overlap"][n]
-        if overlap is not None and not 0 <= overlap <= 1 + _ROUNDING:
-            wrong.at(n, "overlap is not in [0, 1]")
-    wrong.each(np.flatnonzero(table["prompt_tokens"].to_numpy() < 1), "prompt_tokens is less than 1")
-    wrong.each(np.flatnonzero(table["cut_messages"].to_numpy() < 0), "cut_messages is negative")
-    _reply(table, known, wrong)
-    _supports(table, known, wrong)
-    return list(wrong.found.values())
-
-
-def _reviewed(name: str, known: Known) -> tuple[int | None, frozenset[str]] | None:
-    """Reward and hints of a turn, as the votes and then people say."""
-    verdict, decided = (known.verdicts or {}).get(name), known.decided.get(name, {})
+def _verdict_of(row: Row, known: Known) -> tuple[int | None, frozenset[str]] | None:
+    """Return reward and hints of a target's turn, as the votes and then people say."""
+    verdict, decided = (known.verdicts or {}).get(row["turn_id"]), known.decided.get(row["turn_id"], {})
     if verdict is None or not decided:
         return verdict
     hints = verdict[1] if "hint" not in decided else frozenset({decided["hint"]} - {None})
     return decided.get("reward", verdict[0]), hints
 
 
-def _of_its_verdict(
-    n: int, verdict: tuple[int | None, frozenset[str]] | None, number: int | None, reward: int | None,
-    hint: str | None, wrong: _Wrongs,
-) -> None:  # fmt: skip
-    if verdict is None:
-        wrong.at(n, "its turn is not in the same part of verdicts")
-        return
-    if reward != (verdict[0] if number is None else None):
-        wrong.at(n, "reward is not that of its verdict")
-    if hint is not None and hint not in verdict[1]:
-        wrong.at(n, "hint is none of its verdict's")
+def _has_other_reward(row: Row, known: Known) -> bool:
+    verdict = _verdict_of(row, known)
+    return verdict is not None and row["reward"] != (verdict[0] if row["written"] is None else None)
 
 
-def _reply(table: pa.Table, known: Known, wrong: _Wrongs) -> None:
-    """The lists with one value a token of the reply."""
-    lengths, ids, owner = _lists(table["response_ids"])
-    wrong.each(np.flatnonzero(lengths < 1), "response_ids is empty")
-    wrong.each(np.unique(owner[_no_token(ids, known)]), "a token id outside the vocabulary")
-    masks, mask, mask_owner = _lists(table["response_mask"])
-    wrong.each(np.flatnonzero(masks != lengths), "response_mask is not as long as the reply")
-    wrong.each(sorted(set(range(len(lengths))) - set(mask_owner[mask.astype(bool)].tolist())), "nothing was sampled")
-    hinted = table["hint"].is_valid().to_numpy()
-    for name in ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_logprobs"):
-        sizes, values, owner = _lists(table[name])
-        wrong.each(np.flatnonzero((sizes >= 0) & (sizes != lengths)), f"{name} is not as long as the reply")
-        wrong.each(np.unique(owner[_no_logprob(values)]), f"{name} holds what is no log-prob: not finite, or over 0")
-        if name == "teacher_logprobs":
-            wrong.each(np.flatnonzero((sizes >= 0) != hinted), "teacher_logprobs and hint do not go together")
+def _has_other_hint(row: Row, known: Known) -> bool:
+    verdict = _verdict_of(row, known)
+    return verdict is not None and row["hint"] is not None and row["hint"] not in verdict[1]
 
 
-def _supports(table: pa.Table, known: Known, wrong: _Wrongs) -> None:
-    """K ids and log-probs at each position."""
-    replies = _lists(table["response_ids"])[0]
-    shapes = {}
-    for name in ("support_ids", "support_old", "support_teacher"):
-        positions, inner, position_owner = _lists(table[name])
-        widths, values, position = _lists(inner)
-        shapes[name] = (positions, widths)
-        wrong.each(np.flatnonzero((positions >= 0) & (positions != replies)), f"{name} is not as long as the reply")
-        if len(widths) and not (widths == widths[0]).all():
-            wrong.each(np.unique(position_owner[widths != widths[0]]), f"{name} does not have K values everywhere")
-        owner = position_owner[position]
-        if name == "support_ids":
-            wrong.each(np.unique(owner[_no_token(values, known)]), "a token id of the support outside the vocabulary")
-            continue
-        wrong.each(np.unique(owner[_no_logprob(values)]), f"{name} holds what is no log-prob: not finite, or over 0")
-        mass = np.bincount(position, np.exp(np.minimum(values.astype(np.float64), 0)), len(widths))
-        wrong.each(np.unique(position_owner[mass > _MASS]), f"{name}: probabilities that add up to more than 1")
-    counts = [positions for positions, _ in shapes.values()]
-    wrong.each(np.flatnonzero(counts[0] != counts[1]), "support_ids and support_old differ in length")
-    if len({int(widths[0]) for _, widths in shapes.values() if len(widths)}) > 1:
-        wrong.each(np.flatnonzero(counts[0] >= 0)[:1], "the supports differ in K")
+def _has_other_length(column: str) -> Callable[[Row, Known], bool]:
+    """Return a check that a list has one value, or one list, per token of the reply."""
+
+    def is_wrong(row: Row, known: Known) -> bool:
+        values = row[column][0] if isinstance(row[column], tuple) else row[column]
+        return values is not None and len(values) != len(row["response_ids"])
+
+    return is_wrong
 
 
-def _lists(column: Any) -> tuple[NDArray[Any], Any, NDArray[Any]]:
-    """Of a list column: the length of each row (-1: null), the values, and the row of each value.
-
-    The values are an array, or, of a list of lists, the inner lists as an Arrow column.
-    """
-    chunk = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    lengths = chunk.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-    flat = chunk.flatten()
-    owner = np.repeat(np.arange(len(lengths)), np.maximum(lengths, 0))
-    return lengths, flat if pa.types.is_list(flat.type) else flat.to_numpy(zero_copy_only=False), owner
+def _has_other_width(column: str) -> Callable[[Row, Known], bool]:
+    return lambda row, known: row[column] is not None and bool((row[column][0] != known.width).any())
 
 
-def _no_token(ids: NDArray[Any], known: Known) -> NDArray[np.bool_]:
-    return (ids < 0) | (ids >= (known.vocabulary or np.iinfo(np.int32).max))
+def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
+    widths, values = support
+    positions = np.repeat(np.arange(len(widths)), widths)
+    return bool((np.bincount(positions, np.exp(np.minimum(values.astype(np.float64), 0))) > _MASS).any())
 
 
-def _no_logprob(values: NDArray[Any]) -> NDArray[np.bool_]:
-    return ~np.isfinite(values) | (values > _ROUNDING)
+def _is_left_alone(row: Row, known: Known) -> bool:
+    other = {"before": "after", "after": "before"}.get(row["model"])
+    return other is not None and (row["prompt_id"], other, row["sample"]) not in known.replies
 
 
-# -- train and eval -------------------------------------------------------------------------------------------------
+# -- the checks -----------------------------------------------------------------------------------------------------
 
+_LOGPROBS = ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_logprobs")
+_SUPPORTS = ("support_ids", "support_old", "support_teacher")
+_FLOATS = tuple(field.name for field in METRICS.schema if pa.types.is_floating(field.type))
 
-def metrics(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Steps 1, 2, ... n; finite numbers; turns that are targets."""
-    rows = table.to_pydict()
-    wrong = _Wrongs([f"step {step}" for step in rows["step"]])
-    wrong.each((n for n, step in enumerate(rows["step"]) if step != n + 1), "the steps are not 1, 2, 3, ...")
-    for column in table.schema:
-        if pa.types.is_floating(column.type):
-            values = rows[column.name]
-            wrong.each((n for n, v in enumerate(values) if v is not None and not math.isfinite(v)),
-                       f"{column.name} is not finite")  # fmt: skip
-    for n, names in enumerate(rows["turn_ids"]):
-        if len(names) != rows["turns"][n]:
-            wrong.at(n, "turn_ids are not as many as turns")
-        if seen.targets and not all(hash(name) in seen.targets for name in names):
-            wrong.at(n, "a turn that is no target")
-        share = rows["clip_fraction"][n]
-        if share is not None and not 0 <= share <= 1 + _ROUNDING:
-            wrong.at(n, "clip_fraction is not in [0, 1]")
-        if min(rows["learning_rate"][n], rows["seconds"][n], rows["tokens_read"][n]) < 0:
-            wrong.at(n, "a negative learning rate, time or number of tokens")
-    return list(wrong.found.values())
+# Table, columns, what is said after a column's name, and the check of one value that is not null.
+VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
+    ("sessions", ("line",), "is less than 1", lambda line: line < 1),
+    ("sessions", ("metadata",), "is not JSON", _is_no_json),
+    ("turns", ("kind",), "is neither main nor side", lambda kind: kind not in ("main", "side")),
+    ("turns", ("next_role",), "is neither user nor tool", lambda role: role not in ("user", "tool")),
+    ("rejected", ("line",), "is negative", lambda line: line < 0),  # 0 is a whole input
+    ("verdicts", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
+    ("verdicts", ("reward_agreement",), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
+    ("targets", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
+    ("targets", ("overlap",), "is not in [0, 1]", _is_beyond_1),
+    ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
+    ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
+    ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
+    ("targets", _LOGPROBS, "holds what is no log-prob: not finite, or over 0", _has_no_logprob),
+    ("targets", _SUPPORTS[1:], "holds what is no log-prob: not finite, or over 0", lambda s: _has_no_logprob(s[1])),
+    ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
+    ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
+    ("metrics", ("clip_fraction",), "is not in [0, 1]", _is_beyond_1),
+    ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
+    ("replies", ("model",), "is neither before nor after", lambda model: model not in ("before", "after")),
+    ("replies", ("sample",), "is negative", lambda sample: sample < 0),
+    ("replies", ("finish_reason",), "is neither stop nor length", lambda reason: reason not in ("stop", "length")),
+    ("scores", ("before", "after", "difference", "low", "high"), "is not finite", lambda n: not math.isfinite(n)),
+    ("scores", ("count",), "is negative", lambda count: count < 0),
+]
 
+# Table, what is wrong, and the check of one row against what is known.
+ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
+    ("sessions", "an unknown role", lambda row, known:
+        not {message["role"] for message in row["messages"]} <= {"system", "user", "assistant", "tool"}),
+    ("turns", "turn_id is not session_id:message_index", lambda row, known:
+        row["turn_id"] != turn_id(row["session_id"], row["message_index"])),
+    ("turns", "trainable does not fit skip_reason", lambda row, known:
+        row["trainable"] != (row["skip_reason"] is None)),
+    ("turns", "its session is not in the same part of sessions", lambda row, known:
+        known.roles is not None and row["session_id"] not in known.roles),
+    ("turns", "message_index is no assistant message of its session", _is_no_reply),
+    ("turns", "next_count is not the number of messages in the next state", _has_other_next_state),
+    ("verdicts", "not a trainable turn of the same part of turns", _is_not_trainable),
+    ("verdicts", "a vote is out of range", _has_odd_vote),
+    ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
+    ("verdicts", "reward does not fit reward_status", lambda row, known:
+        (row["reward"] is None) == (row["reward_status"] in _REWARDED)),
+    # A run of fresh replies carries hints over, and with them what people decided.
+    ("verdicts", "hint does not fit hint_status", lambda row, known:
+        row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] == "ok")),
+    ("verdicts", "hint is none of hints", lambda row, known:
+        row["hint"] is not None and row["hint"] not in row["hints"]),
+    ("targets", "its turn is not in the same part of verdicts", lambda row, known:
+        known.verdicts is not None and row["turn_id"] not in known.verdicts),
+    ("targets", "reward is not that of its verdict", _has_other_reward),
+    ("targets", "hint is none of its verdict's", _has_other_hint),
+    ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
+    ("targets", "a token id of the support outside the vocabulary", lambda row, known:
+        row["support_ids"] is not None and _has_no_token(row["support_ids"][1], known)),
+    ("targets", "nothing was sampled", lambda row, known: not row["response_mask"].any()),
+    ("targets", "teacher_logprobs and hint do not go together", lambda row, known:
+        (row["teacher_logprobs"] is None) != (row["hint"] is None)),
+    ("targets", "support_ids and support_old do not go together", lambda row, known:
+        (row["support_ids"] is None) != (row["support_old"] is None)),
+    *[("targets", f"{column} is not as long as the reply", _has_other_length(column))
+      for column in ("response_mask", *_LOGPROBS, *_SUPPORTS)],
+    *[("targets", f"{column} does not have K values everywhere", _has_other_width(column)) for column in _SUPPORTS],
+    ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
+    ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
+    ("metrics", "a turn that is no target", lambda row, known:
+        bool(known.seen.targets) and not all(hash(name) in known.seen.targets for name in row["turn_ids"])),
+    ("replies", "a reply of one model that the other model lacks", _is_left_alone),
+    ("scores", "low is more than high", lambda row, known:
+        row["low"] is not None and row["high"] is not None and row["low"] > row["high"]),
+]  # fmt: skip
 
-def replies(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """Each prompt answered equally often by both models."""
-    rows = table.to_pylist()
-    wrong = _Wrongs([row["prompt_id"] for row in rows])
-    keys = [(row["prompt_id"], row["model"], row["sample"]) for row in rows]
-    wrong.twice(keys, "(prompt_id, model, sample) is not unique")
-    every = set(keys)
-    other = {"before": "after", "after": "before"}
-    for n, (prompt, model, sample) in enumerate(keys):
-        if model not in other:
-            wrong.at(n, "model is neither before nor after")
-        elif (prompt, other[model], sample) not in every:
-            wrong.at(n, "a reply of one model that the other model lacks")
-        if sample < 0:
-            wrong.at(n, "sample is negative")
-        if rows[n]["finish_reason"] not in ("stop", "length"):
-            wrong.at(n, "finish_reason is neither stop nor length")
-    return list(wrong.found.values())
-
-
-def scores(table: pa.Table, known: Known, seen: Seen) -> list[Wrong]:
-    """One row a metric and domain; finite numbers; intervals the right way round."""
-    rows = table.to_pylist()
-    wrong = _Wrongs([f"{row['metric']} {row['domain']}" for row in rows])
-    wrong.twice(((row["metric"], row["domain"]) for row in rows), "(metric, domain) is not unique")
-    for n, row in enumerate(rows):
-        numbers = [row[name] for name in ("before", "after", "difference", "low", "high") if row[name] is not None]
-        if not all(map(math.isfinite, numbers)):
-            wrong.at(n, "a number that is not finite")
-        if row["low"] is not None and row["high"] is not None and row["low"] > row["high"]:
-            wrong.at(n, "low is more than high")
-        if row["count"] < 0:
-            wrong.at(n, "count is negative")
-    return list(wrong.found.values())
-
-
-# table -> its check, and the columns that it looks at; None is all of them.
-CHECKS: dict[str, tuple[Check, list[str] | None]] = {
-    "sessions": (sessions, ["session_id", "line", "metadata", "messages.list.element.role"]),
-    "turns": (turns, ["turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable",
-                      "skip_reason"]),
-    "rejected": (rejected, ["source", "line"]),
-    "verdicts": (verdicts, ["turn_id", "hint_votes.list.element.decision", "reward_votes.list.element.score", "reward",
-                            "reward_status", "reward_agreement", "hints", "hint", "hint_status"]),
-    "targets": (targets, None),
-    "metrics": (metrics, None),
-    "replies": (replies, ["prompt_id", "model", "sample", "finish_reason"]),
-    "scores": (scores, None),
+# Table -> columns that together are unique in a part (of sessions: in the run), and what is said where they are not.
+UNIQUE = {
+    "sessions": (("session_id",), "the session id is not unique in the run"),
+    "turns": (("turn_id",), "the turn id is not unique"),
+    "verdicts": (("turn_id",), "the turn has two verdicts"),
+    "targets": (("turn_id", "written"), "(turn_id, written) is not unique"),
+    "replies": (("prompt_id", "model", "sample"), "(prompt_id, model, sample) is not unique"),
+    "scores": (("metric", "domain"), "(metric, domain) is not unique"),
+}
+# Table -> the name of a row in a finding.
+NAMES = {
+    "sessions": "{session_id}", "turns": "{turn_id}", "rejected": "{source}", "verdicts": "{turn_id}",
+    "targets": "{turn_id}", "metrics": "step {step}", "replies": "{prompt_id}", "scores": "{metric} {domain}",
+}  # fmt: skip
+# Table -> the columns to read; a table that is not here is read whole.
+COLUMNS = {
+    "sessions": ["session_id", "line", "metadata", "messages.list.element.role"],
+    "turns": ["turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable", "skip_reason"],
+    "rejected": ["source", "line"],
+    "verdicts": ["turn_id", "hint_votes.list.element.decision", "reward_votes.list.element.score", "reward",
+                 "reward_status", "reward_agreement", "hints", "hint", "hint_status"],
+    "replies": ["prompt_id", "model", "sample", "finish_reason"],
 }  # fmt: skip

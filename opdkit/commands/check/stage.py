@@ -13,7 +13,7 @@ from opdkit.commands.check import decisions, plans, weights
 from opdkit.commands.check.finding import Finding, Report
 from opdkit.commands.check.parts import Part, digests_of, files_pinned, look, miscounted, missing, strangers
 from opdkit.commands.check.recompute import Gone, doomed, remove
-from opdkit.commands.check.rows import CHECKS, Known, Seen
+from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
@@ -100,13 +100,13 @@ class _Walk:
         total = max((self.count[stage] for stage in stages), default=0)
         size = weights.vocabulary(self.manifests["teacher"]) if "teacher" in self.manifests else None
         for part in progress(range(total), "check", total, "parts"):
-            known = Known(complete=self._judged_whole(), vocabulary=size)
+            known = Known(self.seen, complete=self._judged_whole(), vocabulary=size)
             for stage in stages:
                 if part < self.count[stage]:
                     self.part(stage, part, known)
         for stage in ("train", "eval"):
             if stage in self.count:
-                self.part(stage, 0, Known())
+                self.part(stage, 0, Known(self.seen))
 
     def _judged_whole(self) -> bool:
         plan = self.manifests.get("judge", {}).get("plan", {})
@@ -150,11 +150,10 @@ class _Walk:
         return None
 
     def _rows(self, stage: str, table: Table, part: int, known: Known, result: Part) -> None:
-        check, columns = CHECKS[table.name]
         path = part_path(self.run, table.name, part)
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                rows = file.read(columns=columns)
+                rows = file.read(columns=COLUMNS.get(table.name))
         except (pa.ArrowException, OSError) as error:
             self._wrong(stage, table.name, part, f"cannot be read: {str(error).splitlines()[0]}")
             return
@@ -162,9 +161,8 @@ class _Walk:
         if table is TARGETS:
             known.decided = inputs_in(result.footer).get("reviews", {})
             self.taken |= known.decided
-        for wrong in check(rows, known, self.seen):
-            row = None if wrong.row < 0 else wrong.row
-            self._wrong(stage, table.name, part, wrong.text(), row, wrong.key)
+        for wrong in check_rows(table.name, rows, known):
+            self._wrong(stage, table.name, part, wrong.text(), wrong.row, wrong.key)
 
     def _wrong(
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
