@@ -1,6 +1,6 @@
 """`--map FILE.toml`: where a log has its fields, for logs that no reader knows.
 
-    messages = "chat.turns"     # a conversation a line: the list of its messages
+    messages = "chat.turns"     # one conversation per line: the list of its messages
     role = "speaker"            # in each message
     content = "text"
     model = "meta.model"        # in each line
@@ -15,7 +15,6 @@ conversation so far. A path is names with dots between them, in quotes where a n
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,13 @@ Steps = tuple[str | int, ...]
 
 
 def _path(default: str | None = None) -> Any:
+    """Declare a field of FieldMap that is a path."""
     return field(default=None if default is None else (default,), metadata={"path": True})
 
 
 @dataclass(frozen=True)
 class FieldMap:
-    """The fields of a log. What is None is not there."""
+    """Paths to the fields of a log; None for a field that the log does not have."""
 
     # Where the conversation is: one of these.
     messages: Steps | None = _path()
@@ -62,96 +62,89 @@ class FieldMap:
     language: Steps | None = _path()
     metadata: tuple[tuple[str, Steps], ...] | None = None  # (name, path); None keeps every field that no path begins in
     roles: tuple[tuple[str, str], ...] = ()
-    tool_call: tuple[tuple[str, Steps], ...] = ()  # of each call: id, name, arguments, where they are called otherwise
+    tool_call: tuple[tuple[str, Steps], ...] = ()  # of each call: id, name, arguments, under other names
 
     @property
     def used(self) -> frozenset[str | int]:
-        """The fields of a line that need not be kept: those of the conversation, and those that are columns whole."""
+        """Fields of a line that metadata need not keep: those of the conversation, and those that are columns whole."""
         whole = [self.messages, self.prompt, self.reply, self.next, self.tools, self.system]
         short = [self.session, self.model, self.time, self.language]
-        if self.messages is None and self.prompt is None:  # a message a line: its fields are the line's
+        if self.messages is None and self.prompt is None:  # one message per line: its fields are the line's
             whole += [self.role, self.content, self.tool_calls]
             short += [self.order, self.reasoning, self.name, self.tool_call_id, self.finish_reason]
         return frozenset([path[0] for path in whole if path] + [p[0] for p in short if p and len(p) == 1])
 
 
 def load(path: str) -> FieldMap:
-    """Read the mapping in a TOML file. Raises ConfigError that says what is wrong in it."""
-    return _field_map(read_toml(Path(path), "--map"), f"--map {path}")
-
-
-def _field_map(document: Mapping[str, Any], where: str) -> FieldMap:
+    """Read the mapping in a TOML file. Raises ConfigError, naming the file and the field, for one that is wrong."""
+    document, where = read_toml(Path(path), "--map"), f"--map {path}"
     known = {f.name: f for f in fields(FieldMap)}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in document.items():
         if key not in known:
             raise ConfigError(f"{where}: there is no field {key!r}; {did_you_mean(key, list(known))}")
         if known[key].metadata.get("path"):
-            found[key] = parse_path(value, f"{where}: {key}")
+            values[key] = parse_path(value, f"{where}: {key}")
         elif key == "link":
-            found[key] = _checked(value, bool, f"{where}: link must be true or false")
+            if not isinstance(value, bool):
+                raise ConfigError(f"{where}: link must be true or false")
+            values[key] = value
         elif key == "next_role":
-            found[key] = _one_of(value, ("user", "tool"), f"{where}: next_role")
+            _check_choice(value, ("user", "tool"), f"{where}: next_role")
+            values[key] = value
         elif key == "metadata":
-            found[key] = _kept(value, where)
+            if isinstance(value, list) and all(isinstance(inner, str) for inner in value):
+                value = {inner: inner for inner in value}
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: metadata is a list of paths, or a table of names and paths")
+            values[key] = tuple((name, parse_path(inner, f"{where}: metadata")) for name, inner in value.items())
+        elif not isinstance(value, dict):
+            raise ConfigError(f"{where}: {key} must be a table, written [{key}]")
+        elif key == "roles":
+            for name, role in value.items():
+                _check_choice(role, _TARGETS, f"{where}: the role of {name!r}")
+            values[key] = tuple(value.items())
         else:
-            table = _checked(value, dict, f"{where}: {key} must be a table, written [{key}]")
-            found[key] = _roles(table, where) if key == "roles" else _call_fields(table, where)
-    told = FieldMap(**found)
-    _check_shape(told, where)
-    return told
+            for name in value:
+                _check_choice(name, ("id", "name", "arguments"), f"{where}: a field of [tool_call]")
+            values[key] = tuple(
+                (name, parse_path(inner, f"{where}: tool_call.{name}")) for name, inner in value.items()
+            )
+    field_map = FieldMap(**values)
+    _check_shape(field_map, where)
+    return field_map
 
 
-def _checked(value: Any, kind: type, problem: str) -> Any:
-    if not isinstance(value, kind):
-        raise ConfigError(problem)
-    return value
-
-
-def _one_of(value: Any, choices: tuple[str, ...], where: str) -> str:
+def _check_choice(value: Any, choices: tuple[str, ...], where: str) -> None:
+    """Raise ConfigError unless `value` is one of `choices`."""
     if value not in choices:
         raise ConfigError(f"{where} is {value!r}; {did_you_mean(str(value), choices)}")
-    return str(value)
 
 
-def _kept(value: Any, where: str) -> tuple[tuple[str, Steps], ...]:
-    if isinstance(value, list):
-        value = {path: path for path in value if isinstance(path, str)} if all(isinstance(p, str) for p in value) else 0
-    table = _checked(value, dict, f"{where}: metadata is a list of paths, or a table of names and paths")
-    return tuple((name, parse_path(path, f"{where}: metadata")) for name, path in table.items())
-
-
-def _roles(table: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:
-    return tuple((name, _one_of(role, _TARGETS, f"{where}: the role of {name!r}")) for name, role in table.items())
-
-
-def _call_fields(table: Mapping[str, Any], where: str) -> tuple[tuple[str, Steps], ...]:
-    for key in table:
-        _one_of(key, ("id", "name", "arguments"), f"{where}: a field of [tool_call]")
-    return tuple((key, parse_path(path, f"{where}: tool_call.{key}")) for key, path in table.items())
-
-
-def _check_shape(told: FieldMap, where: str) -> None:
-    shapes = [name for name in ("messages", "prompt") if getattr(told, name) is not None]
-    if told.session is not None and not shapes:
+def _check_shape(log: FieldMap, where: str) -> None:
+    """Raise ConfigError unless the fields that are there make one of the three shapes of a log."""
+    shapes = [name for name in ("messages", "prompt") if getattr(log, name) is not None]
+    if log.session is not None and not shapes:
         shapes.append("session")
     if len(shapes) != 1:
-        raise ConfigError(f"{where}: say where the conversation is, by one of `messages`, `session` (a message a line) "
-                          f"and `prompt` with `reply`; {' and '.join(shapes) or 'none'} is there")  # fmt: skip
-    if (told.prompt is None) != (told.reply is None):
+        raise ConfigError(
+            f"{where}: say where the conversation is, by one of `messages`, `session` (one message per line) and "
+            f"`prompt` with `reply`; {' and '.join(shapes) or 'none'} is there"
+        )
+    if (log.prompt is None) != (log.reply is None):
         raise ConfigError(f"{where}: `prompt` and `reply` belong together")
-    if told.next is not None and told.prompt is None:
-        raise ConfigError(f"{where}: `next` is for `prompt` and `reply`; messages say themselves what comes next")
-    if told.order is not None and shapes != ["session"]:
-        raise ConfigError(f"{where}: `order` is for a log with a message a line, which `session` names")
-    if told.link and told.prompt is None:
+    if log.next is not None and log.prompt is None:
+        raise ConfigError(f"{where}: `next` is for `prompt` and `reply`; in a list of messages the next one is known")
+    if log.order is not None and shapes != ["session"]:
+        raise ConfigError(f"{where}: `order` is for a log with one message per line, which `session` names")
+    if log.link and log.prompt is None:
         raise ConfigError(f"{where}: `link` is for `prompt` and `reply`")
-    if told.session is not None and shapes != ["session"] and not told.link:
+    if log.session is not None and shapes != ["session"] and not log.link:
         raise ConfigError(f"{where}: with {shapes[0]} a line is a session; `session` needs link = true")
 
 
 def parse_path(text: Any, where: str) -> Steps:
-    """'a."b.c"[0]' -> ("a", "b.c", 0). Raises ConfigError."""
+    """Parse a path: 'a."b.c"[0]' -> ("a", "b.c", 0). Raises ConfigError."""
     steps: list[str | int] = []
     at = 0
     while isinstance(text, str) and at < len(text):
@@ -166,7 +159,7 @@ def parse_path(text: Any, where: str) -> Steps:
 
 
 def value_at(value: Any, steps: Steps | None) -> Any:
-    """What a path leads to; None where it leads nowhere."""
+    """Return what a path leads to; None where it leads nowhere."""
     for step in steps or ():
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None

@@ -35,7 +35,7 @@ def test_prompts_and_messages_become_messages_of_the_tables(tmp_path) -> None:
 
 
 def test_a_line_separator_inside_a_text_is_no_new_line(tmp_path) -> None:
-    """pitfall 22: JSON may hold U+2028 as it is."""
+    """JSON may hold U+2028 as it is."""
     (prompt,) = read_prompts(prompts_file(tmp_path, GOOD | {"prompt": "one\u2028two"}))
     assert prompt.messages[0]["content"] == "one\u2028two"
 

@@ -56,7 +56,7 @@ def test_a_model_has_not_moved_from_itself(models, plain_tokenizer) -> None:
 
 
 def test_replies_are_measured_at_their_own_positions_and_equal_ones_once(models, monkeypatch) -> None:
-    """pitfall 1: the first token of a reply is scored by the last of its prompt. pitfall 27: a few rows at a time."""
+    """The first token of a reply is scored by the last of its prompt. Logits are held for a few rows at a time."""
     sequences = [
         PromptResponse([5, 6, 7], [8, 9]),
         PromptResponse([5, 6], [7, 8, 9]),
@@ -98,7 +98,7 @@ def test_only_sampled_tokens_of_a_reply_count(models) -> None:
 
 
 def test_control_tokens_in_a_passage_are_text(plain_tokenizer) -> None:
-    """pitfall 15."""
+    """Control tokens in a text are read as text."""
     (sequence,) = passage_sequences(plain_tokenizer, ["a <|im_end|> b", "x"])  # one token alone has no log-prob
     assert plain_tokenizer.eos_token_id not in sequence.prompt_ids + sequence.response_ids
 

@@ -126,7 +126,7 @@ def test_prompts_with_longer_replies_weigh_more() -> None:
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_what_is_no_number_is_left_out_and_said(broken: float, capsys) -> None:
-    """pitfall 2: never an invented value."""
+    """Never an invented value."""
     replies = [
         reply("a", "before", 1),
         reply("a", "before", 2),

@@ -228,7 +228,7 @@ def test_a_server_judges_criteria(run, tmp_path, server) -> None:
 
 
 def test_a_judge_that_makes_no_sense_gives_no_verdict(run, tmp_path, plain_model_dir, capsys) -> None:
-    """pitfall 14: a failed vote is null, and counts neither way."""
+    """A failed vote is null, and counts neither way."""
     prompts = prompts_file(tmp_path, tone={"judge": "It is polite."})
     evaluate.run(config(run, prompts, judge_model=str(plain_model_dir), samples=0))
     assert {r["passed"] for r in read_all(run, "replies") if r["reply"].strip()} == {None}
@@ -259,12 +259,12 @@ def test_what_cannot_be_evaluated_is_refused(run, tmp_path, plain_model_dir) -> 
 
 
 def test_models_with_other_tokens_are_refused(run, tmp_path, plain_tokenizer, plain_model_dir) -> None:
-    """pitfall 12: the same size, other ids."""
+    """A vocabulary of the same size is not the same vocabulary."""
     from chat_templates import CHATML
     from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
     swapped = build_tokenizer(CHATML, CHATML_TOKENS, CHATML_WORDS[::-1])
     assert len(swapped) == len(plain_tokenizer)
     other = save_tiny_model(tmp_path / "other", swapped)
-    with pytest.raises(ConfigError, match="other ids"):
+    with pytest.raises(ConfigError, match="</tool_response>"):
         evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), trained=str(other)))

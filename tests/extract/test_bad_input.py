@@ -14,7 +14,7 @@ from opdkit.store import read_all
 
 
 def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
-    """pitfall 22: each bad line costs itself, with a reason, and nothing else."""
+    """Each bad line costs itself, with a reason, and nothing else."""
     good = [chat(f"u{i}", f"a{i}", f"v{i}") for i in range(9)]
     deep = b'{"messages": ' + b"[" * 10_000 + b"]" * 10_000 + b"}\n"
     bad = {
@@ -43,7 +43,7 @@ def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):
 
 
 def test_values_that_parquet_cannot_hold_do_not_stop_it(tmp_path):
-    """pitfall 22: NaN, lone surrogates, duplicate keys, deep metadata."""
+    """NaN, lone surrogates, duplicate keys, deep metadata."""
     deep = "[" * 200 + "]" * 200
     log = jsonl(
         tmp_path / "log.jsonl",
@@ -59,7 +59,7 @@ def test_values_that_parquet_cannot_hold_do_not_stop_it(tmp_path):
 
 
 def test_a_field_that_first_appears_in_row_two_is_kept(tmp_path):
-    """pitfall 23"""
+    """A field that first appears in a later row is kept."""
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"), chat("u", "a", "v", reward=1.0, model="m"))
     run(tmp_path / "run", log)
     rows = list(read_all(tmp_path / "run", "sessions"))
@@ -68,7 +68,7 @@ def test_a_field_that_first_appears_in_row_two_is_kept(tmp_path):
 
 @pytest.mark.parametrize("log_format", ["openai", "pi", "openclaw_rl"])
 def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
-    """pitfall 22: gzip cut short."""
+    """Gzip cut short."""
     user = [{"role": "user", "content": f"u{i * 7919}"} for i in range(4_000)]
     reply = {"role": "assistant", "content": "a"}
     records = {
@@ -99,7 +99,7 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
     (b'{"level": "info"}\n', r"--format names the format.*--map.*docs/logs\.md"),
 ])  # fmt: skip
 def test_a_named_file_that_is_no_log_is_an_error(tmp_path, data, message):
-    """pitfall 22: an empty file, one JSON array."""
+    """An empty file, one JSON array."""
     (tmp_path / "log.jsonl").write_bytes(data)
     with pytest.raises(OpdkitError, match=message):
         run(tmp_path / "run", tmp_path / "log.jsonl")
@@ -154,7 +154,7 @@ def test_damage_inside_a_session_is_no_lost_session(tmp_path):
     (chat("u"), "no turns at all"),
 ])  # fmt: skip
 def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):
-    """pitfall 24: everything classified as side and nothing trained, without a word."""
+    """Everything classified as side and nothing trained, without a word."""
     log = jsonl(tmp_path / "log.jsonl", record, record)
     for _ in range(2):  # also when every part is already done
         with pytest.raises(OpdkitError, match=f"nothing can be trained on.*{words}"):
@@ -172,7 +172,7 @@ def test_replies_that_nobody_reacted_to_can_still_have_outcomes(tmp_path, capsys
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, log, monkeypatch):
-    """pitfall 22: a file that changes while it is read."""
+    """A file that changes while it is read."""
     write = extract.write_unit
 
     def meddle(*arguments):

@@ -133,11 +133,11 @@ def test_rows_that_the_mapping_does_not_fit_are_set_aside(tmp_path, row, reason)
     ('messages = "x"\nprompt = "y"', "one of"),
     ('prompt = "y"', "belong together"), ('messages = "a..b"', "a path is written like"), ("messages = 3", "a path"),
     ('messages = "x"\n[roles]\nbot = "assistent"', "did you mean 'assistant'"), ("messages = ", "TOML"),
-    ('messages = "x"\norder = "y"', "message a line"), ('messages = "x"\nnext = "y"', "`next` is for"),
+    ('messages = "x"\norder = "y"', "`order`"), ('messages = "x"\nnext = "y"', "`next` is for"),
     ('messages = "x"\nlink = true', "`link` is for"), ('messages = "x"\nmetadata = 3', "list of paths"),
     ('messages = "x"\n[tool_call]\nnam = "y"', "did you mean 'name'"), ('messages = "x"\nsession = "y"', "link = true"),
 ])  # fmt: skip
-def test_a_wrong_mapping_is_refused_with_words(tmp_path, text, words):
+def test_a_wrong_mapping_is_refused_by_its_field(tmp_path, text, words):
     with pytest.raises(ConfigError) as caught:
         load(str(mapping(tmp_path, text)))
     assert words in str(caught.value)

@@ -58,7 +58,7 @@ extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=fl
 
 
 def test_killed_and_resumed_gives_the_same(tmp_path, log):
-    """pitfalls 25 and 26: nothing half-written at a final path, and the summary covers both runs."""
+    """Nothing half-written at a final path, and the summary covers both runs."""
     killed, whole, part_mb = tmp_path / "killed", tmp_path / "whole", lines_mb(log, 2)
     process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(part_mb)], cwd=ROOT)
     deadline = time.monotonic() + 60
@@ -88,7 +88,7 @@ def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log)
 
 
 def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
-    """pitfall 26: finished parts stay; the same command goes on from there."""
+    """Finished parts stay; the same command goes on from there."""
     part_mb, run_dir = lines_mb(log, 2), tmp_path / "run"
     (run_dir / "extract").mkdir(parents=True)
     (run_dir / "extract" / "turns").touch()  # where the folder of a table should be

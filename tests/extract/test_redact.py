@@ -46,7 +46,7 @@ def clean(text: str) -> str:
     ("Tel: 030 123 45 67.", "Tel: [phone]."),
 ])  # fmt: skip
 def test_what_is_replaced(text, expected):
-    """pitfall 31"""
+    """Credentials must not reach a table."""
     assert clean(text) == expected
     assert clean(expected) == expected  # a placeholder is none itself
 

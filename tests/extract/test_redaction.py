@@ -48,7 +48,7 @@ def logs(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_that_is_written_holds_a_secret(tmp_path, logs, workers, capfd):
-    """pitfall 31: sessions, metadata, arguments, ids, rejected text and manifest."""
+    """Sessions, metadata, arguments, ids, rejected text and manifest."""
     summary = run(tmp_path / "run", logs, redact=True, workers=workers, part_mb=0.004)
     written = json.dumps(tables(tmp_path / "run")) + (tmp_path / "run/extract/manifest.json").read_text()
     shown = capfd.readouterr()

@@ -6,7 +6,7 @@ from opdkit.store import read_all
 
 
 def test_logged_ids_become_unique_ones(tmp_path):
-    """pitfall 20: one id for several sessions, also where the id itself looks like our numbering."""
+    """One id for several sessions, also where the id itself looks like our numbering."""
 
     def record(session, text):
         return {"session_id": session, "turn": 1, "messages": [{"role": "user", "content": text}], "response_text": "a",

@@ -18,7 +18,7 @@ def told(pattern: str, notes=None, **contents) -> list[dict]:
 
 
 def test_the_next_state_is_everything_up_to_the_next_reply():
-    """pitfall 21: several parallel tool results are one next state."""
+    """Several parallel tool results are one next state."""
     found = told("suattuauu")
     assert [(r["message_index"], r["next_count"], r["next_role"], r["skip_reason"]) for r in found] == [
         (2, 3, "tool", None), (6, 2, "user", None)
@@ -45,7 +45,7 @@ def test_the_next_state_is_everything_up_to_the_next_reply():
     ("uat", {"at0": "7", "at2": "7"}, [None]),
 ])  # fmt: skip
 def test_skip_reasons(pattern, options, reasons):
-    """pitfall 19: a retry's next state is the same request again and reads as "the user repeats"."""
+    """A retry's next state is the same request again and reads as "the user repeats"."""
     found = told(pattern, **options)
     assert [r["skip_reason"] for r in found] == reasons
     assert all(r["trainable"] == (r["skip_reason"] is None) for r in found)

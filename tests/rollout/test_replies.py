@@ -52,7 +52,7 @@ def by_hand(model, prompt: list[int], generator: torch.Generator, limit: int, st
 
 
 def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> None:
-    """pitfall 5: temperature 1 for the draw and for its log-probs, after the prompt that the template renders."""
+    """Temperature 1 for the draw and for its log-probs, after the prompt that the template renders."""
     summary = rollout.run(config(samples=3))
     run = config().run
     model = AutoModelForCausalLM.from_pretrained(student, dtype=torch.float32).eval()
@@ -94,7 +94,7 @@ def test_replies_are_what_sampling_by_hand_gives(config, source, student) -> Non
 
 
 def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys) -> None:
-    """pitfall 1, pitfall 4, pitfall 5: the teacher stage finds, for the very tokens, the log-probs they were drawn
+    """The teacher stage finds, for the very tokens, the log-probs they were drawn
     with: every ratio and every behaviour weight is 1, and nobody warns of another model."""
     rollout.run(config(samples=3))
     run = config().run
@@ -179,7 +179,7 @@ def ids_of(tokenizer, text: str) -> list[int]:
 def test_sampled_tokens_are_taken_as_they_are(
     config, fixed_draws, plain_model_dir, tiny_model_dir, text, stops, content, template
 ) -> None:
-    """pitfall 3, pitfall 4: whatever was sampled is what is scored; no stop token is made up for a reply that was cut
+    """Whatever was sampled is what is scored; no stop token is made up for a reply that was cut
     off, and none is lost where nothing else was said."""
     model = {"plain": plain_model_dir, "thinking": tiny_model_dir}[template]
     tokenizer = load_tokenizer(str(model))
@@ -201,7 +201,7 @@ def test_sampled_tokens_are_taken_as_they_are(
 
 
 def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws, student) -> None:
-    """pitfall 4: half of a character has no text of its own, and tokens all the same."""
+    """Half of a character has no text of its own, and tokens all the same."""
     tokenizer = load_tokenizer(str(student))
     ids = ids_of(tokenizer, "snow \N{SNOWMAN}")[:-1]
     fixed_draws(Sample(ids, [-1.0] * len(ids), "length"))
@@ -211,7 +211,7 @@ def test_a_reply_cut_off_inside_a_character_keeps_its_tokens(config, fixed_draws
 
 
 def test_draws_that_no_stage_could_take_are_lost_and_counted(config, fixed_draws, student) -> None:
-    """pitfall 2: no log-prob that is no number; no token that the tokenizer could not write."""
+    """No log-prob that is no number; no token that the tokenizer could not write."""
     tokenizer = load_tokenizer(str(student))
     good = Sample([tokenizer.eos_token_id], [-0.5], "stop")
     bad = Sample([5, 6], [-1.0, float("nan")], "length"), Sample([len(tokenizer)], [-0.5], "length")

@@ -1,4 +1,4 @@
-"""The files behind the arguments of `opdkit extract`: found, unpacked, split into lines.
+"""Files behind the arguments of `opdkit extract`: found, unpacked, split into lines.
 
 Folders are searched. Standard input and data sets are first copied to a temporary file.
 """
@@ -28,7 +28,7 @@ _BUFFER = 1 << 20
 
 @dataclass(frozen=True)
 class Input:
-    """One file to read."""
+    """File to read."""
 
     name: str  # unique in the run, without a colon: the first part of every session id
     source: str  # as the user named it

@@ -6,7 +6,6 @@ conversation per line need no parsing to find a part, only the line ends beside 
 """
 
 import contextlib
-import hashlib
 import json
 import math
 import sqlite3
@@ -28,6 +27,7 @@ from opdkit.extract.inputs.files import Input, compression, is_damage, lines, op
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
 from opdkit.extract.inputs.parquet import Rows, is_parquet, row_chunks
 from opdkit.store.atomic import write_text
+from opdkit.store.digests import file_digest
 from opdkit.version import __version__
 
 AUTO = "auto"
@@ -36,7 +36,7 @@ END = 1 << 62  # `Mark.at` behind all units of an input
 
 
 class Mark(NamedTuple):
-    """A place between two units. Marks are in the order of the log."""
+    """Place between two units. Marks are in the order of the log."""
 
     input: int
     at: int  # bytes into the unpacked input, rows of Parquet; where units are sessions or ids, the number of the unit
@@ -45,7 +45,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class SurveyedInput:
-    """One input after the first pass."""
+    """Input after the first pass."""
 
     input: Input
     number: int
@@ -68,12 +68,12 @@ class SurveyedInput:
 
     @property
     def path(self) -> Path:
-        """The file to read its lines from."""
+        """File to read its lines from."""
         return self.plain or self.input.path
 
     @property
     def reader(self) -> Reader:
-        """The reader of its format."""
+        """Reader of its format."""
         return self.mapped or READERS[self.format or ""]
 
     @property
@@ -112,7 +112,7 @@ class Survey:
 
     @property
     def parts(self) -> int:
-        """The number of parts."""
+        """Number of parts."""
         return max(0, len(self.borders) - 1)
 
 
@@ -224,16 +224,10 @@ def file_state(path: Path) -> tuple[int, ...]:
 @contextlib.contextmanager
 def _digested(log: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None]:
     """Digest an input while the block reads it: hashing lets other threads run beside it."""
-    digest = digester.submit(digest_of, log.input.path)
+    digest = digester.submit(file_digest, log.input.path)  # `xxhsum -H2`
     yield
     log.digest = digest.result()
     log.check_unchanged()
-
-
-def digest_of(path: Path) -> str:
-    """Return the XXH3-128 of a file, as `xxhsum -H2` prints it. SHA-256 would take longer than reading the JSON."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, xxhash.xxh3_128).hexdigest()
 
 
 # -- parts ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ _SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
 
 
 class Unit(NamedTuple):
-    """One unit of the log."""
+    """Unit of the log."""
 
     log: SurveyedInput
     name: str | None  # the last part of its session ids; None: the line number
@@ -28,7 +28,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class _OpenFile:
-    """An input that is open."""
+    """Input that is open."""
 
     log: SurveyedInput
     handle: BufferedReader

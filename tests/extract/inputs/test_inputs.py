@@ -62,7 +62,7 @@ def test_a_file_named_twice_is_read_once(tmp_path, capsys):
 
 @pytest.mark.parametrize("log", ["missing.jsonl", "empty"])
 def test_what_is_not_there(tmp_path, log):
-    """pitfall 22: a directory without logs."""
+    """A directory without logs."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=log):
         expand([str(tmp_path / log)], tmp_path)
@@ -107,7 +107,7 @@ def test_compression_is_known_by_content(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])
 def test_an_archive_cut_short_is_read_up_to_there(tmp_path, kind):
-    """pitfall 22: gzip cut short."""
+    """Gzip cut short."""
     data = b"".join(b'{"a": "%d"}\n' % (i * 7919) for i in range(200_000))
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(pack(kind, data)[:-2_000])
@@ -126,7 +126,7 @@ def test_a_failing_disk_is_no_damage():
 
 
 def test_blank_lines_marks_and_line_ends():
-    """pitfall 22: a byte-order mark, CRLF, blank lines; numbers and offsets stay those of the file."""
+    """A byte-order mark, CRLF, blank lines; numbers and offsets stay those of the file."""
     data = b'\xef\xbb\xbf{"a": 1}\r\n\r\n \t\n{"b": 2}\n{"c"'
     found = list(lines(io.BytesIO(data), "log", 100))
     assert [(line.number, line.data) for _, line in found] == [(1, b'{"a": 1}\r\n'), (4, b'{"b": 2}\n'), (5, b'{"c"')]
@@ -135,7 +135,7 @@ def test_blank_lines_marks_and_line_ends():
 
 
 def test_a_line_that_is_too_long_is_never_held_whole():
-    """pitfall 22: a 100 MB line."""
+    """A 100 MB line."""
 
     class Endless(io.BytesIO):
         largest = 0
