@@ -200,7 +200,7 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
     def killed(*args):
         raise KeyboardInterrupt
 
-    for name, there in (("record", before[0]), ("forget", None)):
+    for name, there in (("record_digest", before[0]), ("forget_digest", None)):
         with monkeypatch.context() as patch:
             patch.setattr(opdkit.store.stage, name, killed)
             with pytest.raises(KeyboardInterrupt):
