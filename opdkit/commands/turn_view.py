@@ -19,16 +19,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from opdkit.commands.nearest_turns import nearest_turns
+from opdkit.commands.token_text import ids_as_texts, open_texts
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.candidates import explain_candidates
 from opdkit.store import manifest, parts_of_turns
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
-from opdkit.store.nearest import nearest_turns
 from opdkit.store.reading import has_stage
 from opdkit.store.reviews import Reviews, reviews_in_force
-from opdkit.store.token_text import ids_as_texts, open_texts
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
 _SESSION = ("source", "line", "format", "model")

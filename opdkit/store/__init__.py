@@ -7,18 +7,21 @@
             out.counters.drop("no_quorum")
     return stage.summary()
 
-A part that exists is complete: it was written beside its folder, fsynced and renamed into place. Its footer says which
-plan wrote it and what was counted, so that a summary is a fold over footers and nothing is kept twice. Each page has a
-CRC, which every reader here verifies, and digests.py records what `opdkit check` compares the file with.
+A part that exists is complete: it was written beside its folder, synced and renamed into place. Its footer holds the
+plan that it belongs to and its counters; the summary of a stage is the sum over its footers. Each page has a CRC, which
+every reader here verifies, and digests.py records what `opdkit check` compares the file with.
 
-
-footers.py   what is counted, and where it is kept
-plans.py     manifests
-placing.py   files that are complete or absent
-digests.py   what `opdkit check` compares parts with
-marks.py     who works on which part
-stage.py     writing
-reading.py   reading
+tables.py     the columns of every table
+plans.py      manifests
+stage.py      writing parts
+reading.py    reading parts
+joined.py     turns with their sessions, verdicts, decisions and targets
+footers.py    counters and closing lines
+reviews.py    decisions of people
+running.py    one stage from its options to its end: stopping.py, failures.py
+atomic.py     files that are complete or absent
+digests.py    digests of parts
+marks.py      parts under way
 """
 
 from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped, read_counters

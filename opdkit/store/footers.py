@@ -1,4 +1,4 @@
-"""What the footer of a part says of it: plan, schema version, counts; and what the counts of a stage add up to."""
+"""Footers of parts (plan, schema version, counts), and the closing line of a stage, which sums their counts."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from opdkit.errors import OpdkitError
 # In the footer of every part. PART and FILES came later: a part without PART has no recorded digest.
 VERSION_KEY, PLAN_KEY, COUNTERS_KEY = b"opdkit.schema_version", b"opdkit.plan", b"opdkit.counters"
 PART_KEY, FILES_KEY = b"opdkit.part", b"opdkit.files"
-# What a part was computed from beside the plan (`Stage.open(part_inputs=...)`).
+# Inputs of a part that are not in the plan (`Stage.open(part_inputs=...)`).
 INPUTS_KEY = b"opdkit.inputs"
 
 
@@ -76,7 +76,7 @@ class Counters:
 
 
 def mostly_dropped(stage: str, counters: Counters) -> list[str]:
-    """In words, when a stage kept less than half of what it was given."""
+    """Return a warning if a stage dropped more than half of its rows, else []."""
     if 2 * sum(counters.dropped.values()) <= counters.rows_in:
         return []
     reason, count = counters.dropped.most_common(1)[0]
@@ -85,16 +85,16 @@ def mostly_dropped(stage: str, counters: Counters) -> list[str]:
 
 
 class Nouns(NamedTuple):
-    """What a stage counts: each is a row of its counters."""
+    """Nouns for the rows that a stage takes, makes and drops."""
 
     taken: str
     made: str
-    dropped: str | None = None  # None: what was taken; otherwise those are no share of it
+    dropped: str | None = None  # None: the rows that were taken
     dropped_plural: str | None = None
 
 
-# By the first word of the closing line. Of a session that lines of are dropped from, the rest is read: so what extract
-# drops is lines and sessions, and not what is missing from its sessions. eval and rollout sample several replies each.
+# By the first word of the closing line. A session from which a line is dropped is still read: extract drops lines and
+# sessions. eval and rollout sample several replies per prompt.
 NOUNS = {
     "extract": Nouns("log session", "session", "line or session", "lines or sessions"),
     "judge": Nouns("turn", "verdict"),
@@ -133,29 +133,28 @@ SINGULAR = {
 
 @dataclass
 class Summary:
-    """The closing line of a stage, and what tests and callers read from it."""
+    """The counts of a stage, and its closing line."""
 
     stage: str
     counters: Counters
     parts_done: int
     parts: int
-    where: Path | None  # None: nothing was written, since nobody asked for it
+    where: Path | None  # None: a dry run, which writes nothing
 
     def line(self) -> str:
+        """Return the rows in, out and dropped, by reason, with the time and the folder."""
         c = self.counters
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in c.dropped.most_common())
-        text = f"{self.stage}: {self._rows()}" + (f" ({reasons})" if reasons else "")
+        nouns = NOUNS.get(self.stage.split()[0], Nouns("row", "row"))
+        gone = c.dropped.total()
+        dropped = counted(gone, nouns.dropped, nouns.dropped_plural) if nouns.dropped and gone else f"{gone:,}"
+        text = f"{self.stage}: {counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, "
+        text += f"{dropped} dropped" + (f" ({reasons})" if reasons else "")
         if self.where is None:
             return f"{text}, {c.seconds:.1f} s, nothing written"
         if self.parts_done < self.parts:
             text += f", {self.parts_done} of {counted(self.parts, 'part')}"
         return f"{text}, {c.seconds:.1f} s, {self.where}"
-
-    def _rows(self) -> str:
-        c, nouns = self.counters, NOUNS.get(self.stage.split()[0], Nouns("row", "row"))
-        gone = c.dropped.total()
-        dropped = counted(gone, nouns.dropped, nouns.dropped_plural) if nouns.dropped and gone else f"{gone:,}"
-        return f"{counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, {dropped} dropped"
 
     def details(self) -> str:
         """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""
@@ -168,33 +167,28 @@ class Summary:
         return ", ".join(texts)
 
     def text(self) -> str:
-        """The closing line, with the details on a line before it."""
+        """Return the closing line, after a line with the details if there are any."""
         details = self.details()
         return f"{self.stage}: {details}\n{self.line()}" if details else self.line()
 
-    def __str__(self) -> str:
-        return self.text()
+    __str__ = text
 
 
 def check_rows_left(summary: Summary, what: str) -> None:
-    """Raise OpdkitError, saying `what` and the reasons, when a whole stage is done and nothing is left of its rows."""
+    """Raise OpdkitError with `what` and the reasons if a stage is done and none of its rows is left."""
     counters = summary.counters
     if summary.parts_done == summary.parts and counters.rows_in and not counters.rows_out:
         reasons = ", ".join(f"{reason} ({n:,})" for reason, n in counters.dropped.most_common(3))
         raise OpdkitError(f"nothing can be trained on: {what}. Reasons: {reasons}.")
 
 
-def read_inputs(path: Path) -> dict[str, Any]:
-    """What a part says it was computed from beside the plan; {} where that is nothing."""
-    return inputs_in(pq.read_schema(path).metadata or {})
-
-
-def inputs_in(footer: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The same, from a footer that has been read."""
-    found: dict[str, Any] = json.loads(footer.get(INPUTS_KEY, b"{}"))
-    return found
+def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
+    """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
+    footer = pq.read_schema(part).metadata or {} if isinstance(part, Path) else part
+    inputs: dict[str, Any] = json.loads(footer.get(INPUTS_KEY, b"{}"))
+    return inputs
 
 
 def read_counters(path: Path) -> Counters:
-    """The counters in a part's footer."""
+    """Return the counters in a part's footer."""
     return Counters.from_json(pq.read_schema(path).metadata[COUNTERS_KEY])

@@ -1,9 +1,9 @@
-"""Plans: what decides the rows of a stage, pinned in its manifest before the first of them is computed."""
+"""Plans: everything that decides the rows of a stage, pinned in its manifest before the first row is computed."""
 
 import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.tables import APPENDED
 
-DRAW = "draw"  # of a plan: which of the times that it was begun; no difference between two plans
+DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
 
 def stage_dir(run: Path, stage: str) -> Path:
@@ -26,62 +26,70 @@ def stage_dir(run: Path, stage: str) -> Path:
 
 
 def fingerprint(plan: JSON) -> str:
-    """A short digest of a plan's canonical JSON."""
+    """Return a short digest of a plan's canonical JSON."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
 
 
 def manifest(run: Path, stage: str) -> JSON:
-    """The manifest of a stage. Raises OpdkitError when the stage has not been started."""
+    """Read the manifest of a stage. Raises OpdkitError if the stage has not been started, or it is damaged."""
     path = stage_dir(run, stage) / "manifest.json"
     try:
-        found: JSON = json.loads(path.read_text(encoding="utf-8"))
-        kinds = [type(found["fingerprint"]), *(type(found["plan"][key]) for key in ("config", "upstream", "parts"))]
+        document: JSON = json.loads(path.read_text(encoding="utf-8"))
+        plan = document["plan"]
+        kinds = [type(document["fingerprint"]), *(type(plan[key]) for key in ("config", "upstream", "parts"))]
     except FileNotFoundError:
         raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {quote(run)} ...` first") from None
     except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
     if kinds != [str, dict, dict, int]:
         raise OpdkitError(f"{path} is damaged (it holds no plan); run `opdkit {stage}` again with --overwrite")
-    return found
+    return document
 
 
 def command_of(run: Path, stage: str) -> str:
-    """The command that writes a stage of a run: its own, unless the manifest names another."""
+    """Return the command that writes a stage of a run: its own, unless the manifest names another."""
     path = stage_dir(run, stage) / "manifest.json"
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
-def find_outdated_upstream(run: Path, stage: str) -> str | None:
-    """The first stage that `stage` was computed from and that is another one by now; None where there is none.
+def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
+    """Return the stages that a plan was bound to, and that have another fingerprint now."""
+    now = {stage: document["fingerprint"] for stage, document in manifests.items()}
+    return [stage for stage, pinned in plan["upstream"].items() if now.get(stage, pinned) != pinned]
 
-    Raises OpdkitError when one of them is gone.
+
+def find_outdated_upstream(run: Path, stage: str) -> str | None:
+    """Return the first stage that `stage` was computed from and that has changed since. None if there is none.
+
+    Raises OpdkitError if one of them is gone.
     """
-    before = manifest(run, stage)["plan"]["upstream"]
-    return next((name for name, pinned in before.items() if manifest(run, name)["fingerprint"] != pinned), None)
+    plan = manifest(run, stage)["plan"]
+    changed = changed_upstream(plan, {upstream: manifest(run, upstream) for upstream in plan["upstream"]})
+    return changed[0] if changed else None
 
 
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
-    """Raise OpdkitError where one of these stages was computed from another than is there now, and say which."""
+    """Raise OpdkitError if one of these stages was computed from another stage than is there now."""
     for stage in stages:
-        if before := find_outdated_upstream(run, stage):
-            raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {before} stage than is there now: "
+        if upstream := find_outdated_upstream(run, stage):
+            raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {upstream} stage than is there now: "
                               f"run `opdkit {command_of(run, stage)} {quote(run)} ...` as before, with "
                               "--overwrite")  # fmt: skip
 
 
 def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
-    """Write the manifest into a stage's folder, or check that the one there pins the same plan; its fingerprint.
+    """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
 
-    That is `digest`, or the one there where only the spelling of paths differs. Raises ConfigError naming what differs;
-    with `--overwrite` what is there is thrown away, plan and parts.
+    That is `digest`, unless the plans differ in the spelling of paths alone. Raises ConfigError that names every other
+    difference. `--overwrite` removes plan and parts first.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
         with disk_errors_explained(folder):
             remove_folder(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
-    # Whoever writes a part has written the manifest before: so look for parts first.
+    # Parts are looked for first: a process writes its manifest before its parts.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
-        raise ConfigError(f"{folder} holds parts but no manifest, so nobody knows their plan; pass --overwrite")
+        raise ConfigError(f"{folder} holds parts but no manifest, so their plan is unknown; pass --overwrite")
     document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,43 +98,42 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
             return digest
     old = manifest(config.run, plan["stage"])
     same_draw = {DRAW: plan[DRAW]} if DRAW in plan else {}
-    found = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)
-    if not found:
+    changes = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)
+    if not changes:
         return str(old["fingerprint"])
-    changes = "\n".join(f"  {line}" for line in found)
     written = len(list(folder.glob("*/part-*.parquet")))
+    lines = "\n".join(f"  {change}" for change in changes)
     lost = f"to throw away what {plan['stage']} has written ({counted(written, 'file')})"
     raise ConfigError(
-        f"{folder} was begun under another plan:\n{changes}\n"
+        f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another run directory, or pass --overwrite {lost if written else '(nothing is lost)'}."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
     )
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What differs between two plans, one line a field: "config.votes: 5 -> 7"."""
+    """Return the differences between two plans, one line per field: "config.votes: 5 -> 7"."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(old.keys() | new.keys())
         return [d for k in keys for d in differences(old.get(k), new.get(k), f"{where}.{k}" if where else k)]
-    return [] if _alike(old, new) else [f"{where}: {_short(old)} -> {_short(new)}"]
+    if _is_same(old, new):
+        return []
+    texts = (json.dumps(value, ensure_ascii=False) for value in (old, new))
+    return [f"{where}: " + " -> ".join(text if len(text) <= 80 else text[:77] + "..." for text in texts)]
 
 
-def _alike(old: Any, new: Any) -> bool:
-    """Equal, or two spellings of one path."""
+def _is_same(old: Any, new: Any) -> bool:
+    """Return True for equal values, and for two spellings of one path."""
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(_alike, old, new))
+        return len(old) == len(new) and all(map(_is_same, old, new))
     return bool(old == new) or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new))
 
 
 def is_same_path(one: str, other: str) -> bool:
-    with contextlib.suppress(OSError, ValueError):  # what is no path is not there
+    """Return True if both are paths of one file or folder that exists."""
+    with contextlib.suppress(OSError, ValueError):  # not a path, or not there
         return Path(one).samefile(other)
     return False
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def check_model_path(model: str) -> None:
@@ -136,10 +143,10 @@ def check_model_path(model: str) -> None:
 
 
 def model_identity(name: str) -> JSON:
-    """What pins a model in a plan: its name and, for a folder, sizes and digests of what decides its outputs.
+    """Return what pins a model in a plan: its name and, for a folder, sizes and digests of its files.
 
-    Weights are sampled (head and 64 blocks of 64 KiB a file), so that pinning a 100 GB model takes a moment; a
-    training run changes every block. Raises OpdkitError for a path where no folder is.
+    Weights are sampled (64 blocks of 64 KiB per file), so that pinning a 100 GB model takes a moment; training changes
+    every block. Raises OpdkitError for a path without a folder.
     """
     check_model_path(name)
     folder = Path(name)
@@ -149,18 +156,14 @@ def model_identity(name: str) -> JSON:
     return {"name": name, "files": {p.name: file_identity(p) for p in files}}
 
 
-def file_identity(path: Path) -> str:
-    """Size and digest of one of a model's files, as `model_identity` pins it."""
-    return f"{path.stat().st_size}:{_sampled_digest(path)}"
-
-
-def _sampled_digest(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
+def file_identity(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
+    """Return size and digest of one of a model's files, as `model_identity` pins it."""
     size = path.stat().st_size
     if size <= blocks * block:
-        return file_digest(path)[:16]
+        return f"{size}:{file_digest(path)[:16]}"
     digest = hashlib.sha256()
     with path.open("rb") as handle:
         for i in range(blocks):
             handle.seek(i * (size - block) // (blocks - 1))
             digest.update(handle.read(block))
-    return digest.hexdigest()[:16]
+    return f"{size}:{digest.hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""Reading what stages have written."""
+"""Reading parts that stages have written."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from opdkit.store.tables import TABLES, Table
 
 
 def part_count(run: Path, stage: str) -> int:
-    """Number of parts that a stage has, done or not."""
+    """Return the number of parts of a stage, done or not."""
     return int(manifest(run, stage)["plan"]["parts"])
 
 
@@ -35,7 +35,7 @@ def is_written(run: Path, table: str, part: int) -> bool:
 
 
 def read_part(run: Path, table: str, part: int) -> list[JSON]:
-    """The rows of one part. Raises what `read_arrow` raises."""
+    """Read the rows of one part. Raises what `read_arrow` raises."""
     rows: list[JSON] = read_arrow(run, table, part).to_pylist()
     return rows
 
@@ -69,7 +69,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
 
 
 def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
-    """Raise OpdkitError where a part of one of these stages has not been done, or is no longer there."""
+    """Raise OpdkitError if a part of one of these stages has not been done, or is gone."""
     for stage in stages:
         for table in (table for table in TABLES.values() if table.stage == stage):
             for part in range(part_count(run, stage)):
@@ -86,49 +86,41 @@ def _remedy(run: Path, stage: str) -> str:
 
 
 def read_all(run: Path, table: str) -> Iterator[JSON]:
-    """The rows of all parts, in order."""
+    """Yield the rows of all parts, in order."""
     for part in range(part_count(run, TABLES[table].stage)):
         yield from read_part(run, table, part)
 
 
 def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
-    """turn_id -> the part that it is in, for those of `turn_ids` that the run has.
+    """Return turn_id -> the part that holds the turn, for those of `turn_ids` that the run has.
 
-    Reads one column, and only of the parts whose statistics do not rule all of the turns out.
+    Reads one column, and only of the parts whose statistics do not rule out all of the turns.
     """
-    found: dict[str, int] = {}
+    part_of: dict[str, int] = {}
     missing = set(turn_ids)
-    for part in range(part_count(run, "extract")):
-        ranges = _ranges(part_path(run, "turns", part), "turn_id") if missing else []
-        within = sorted(name for name in missing if any(low <= name <= high for low, high in ranges))
-        near = pa.array(within, pa.string())
-        if len(near):
+    for part in range(part_count(run, "extract")) if missing else ():
+        path = part_path(run, "turns", part)
+        if not path.exists():
+            continue
+        ranges = []
+        groups = pq.read_metadata(path)
+        for group in (groups.row_group(n) for n in range(groups.num_row_groups)):
+            (column,) = [n for n in range(group.num_columns) if group.column(n).path_in_schema == "turn_id"]
+            statistics = group.column(column).statistics
+            known = statistics is not None and statistics.has_min_max
+            ranges.append((statistics.min, statistics.max) if known else ("", "\U0010ffff"))
+        # Statistics compare UTF-8 byte by byte, which is the order of Python's text.
+        possible = sorted(name for name in missing if any(low <= name <= high for low, high in ranges))
+        if possible:
             ids = read_arrow(run, "turns", part, ["turn_id"])["turn_id"]
-            here = ids.filter(pc.is_in(ids, near)).to_pylist()
-            found |= dict.fromkeys(here, part)
-            missing.difference_update(here)
-    return found
-
-
-def _ranges(path: Path, column: str) -> list[tuple[str, str]]:
-    """From which value to which the row groups of a part go, by their statistics; [] of a part that is not there.
-
-    Statistics compare UTF-8 byte by byte, which is the order that Python gives text.
-    """
-    if not path.exists():
-        return []
-    groups = pq.read_metadata(path)
-    ranges = []
-    for group in (groups.row_group(n) for n in range(groups.num_row_groups)):
-        (place,) = [n for n in range(group.num_columns) if group.column(n).path_in_schema == column]
-        statistics = group.column(place).statistics
-        known = statistics is not None and statistics.has_min_max
-        ranges.append((statistics.min, statistics.max) if known else ("", "\U0010ffff"))
-    return ranges
+            names = ids.filter(pc.is_in(ids, pa.array(possible, pa.string()))).to_pylist()
+            part_of |= dict.fromkeys(names, part)
+            missing.difference_update(names)
+    return part_of
 
 
 def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
-    """A fold over the footers of a stage's finished parts."""
+    """Sum the counters of a stage's finished parts, from their footers."""
     total, done = Counters(), 0
     for path in (part_path(run, primary.name, k) for k in range(parts)):
         if path.exists():
@@ -138,7 +130,7 @@ def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
 
 
 def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
-    """How many of the sessions of this part are within the first `limit` of the run; None is all of them."""
+    """Return how many sessions of this part are among the first `limit` of the run. None means all of them."""
     if limit is None:
         return None
     before = sum(pq.read_metadata(part_path(run, "sessions", k)).num_rows for k in range(part))

@@ -1,10 +1,10 @@
-"""What people decided about turns, and the verdicts as everything after the judge reads them.
+"""Decisions of people about turns, and verdicts with these decisions applied.
 
     judge/reviews/review-00000041-9f0c2ab1.parquet      decision 41 of the run, or a sheet that ends with it
 
-Decisions are only ever added, each file whole and on the disk before its reviewer is told so. The last one on a turn
-counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` leaves the
-decisions where they are: they are about turns, not about votes.
+Decisions are only added; each file is complete and on the disk before its reviewer gets an answer. The last decision
+on a turn counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` keeps
+the decisions: they are about turns, not about votes.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
 
 @dataclass(frozen=True)
 class Review:
-    """One decision on one turn. What is not decided stays as the votes say."""
+    """One decision on one turn. The votes hold for whatever it does not decide."""
 
     turn_id: str
     reward_decided: bool = False
@@ -55,13 +55,13 @@ class Review:
 
     @property
     def decided(self) -> JSON:
-        """What it decides, and nothing about who, when and why: equal for decisions that come to the same."""
+        """The decided values without reviewer, time and note, so that equal decisions compare equal."""
         return ({"reward": self.reward} if self.reward_decided else {}) | (
             {"hint": self.hint} if self.hint_decided else {}
         )
 
     def to_json(self) -> JSON:
-        """As the pages and files that people see have it: what is not decided is absent."""
+        """Return the JSON that pages and files show; values that are not decided are absent."""
         return {"turn_id": self.turn_id, **self.decided, "note": self.note, "reviewer": self.reviewer,
                 "time": self.time, "ordinal": self.ordinal}  # fmt: skip
 
@@ -73,29 +73,29 @@ Reviews = dict[str, Review]  # turn_id -> the decision in force
 
 
 def reviews_dir(run: Path) -> Path:
-    """Where the decisions of a run are."""
+    """Return the folder of the decisions of a run."""
     return stage_dir(run, REVIEWS.stage) / REVIEWS.name
 
 
 def reviews_in_force(run: Path) -> Reviews:
-    """The decision that counts, for each turn that has one. {} where nobody has decided anything."""
+    """Return turn_id -> the decision in force. Turns that nobody decided on are absent."""
     return Ledger(run).in_force()
 
 
 class Ledger:
-    """The decisions of a run, each file read once: `in_force` again costs only what is new."""
+    """The decisions of a run. Each file is read once, so `in_force` again costs only the new files."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
         self._files: dict[str, list[Review]] = {}
 
     def in_force(self) -> Reviews:
-        """The decision that counts, for each turn that has one. Raises OpdkitError for a file that is damaged."""
-        last = {review.turn_id: review for review in self.every()}
+        """Return turn_id -> the decision in force. Raises OpdkitError for a damaged file."""
+        last = {review.turn_id: review for review in self.all_reviews()}
         return {name: review for name, review in last.items() if review.action == "set"}
 
-    def every(self) -> list[Review]:
-        """All decisions that were ever made, in their order."""
+    def all_reviews(self) -> list[Review]:
+        """Return all decisions that were ever made, in their order."""
         for path in files(self.run):
             if path.name not in self._files:
                 self._files[path.name] = read_file(path)
@@ -104,7 +104,7 @@ class Ledger:
 
 
 def files(run: Path) -> list[Path]:
-    """The files of decisions, in their order."""
+    """Return the files of decisions, in their order."""
     home_of = reviews_dir(run)
     found = [path for path in home_of.iterdir() if _NAME.fullmatch(path.name)] if home_of.is_dir() else []
     return sorted(found, key=lambda path: (_ordinal(path), path.name))
@@ -116,7 +116,7 @@ def _ordinal(path: Path) -> int:
 
 
 def read_file(path: Path) -> list[Review]:
-    """The decisions in one file. Raises OpdkitError when it is damaged or of another version."""
+    """Read the decisions in one file. Raises OpdkitError if it is damaged or of another version."""
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:  # a third of the time of read_table
             table = file.read(use_threads=False)
@@ -132,19 +132,19 @@ def read_file(path: Path) -> list[Review]:
 
 
 def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[JSON]:
-    """The verdicts of a part as the decisions in force leave them: what every stage after the judge reads.
+    """Read the verdicts of a part with the decisions in force applied, as every stage after the judge needs them.
 
-    `reviews` is what `in_force` said before, where a stage must not see what is decided while it works.
+    `reviews` are decisions that were read before, if the stage must not see those that are made while it works.
     """
     known = reviews_in_force(run) if reviews is None else reviews
     return [apply_review(row, known.get(row["turn_id"])) for row in read_part(run, "verdicts", part)]
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:
-    """A row of `verdicts` as a decision leaves it. Pure; the row itself when there is none.
+    """Return a row of `verdicts` with a decision applied; the row itself without one.
 
-    What is decided has the status "reviewed". A hint that is decided is the first of `hints`; the agreement is still
-    the share of the valid votes that say the same.
+    Decided values get the status "reviewed". A decided hint becomes the first of `hints`. The agreement stays the share
+    of the valid votes with this reward.
     """
     if review is None:
         return verdict
@@ -161,22 +161,23 @@ def apply_review(verdict: JSON, review: Review | None) -> JSON:
 
 
 def decisions(reviews: Mapping[str, Review]) -> JSON:
-    """turn_id -> what was decided, sorted; without the decisions that decide nothing (somebody has looked)."""
+    """Return turn_id -> decided values, sorted, without decisions that decide nothing (somebody has looked)."""
     return {name: reviews[name].decided for name in sorted(reviews) if reviews[name].decided}
 
 
 def decision(turn_id: str, decided: JSON) -> Review:
-    """The decision that one entry of `decisions` stands for; nobody's, where nothing but its effect matters."""
+    """Return a decision with the values of one entry of `decisions`, without reviewer and time."""
     return Review(turn_id, "reward" in decided, decided.get("reward"), "hint" in decided, decided.get("hint"))
 
 
-# -- what was computed from which decisions -------------------------------------------------------------------------
+# -- decisions as inputs of stages ---------------------------------------------------------------------------------
 
 
 def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
-    """part -> {"reviews": `decisions` on its turns}, or {}: what a stage that reads verdicts pins in a part's footer.
+    """Return a function from part to its inputs: {"reviews": the `decisions` on its turns}, or {}.
 
-    So a decision makes the parts with its turns be done again, and leaves the others as they are.
+    A stage that reads verdicts pins them in the footer of the part, so that a decision has the parts with its turns
+    computed again, and no others.
     """
     decided = decisions(reviews)
     by_part: defaultdict[int, JSON] = defaultdict(dict)
@@ -186,20 +187,20 @@ def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
 
 
 def decided_in(run: Path, table: str) -> JSON:
-    """The decisions that the parts of a table, as far as they are there, were computed from: turn_id -> decided."""
+    """Return turn_id -> the decided values that the existing parts of a table were computed from."""
     paths = (part_path(run, table, part) for part in range(part_count(run, TABLES[table].stage)))
     return {k: v for path in paths if path.exists() for k, v in read_inputs(path).get("reviews", {}).items()}
 
 
 def plan_inputs(decided: JSON) -> JSON:
-    """What pins `decisions` in the plan of a stage that is computed from all parts; {} where there are none."""
+    """Return what pins `decisions` in the plan of a stage that is computed from all parts; {} without any."""
     if not decided:
         return {}
     return {"reviews": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]}
 
 
 def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
-    """The parts of the targets that were computed from other decisions than those in force, which are `reviews`."""
+    """Return the parts of the targets that were computed from other decisions than `reviews`."""
     if not (stage_dir(run, "teacher") / "manifest.json").exists():
         return []
     now = part_inputs(run, reviews)
@@ -208,7 +209,7 @@ def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
 
 
 def check_targets_current(run: Path) -> None:
-    """Raise OpdkitError when what the targets were computed from is not what people have decided by now."""
+    """Raise OpdkitError if the targets were computed from other decisions than those in force."""
     if outdated := outdated_targets(run, reviews_in_force(run)):
         raise OpdkitError(
             f"{len(outdated)} of {counted(part_count(run, 'teacher'), 'part')} of {run}/teacher/targets "
@@ -225,7 +226,7 @@ MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
 
 
 def find_problem(review: Review) -> str | None:
-    """What is wrong with a decision, in words; None when nothing is."""
+    """Return what is wrong with a decision; None if nothing is."""
     if review.action not in ("set", "strike"):
         return f"action is {review.action!r}; it must be set or strike"
     if type(review.reward) not in (int, type(None)) or review.reward not in (None, -1, 0, 1):
@@ -245,10 +246,10 @@ def find_problem(review: Review) -> str | None:
 
 
 def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> list[Review]:
-    """Add decisions, all of them or none, on the disk when this returns; they come back as they were written.
+    """Add decisions, all of them or none, on the disk when this returns. Return them as they were written.
 
     Two reviewers at the same time lose nothing: each writes a file of their own, numbered after those they saw.
-    Raises OpdkitError for a decision that is none, or when the disk refuses.
+    Raises OpdkitError for an invalid decision, or if the disk is full or read-only.
     """
     for review in decided:
         if (what := find_problem(review)) is not None:
@@ -282,14 +283,14 @@ def _write(where: Path, rows: Sequence[Review]) -> None:
 
 
 def whoami() -> str:
-    """The name of whoever reviews, as the system knows it."""
+    """Return the user name of the reviewer."""
     with contextlib.suppress(OSError, KeyError):
         return getpass.getuser()
     return "unknown"
 
 
 def unexpected_files(run: Path) -> Iterator[Path]:
-    """What is in the folder of the decisions and is none of them; a half-written file of a kill is none either."""
+    """Yield the files in the folder of the decisions that hold no decisions; hidden files are left by kills."""
     where = reviews_dir(run)
     for path in sorted(where.iterdir()) if where.is_dir() else ():
         if not _NAME.fullmatch(path.name) and not path.name.startswith("."):

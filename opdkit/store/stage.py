@@ -1,4 +1,4 @@
-"""Writing: one stage of one run, part by part."""
+"""Writing one stage of one run, part by part."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ from opdkit.version import __version__
 
 
 class PartWriter:
-    """Collects the rows of one part; `Stage.writing` commits them."""
+    """Collects the rows of one part, which `Stage.writing` commits."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.counters = Counters()
@@ -54,7 +54,7 @@ class PartWriter:
         self._rows[table].extend(rows)
 
     def table(self, table: str, arrow: pa.Table) -> None:
-        """All rows of a table, where they are Arrow already."""
+        """Set all rows of a table, given as Arrow."""
         self._arrow[table] = arrow
 
     def arrow(self, table: Table) -> pa.Table:
@@ -92,16 +92,15 @@ class Stage:
         part_inputs: Callable[[int], JSON] | None = None,
         drawn: bool = False,
     ) -> "Stage":
-        """Pin the plan in the manifest, or check that the one there is the same.
+        """Write the plan into the manifest, or check that the one there is the same.
 
-        `command` is the one that writes the stage, where that is not the stage's own. `part_inputs` says what a part
-        is computed from that may change while the plan stays: kept in its footer, and a part that was computed from
-        something else is to do again; until then it stays. `drawn`: the same plan may come to other rows the next time,
-        so that what was computed from these is not taken for computed from those.
+        `upstream` are the stages that this one reads. `command` is the command that writes the stage, if it is not the
+        stage's own. `part_inputs(k)` are inputs of part k that may change under the same plan (review decisions); they
+        are stored in the footer, and a part whose stored inputs differ is computed again. `drawn` says that the same
+        plan may give other rows the next time: its fingerprint is then different each time.
 
-        Raises ConfigError when the stage was begun under another plan (unless `--overwrite`), naming what differs, and
-        OpdkitError when a stage of `upstream` is older than what it was computed from, or, before anything is thrown
-        away, when a part of it is not there.
+        Raises ConfigError if the stage was begun under another plan (unless `--overwrite`), with the differences.
+        Raises OpdkitError if a stage of `upstream` is outdated, or, before anything is removed, lacks a part.
         """
         plan: JSON = (
             {
@@ -117,7 +116,7 @@ class Stage:
             | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
         )
         check_upstream(config.run, upstream)
-        if config.overwrite and command is None:  # of one that writes two stages, the first is just being written
+        if config.overwrite and command is None:  # rollout writes two stages: the first is not finished yet
             check_parts_exist(config.run, upstream)
         digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
@@ -134,7 +133,7 @@ class Stage:
         return path.exists() and (self.part_inputs is None or read_inputs(path) == self.part_inputs(part))
 
     def todo(self) -> list[int]:
-        """The parts of this shard that are not done yet."""
+        """Return the parts of this shard that are not done yet."""
         return [k for k in range(self.parts) if k % self.shards == self.shard and not self.done(k)]
 
     @contextlib.contextmanager
@@ -195,12 +194,12 @@ class Stage:
                 forget_digest(self.home, table.name, part, replaced)
 
     def _files_beside(self, table: Table) -> JSON:
-        """What pins the models that a stage of one part keeps beside its tables: folder -> file -> size and digest."""
+        """Return folder -> file -> size and digest for the models that a stage of one part keeps beside its tables."""
         if self.parts > 1 or table is not self.tables[0]:
             return {}
         folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 
     def summary(self) -> Summary:
-        """A fold over the footers of all finished parts, whoever wrote them."""
+        """Sum the counters of all finished parts, whichever process wrote them."""
         return summary_of(self.config.run, self.name, self.tables[0], self.parts)

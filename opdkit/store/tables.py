@@ -196,7 +196,7 @@ Row = dict[str, Any] | tuple[Any, ...]
 
 
 def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
-    """Rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
+    """Return rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
 
     The rows are dicts, or all of them tuples of the columns in their order, which take a fraction of the time.
 
@@ -211,7 +211,7 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
         raise OpdkitError(f"table {table.name}: {error}") from error
     for field, column in zip(table.schema, arrow.columns, strict=True):
         for chunk in column.chunks:
-            _refuse_nulls(field, chunk, f"{table.name}.{field.name}")
+            _check_nulls(field, chunk, f"{table.name}.{field.name}")
     return arrow
 
 
@@ -266,14 +266,14 @@ def encodings(schema: pa.Schema) -> dict[str, Any]:
     return {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")} if nested else {}
 
 
-def _refuse_nulls(field: pa.Field, array: pa.Array, path: str) -> None:
-    """pyarrow writes nulls into a column declared non-nullable, and readers then disagree about what they see."""
+def _check_nulls(field: pa.Field, array: pa.Array, path: str) -> None:
+    """Raise OpdkitError for a null in a non-nullable column: pyarrow writes it, and readers disagree about it."""
     if array.null_count and not field.nullable:
         raise OpdkitError(f"table {path}: null in a column that has none")
     if pa.types.is_list(field.type):
-        _refuse_nulls(field.type.value_field, array.flatten(), f"{path}[]")
+        _check_nulls(field.type.value_field, array.flatten(), f"{path}[]")
     elif pa.types.is_struct(field.type):
         # The children of a null struct are null, and that is right.
         valid = array.drop_null() if array.null_count else array
         for i, child in enumerate(field.type):
-            _refuse_nulls(child, valid.field(i), f"{path}.{child.name}")
+            _check_nulls(child, valid.field(i), f"{path}.{child.name}")

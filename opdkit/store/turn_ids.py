@@ -1,8 +1,8 @@
-"""How turns and sessions are named: a turn after its session, a session that was sampled after the turn it answers.
+"""Names of turns and sessions: a turn after its session, a sampled session after the turn that it answers.
 
 chat.jsonl:17               a session of a log
 chat.jsonl:17:3             its message 3
-chat.jsonl:17:3/rollout-0   the session of `opdkit rollout` that answers anew what message 3 answered
+chat.jsonl:17:3/rollout-0   the session of `opdkit rollout` that answers the prompt of message 3 again
 """
 
 import re
@@ -16,17 +16,17 @@ def turn_id(session_id: str, message_index: int) -> str:
 
 
 def rollout_session_id(answered: str, sample: int) -> str:
-    """The session of reply number `sample`, from 0, to the prompt of turn `answered`."""
+    """Return the session of reply number `sample`, from 0, to the prompt of turn `answered`."""
     return f"{answered}{_SAMPLED}{sample}"
 
 
 def answered_turn_id(session_id: str) -> str:
-    """The turn that a rollout's session answers anew."""
+    """Return the turn whose prompt a rollout's session answers again."""
     return session_id.rpartition(_SAMPLED)[0]
 
 
 def logged_session_id(session_id: str) -> str:
-    """The session of the log that a session goes back to, over any number of rollouts; its own name in a log.
+    """Return the session of the log that a session goes back to, over any number of rollouts.
 
     >>> logged_session_id("chat.jsonl:17:3/rollout-0:3/rollout-2")
     'chat.jsonl:17'

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opdkit.commands.nearest_turns import nearest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import OUTCOME
 from opdkit.store import part_count, read_arrow
-from opdkit.store.nearest import nearest_turns
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 

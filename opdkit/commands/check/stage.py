@@ -21,7 +21,7 @@ from opdkit.console import counted, printable, progress, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store import part_path
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import inputs_in
+from opdkit.store.footers import read_inputs
 from opdkit.store.plans import stage_dir
 from opdkit.store.tables import TABLES, TARGETS, Table
 
@@ -159,7 +159,7 @@ class _Walk:
             return
         self.report.rows += result.rows
         if table is TARGETS:
-            known.decided = inputs_in(result.footer).get("reviews", {})
+            known.decided = read_inputs(result.footer).get("reviews", {})
             self.taken |= known.decided
         for wrong in check_rows(table.name, rows, known):
             self._wrong(stage, table.name, part, wrong.text(), wrong.row, wrong.key)

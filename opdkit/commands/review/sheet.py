@@ -117,7 +117,7 @@ def read_csv(run: Path, path: Path) -> Imported:
 
     Raises OpdkitError naming the wrong rows by their line.
     """
-    by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).every()}
+    by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).all_reviews()}
     in_force, rows = reviews.reviews_in_force(run), dict(_rows(path))
     wrong: list[str] = []
     lines: dict[str, int] = {}

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_world import MODEL
 
+from opdkit.commands.token_text import TokenTexts, ids_as_texts, open_texts, spread
 from opdkit.errors import OpdkitError
 from opdkit.store import model_identity
-from opdkit.store.token_text import TokenTexts, ids_as_texts, open_texts, spread
 
 
 @pytest.fixture(scope="module")

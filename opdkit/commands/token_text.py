@@ -1,4 +1,4 @@
-"""What each token of a reply reads as, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
+"""The text of each token of a reply, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
 
 A character may lie in several tokens. It is shown on the one that completes it; a token that completes none shows its
 bytes, and so does one whose bytes are no UTF-8:
@@ -36,11 +36,11 @@ class TokenTexts:
         self._added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """One text for each id; control tokens as they are written, an id that the tokenizer lacks as ⟨id⟩."""
+        """Return one text per id; control tokens as they are written, an id that the tokenizer lacks as ⟨id⟩."""
         return spread([self.piece(i) for i in ids])
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes that a token stands for."""
+        """Return the bytes of a token."""
         if token_id in self._added:
             return self._added[token_id].encode()
         token = self.tokenizer.id_to_token(token_id)
@@ -56,9 +56,9 @@ class TokenTexts:
 
 
 def spread(pieces: Sequence[bytes]) -> list[str]:
-    """The text of the joined pieces, spread over them: a character goes to the piece that holds its last byte.
+    """Return the text of the joined pieces, spread over them: a character goes to the piece with its last byte.
 
-    What is no UTF-8 is shown byte by byte; a piece that completes no character shows all its bytes.
+    Bytes that are not UTF-8 are shown one by one. A piece that completes no character shows all its bytes.
 
     >>> spread([b"5 ", b"\\xe2", b"\\x82", b"\\xac!", b"\\xff"])
     ['5 ', '⟨e2⟩', '⟨82⟩', '€!', '⟨ff⟩']
@@ -82,14 +82,14 @@ def spread(pieces: Sequence[bytes]) -> list[str]:
 
 
 def ids_as_texts(ids: Sequence[int]) -> list[str]:
-    """What is shown where there is no tokenizer."""
+    """Return what is shown without a tokenizer."""
     return [f"⟨{i}⟩" for i in ids]
 
 
 def open_texts(identity: JSON) -> TokenTexts:
-    """The tokenizer of a model as a manifest identifies it (`model_identity`).
+    """Open the tokenizer of a model as a manifest identifies it (`model_identity`).
 
-    Raises OpdkitError when it is not on this machine, or is another one than when the ids were written.
+    Raises OpdkitError if it is not on this machine, or has changed since the ids were written.
     """
     from tokenizers import Tokenizer  # imported here: a run without targets needs none
 
@@ -107,7 +107,7 @@ def open_texts(identity: JSON) -> TokenTexts:
 
 
 def _cached(name: str) -> Path | None:
-    """The file of a model on the hub, where it has been downloaded before."""
+    """Return the tokenizer file of a model on the hub, if it has been downloaded before."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -120,7 +120,7 @@ def _cached(name: str) -> Path | None:
 
 @functools.cache
 def _bytes_of_characters() -> dict[str, bytes]:
-    """The alphabet of byte-level BPE: printable Latin-1 stands for itself, the other 68 bytes for U+0100 onwards.
+    """Return the alphabet of byte-level BPE: printable Latin-1 stands for itself, the other 68 bytes for U+0100 on.
 
     (Radford et al. 2019, `bytes_to_unicode` of GPT-2.)
     """

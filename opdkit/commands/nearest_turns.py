@@ -1,0 +1,27 @@
+"""Names of turns that are close to one that a run does not have."""
+
+import difflib
+import os
+from pathlib import Path
+
+from opdkit.config.command_line import quote
+from opdkit.store import part_count, read_arrow
+
+_SHOWN = 5
+_COMPARED = 2000  # names that are compared letter by letter: those with the longest common beginning
+
+
+def nearest_turns(run: Path, name: str) -> str:
+    """Say which turns of a run `name` may have meant: those of its session, else those that are spelled alike."""
+    session = name.rpartition(":")[0] or name
+    parts = range(part_count(run, "extract"))
+    ids = [turn for part in parts for turn in read_arrow(run, "turns", part, ["turn_id"])["turn_id"].to_pylist()]
+    names = [turn for turn in ids if turn.rpartition(":")[0] in (session, name)]
+    if names:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return f"turns of that session: {', '.join(names[:_SHOWN])}{more}"
+    alike = sorted(ids, key=lambda turn: -len(os.path.commonprefix([turn, name])))[:_COMPARED]  # noqa: RUF071
+    near = difflib.get_close_matches(name, alike, n=_SHOWN)
+    if near:
+        return f"did you mean {', '.join(near)}?"
+    return f"its turns are named like {ids[0]}; `opdkit show {quote(run)}` lists them" if ids else "it has no turns"
