@@ -1,11 +1,11 @@
-"""`opdkit check`: whether a run is what its stages wrote. Reads everything, changes nothing unless asked.
+"""`opdkit check`: compare a run with what its stages wrote. Reads everything, changes nothing unless asked.
 
 plans.py     manifests: readable, unchanged, bound to each other
-parts.py     files: there, nothing else there, the bytes that were committed, schema, counters
-decisions.py what people decided: files, keys, and what was computed from it
+parts.py     files: complete, nothing else beside them, the committed bytes, schema, counters
+decisions.py decisions of people: files, keys, and what was computed from them
 rows.py      values: keys between tables, ranges, finite numbers
 weights.py   the trained model
-recompute.py what to remove so that the stages do only what is missing
+recompute.py the parts to remove so that the stages compute only what is missing
 """
 
 from opdkit.commands.check.stage import run

@@ -1,4 +1,4 @@
-"""The trained model: its files are those that training wrote, and hang together. No library is asked to load it."""
+"""Checks of the trained model: its files are those that training wrote, and fit together. Nothing is loaded."""
 
 import json
 import struct
@@ -18,31 +18,31 @@ _EXPONENTS = {"F64": ("<u8", 0x7FF << 52), "F32": ("<u4", 0xFF << 23), "BF16": (
 _CHUNK = 1 << 24  # numbers looked at at once
 
 
-def broken(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong) in a model folder.
+def check_folder(folder: Path, pinned: JSON, *, deep: bool) -> Iterator[tuple[str, str]]:
+    """Yield (file, what is wrong) for a model folder.
 
-    `pinned` is what training recorded of its files: sizes and digests (of large weights: of blocks of them); {} where
-    it recorded nothing. `deep` reads all the weights, for numbers that are not finite.
+    `pinned` is what training recorded of its files: sizes and digests (of large weights: of blocks of them); {} if it
+    recorded nothing. `deep` reads all the weights, to find numbers that are not finite.
     """
     if not folder.is_dir():
         yield folder.name, "the folder is gone"
         return
-    found = model_identity(str(folder))["files"]
-    for name in sorted(pinned.keys() | found.keys()):
-        if name not in found:
+    files = model_identity(str(folder))["files"]
+    for name in sorted(pinned.keys() | files.keys()):
+        if name not in files:
             yield name, "gone"
-        elif pinned and found[name] != pinned.get(name):
+        elif pinned and files[name] != pinned.get(name):
             yield name, "not the file that training wrote" if name in pinned else "training did not write it"
         else:
-            yield from ((name, what) for what in _file(folder / name, deep))
-    for name in _NEEDED if folder.name == "model" else ():  # beside it may stand an adapter alone
-        if name not in found and name not in pinned:
+            yield from ((name, what) for what in _check_file(folder / name, deep))
+    for name in _NEEDED if folder.name == "model" else ():  # an adapter beside it has neither
+        if name not in files and name not in pinned:
             yield name, "missing, so that the model cannot be loaded"
-    if not any(name.endswith(".safetensors") for name in found.keys() | pinned.keys()):
+    if not any(name.endswith(".safetensors") for name in files.keys() | pinned.keys()):
         yield folder.name, "there are no weights: no *.safetensors"
 
 
-def _file(path: Path, deep: bool) -> Iterator[str]:
+def _check_file(path: Path, deep: bool) -> Iterator[str]:
     try:
         if path.suffix == ".json":
             document = json.loads(path.read_text(encoding="utf-8"))
@@ -50,35 +50,35 @@ def _file(path: Path, deep: bool) -> Iterator[str]:
                 lost = {f for f in document["weight_map"].values() if not (path.parent / f).is_file()}
                 yield from (f"names {name}, which is not there" for name in sorted(lost))
         elif path.suffix == ".safetensors":
-            tensors, start = header(path)
+            tensors, start = read_header(path)
             if deep:
-                yield from not_finite(path, tensors, start)
+                yield from _find_not_finite(path, tensors, start)
     except (OSError, ValueError, KeyError, TypeError) as error:
         yield f"cannot be read: {error}"
 
 
-def header(path: Path) -> tuple[JSON, int]:
-    """The tensors of a safetensors file, name -> dtype, shape, data_offsets, and where their data starts.
+def read_header(path: Path) -> tuple[JSON, int]:
+    """Return the tensors of a safetensors file, name -> dtype, shape, data_offsets, and where their data starts.
 
-    The format is 8 bytes, the length n of the header, n bytes of JSON, data. Raises ValueError when the file does not
-    hold what its header says.
+    The format: 8 bytes, the length n of the header; n bytes of JSON; data. Raises ValueError if the size of the file
+    does not fit its header.
     """
     size = path.stat().st_size
     with path.open("rb") as handle:
         first = handle.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else size
         if 8 + length > size:
-            raise ValueError("cut short, or no safetensors file")
+            raise ValueError("cut short, or not a safetensors file")
         tensors: JSON = json.loads(handle.read(length))
     tensors.pop("__metadata__", None)
     end = max((t["data_offsets"][1] for t in tensors.values()), default=0)
     if 8 + length + end != size:
-        raise ValueError(f"{size:,} bytes, its header speaks of {8 + length + end:,}")
+        raise ValueError(f"{size:,} bytes, its header describes {8 + length + end:,}")
     return tensors, 8 + length
 
 
-def not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
-    """The tensors that hold a number that is not finite."""
+def _find_not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
+    """Yield a message for each tensor that holds a number that is not finite."""
     for name, tensor in tensors.items():
         if tensor["dtype"] not in _EXPONENTS or tensor["data_offsets"][0] == tensor["data_offsets"][1]:
             continue
@@ -91,12 +91,12 @@ def not_finite(path: Path, tensors: JSON, start: int) -> Iterator[str]:
 
 
 def vocabulary(document: JSON) -> int | None:
-    """The rows of the embedding of the model that a teacher stage scored, when its folder is still what it was."""
+    """Return the vocabulary size of the model that a teacher stage scored; None if its folder has changed."""
     identity = document["plan"]["inputs"].get("model", {})
     folder = Path(identity.get("name", ""))
     config = folder / "config.json"
     if not config.is_file() or model_identity(str(folder)).get("files") != identity.get("files"):
         return None
-    found = json.loads(config.read_text(encoding="utf-8"))
-    size = found.get("vocab_size", found.get("text_config", {}).get("vocab_size"))
+    options = json.loads(config.read_text(encoding="utf-8"))
+    size = options.get("vocab_size", options.get("text_config", {}).get("vocab_size"))
     return size if isinstance(size, int) else None
