@@ -21,7 +21,7 @@ def commands() -> str:
         parts.append(f"## opdkit {name}\n\n{known.help}\n\n```bash\n{known.example}\n```\n")
         fields = fields_of(known.config)
         for title, is_expert in (("", False), ("Not shown by `-h`:\n\n", True)):
-            rows = [_option(field) for field in fields if field.meta.expert == is_expert]
+            rows = [_option(field) for field in fields if field.expert == is_expert]
             if rows:
                 head = "| option | type | default | meaning |\n|---|---|---|---|\n"
                 parts.append(title + head + "\n".join(rows) + "\n")
@@ -29,11 +29,9 @@ def commands() -> str:
 
 
 def _option(field: Field) -> str:
-    meta = field.meta
-    name = f"`{field.name.upper()}`" if meta.positional else f"`{field.flag}`"
-    default = "required" if meta.required else "" if field.default in (None, ()) else f"`{field.default}`"
-    kind = " \\| ".join(meta.choices) or field.type_name + (f", {meta.unit}" if meta.unit else "")
-    return f"| {name} | {kind} | {default} | {field.description.replace('|', chr(92) + '|')} |"
+    default = "required" if field.required else "" if field.default in (None, ()) else f"`{field.default}`"
+    kind, text = (words.replace("|", "\\|") for words in (field.kind, field.text))
+    return f"| `{field.flag}` | {kind} | {default} | {text} |"
 
 
 def tables() -> str:

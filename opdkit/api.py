@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
+from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
 from opdkit.config.fields import Field, convert, fields_of, find_option
 
 if TYPE_CHECKING:
@@ -188,16 +188,16 @@ class Run:
         """Run a command, or `target` in its place. Raises ConfigError for wrong options, as the command line does."""
         printed = ("run",) if target is None else ("run", "json")  # what is returned is not printed
         fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in printed]
-        # run and slurm hand the file on to their stages: `config` is an option of theirs.
-        with_file = command in CONFIGURED and all(field.name != "config" for field in fields)
-        file = options.get("config") if with_file else None
         flags: dict[str, Any] = {"run": self.path}
+        file = None
         for name, value in options.items():
-            if not (with_file and name == "config"):
+            if command in STAGES and name == "config":  # run and slurm hand the file on: it is an option of theirs
+                file = None if value is None else Path(value)
+            else:
                 field = find_option(command, name, fields, command)
                 flags[field.name] = None if value is None else _convert(field, value)
-        config = configure(command, flags, None if file is None else Path(file))
-        if COMMANDS[command].is_stage:
+        config = configure(command, flags, file)
+        if command in STAGES:
             from opdkit.store.running import run_stage
 
             return run_stage(command, config)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn, Optional
 import typer
 from typer.core import TyperCommand
 
-from opdkit.config.commands import COMMANDS, CONFIGURED, Command, configure, load_function
+from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHERE, Field, fields_of
 from opdkit.config.renamed import RENAMED
 from opdkit.console import is_main_process, printable, say, stderr
@@ -28,6 +28,7 @@ app = typer.Typer(
     epilog="Start with: opdkit demo",
 )
 CONFIG_HELP = "TOML file with one table per stage"  # as RunConfig.config
+_SIGPIPE_CODE = 141  # the reader of stdout, such as `head`, has enough: no message
 _METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
 
@@ -41,22 +42,16 @@ def main() -> None:
             try:
                 sys.stdout.flush()
             except BrokenPipeError:
-                _leave_closed_pipe()
+                _leave_closed_stdout(_SIGPIPE_CODE)
             except OSError as error:
-                _discard_stdout()
                 say(f"error: stdout: {error.strerror}")
-                raise SystemExit(1) from None
+                _leave_closed_stdout(1)
 
 
-def _leave_closed_pipe() -> NoReturn:
-    """Exit silently with SIGPIPE's code: the reader of stdout, such as `head`, has enough."""
-    _discard_stdout()
-    raise SystemExit(141) from None
-
-
-def _discard_stdout() -> None:
-    """Send stdout to /dev/null. Otherwise Python writes its buffer once more at exit, and complains."""
+def _leave_closed_stdout(code: int) -> NoReturn:
+    """Exit with stdout at /dev/null. Otherwise Python writes its buffer once more at exit, and complains."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(code) from None
 
 
 def _is_stdout_closed() -> bool:
@@ -94,7 +89,7 @@ def errors_as_exit_codes(debug: bool) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_stdout_closed():
-            _leave_closed_pipe()
+            _leave_closed_stdout(_SIGPIPE_CODE)
         if debug:
             raise
         _fail(_describe(error), 1)
@@ -136,12 +131,12 @@ class OptionsCommand(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section per panel, and say how many expert options there are besides."""
         fields = fields_of(COMMANDS[str(self.name)].config)
-        shown = [field for field in fields if not field.meta.expert]
-        panels = dict.fromkeys(field.meta.panel for field in shown)  # a command's own panels come first
+        shown = [field for field in fields if not field.expert]
+        panels = dict.fromkeys(field.panel for field in shown)  # a command's own panels come first
         common = [panel for panel in (HOW, SPEED, MEMORY, WHERE) if panel in panels]
         for panel in (*(panel for panel in panels if panel not in common), *common):
-            rows = [_help_row(field) for field in shown if field.meta.panel == panel]
-            if panel == WHERE and self.name in CONFIGURED and not any(field.name == "config" for field in fields):
+            rows = [_help_row(field) for field in shown if field.panel == panel]
+            if panel == WHERE and self.name in STAGES:
                 rows.append(("--config PATH", CONFIG_HELP))
             with formatter.section(panel):
                 formatter.write_dl(rows)
@@ -153,17 +148,13 @@ class OptionsCommand(TyperCommand):
 
 def _help_row(field: Field) -> tuple[str, str]:
     """Return the two columns of -h for one option."""
-    meta = field.meta
-    notes = [" | ".join(meta.choices)] if meta.choices else []
-    if meta.required and not meta.positional:
+    notes = [" | ".join(field.choices)] if field.choices else []
+    if field.required and not field.positional:
         notes.append("required")
     elif field.default not in (None, (), False) and not (field.type is int and field.default == 0):
-        notes.append(f"default {field.default}{f' {meta.unit}' if meta.unit and field.default != 1 else ''}")
-    text = meta.help + (f" ({'; '.join(notes)})" if notes else "")
-    if meta.positional:
-        return field.name.upper(), text
-    metavar = _METAVARS.get(field.type, "NAME" if meta.choices else "TEXT")
-    return f"{field.flag} {metavar}".strip(), text
+        notes.append(f"default {field.default}{f' {field.unit}' if field.unit and field.default != 1 else ''}")
+    metavar = "" if field.positional else _METAVARS.get(field.type, "NAME" if field.choices else "TEXT")
+    return f"{field.flag} {metavar}".strip(), field.help + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
@@ -172,13 +163,13 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     `has_file`: a file can turn a switch on, so a flag can turn it off.
     """
     kind = list[str] if field.is_list else field.type
-    if field.meta.positional:
-        argument = typer.Argument(metavar=field.name.upper(), show_default=False)
-        default = inspect.Parameter.empty if field.meta.required else None
-        annotation: Any = Annotated[kind if field.meta.required else Optional[kind], argument]  # noqa: UP045
+    if field.positional:
+        argument = typer.Argument(metavar=field.flag, show_default=False)
+        default = inspect.Parameter.empty if field.required else None
+        annotation: Any = Annotated[kind if field.required else Optional[kind], argument]  # noqa: UP045
     else:
         name = f"{field.flag}/--no-{field.flag[2:]}" if field.type is bool and has_file else field.flag
-        choices = field.meta.choices
+        choices = field.choices
 
         def complete(incomplete: str) -> Sequence[str]:
             return [choice for choice in choices if choice.startswith(incomplete)]
@@ -188,19 +179,18 @@ def _parameter(field: Field, has_file: bool) -> inspect.Parameter:
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
 
 
-def _register(name: str, known: Command) -> None:
+def _register(name: str) -> None:
     """Add a command to the app. Its options derive from its configuration."""
-    fields = fields_of(known.config)
-    # run and slurm hand the file on to the stages: it is a field of theirs.
-    with_file = name in CONFIGURED and not any(field.name == "config" for field in fields)
+    known = COMMANDS[name]
 
     def command(**flags: Any) -> None:
         debug = flags.pop("debug")
-        file = flags.pop("config") if with_file else flags.get("config")
+        # run and slurm hand the file on to the stages: it is a field of theirs.
+        file = flags.pop("config") if name in STAGES else flags.get("config")
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
         with errors_as_exit_codes(debug):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
-            if known.is_stage:
+            if name in STAGES:
                 from opdkit.store.running import run_stage  # imported here: it brings pyarrow
 
                 result = run_stage(name, config)
@@ -214,8 +204,8 @@ def _register(name: str, known: Command) -> None:
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     file_type, debug_type = Annotated[Path | None, typer.Option("--config")], Annotated[bool, typer.Option("--debug")]
-    parameters = [_parameter(field, name in CONFIGURED) for field in fields]
-    if with_file:
+    parameters = [_parameter(field, name in CONFIGURED) for field in fields_of(known.config)]
+    if name in STAGES:
         parameters.append(inspect.Parameter("config", keyword, default=None, annotation=file_type))
     parameters.append(inspect.Parameter("debug", keyword, default=False, annotation=debug_type))
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -226,5 +216,5 @@ def _register(name: str, known: Command) -> None:
     app.command(name, cls=OptionsCommand, help=known.help, short_help=short, epilog=epilog)(command)
 
 
-for _name, _known in COMMANDS.items():
-    _register(_name, _known)
+for _name in COMMANDS:
+    _register(_name)

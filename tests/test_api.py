@@ -53,7 +53,7 @@ def test_modules_of_the_package_stay_what_they_are() -> None:
 def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str) -> None:
     method = getattr(Run, {"eval": "evaluate", "run": "pipeline"}.get(command, command))
     fields = {field.name: field for field in fields_of(COMMANDS[command].config)}
-    positional = [name for name, field in fields.items() if field.meta.positional and name != "run"]
+    positional = [name for name, field in fields.items() if field.positional and name != "run"]
     parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
     named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
     assert [p.name for p in named if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD] == positional

@@ -115,7 +115,7 @@ def test_wrong_commands_say_what_to_do(
 
 
 def _required(known: Command) -> set[str]:
-    return {field.name for field in fields_of(known.config) if field.meta.positional}
+    return {field.name for field in fields_of(known.config) if field.positional}
 
 
 @pytest.mark.parametrize("command", [name for name, known in COMMANDS.items() if "run" in _required(known)])

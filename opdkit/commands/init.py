@@ -42,7 +42,7 @@ def write_document(config: InitConfig) -> str:
     values = choose_values(config)
     lines = _comment(_TITLE.format(file=config.file if str(config.file) != "-" else "FILE"))
     for stage in TOML_TABLES:
-        lines += ["", *_comment((COMMANDS[stage].config.__doc__ or "").splitlines()[0])]
+        lines += ["", *_comment(f"opdkit {stage}: {COMMANDS[stage].help}")]
         if config.preset and stage == "teacher":
             preset = PRESETS[config.preset]
             lines += _comment(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
@@ -75,17 +75,14 @@ def choose_values(config: InitConfig) -> dict[str, JSON]:
 
 def _option(field: Field, values: JSON) -> Iterator[str]:
     """Yield the comment of one option, then the option: itself a comment where `values` does not set it."""
-    meta = field.meta
-    kind = " | ".join(meta.choices) or field.type_name + (f", {meta.unit}" if meta.unit else "")
-    bounds = [("at least", meta.low), ("at most", meta.high)]
-    notes = [kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
-    notes += ["required"] if meta.required else []
-    yield from _comment(f"{field.description} ({'; '.join(notes)})")
+    bounds = [("at least", field.low), ("at most", field.high)]
+    notes = [field.kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
+    notes += ["required"] if field.required else []
+    yield from _comment(f"{field.text} ({'; '.join(notes)})")
     if field.name in values:
         yield f"{field.name} = {toml(values[field.name])}"
     else:
-        default = () if field.is_list and field.default is None else field.default
-        yield f"#{field.name} = {'' if default is None else toml(default)}".rstrip()
+        yield f"#{field.name} = {'' if field.default is None else toml(field.default)}".rstrip()
 
 
 def _comment(text: str) -> list[str]:

@@ -45,7 +45,7 @@ def with_set_forms(message: str, stage: str) -> str:
     for flag in dict.fromkeys(_FLAG.findall(message)):
         for name in (stage, *ORDER):
             field = next((f for f in fields_of(COMMANDS[name].config) if f.flag == flag), None)
-            if field is not None and not field.meta.positional and flag not in own:
+            if field is not None and flag not in own:
                 forms.append(f"--set {name}.{field.name}={_PLACEHOLDERS.get(field.type, 'VALUE')}")
                 break
     return f"{message} (with `opdkit run`: {' '.join(forms)})" if forms else message
@@ -95,10 +95,9 @@ def _overrides(config: RunConfig) -> dict[str, JSON]:
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
             raise ConfigError(f"--set {path}: {did_you_mean(stage, ORDER)}, written STAGE.OPTION=VALUE")
-        options = [field for field in fields_of(COMMANDS[stage].config) if not field.meta.positional]
+        options = [field for field in fields_of(COMMANDS[stage].config) if not field.positional]
         field = find_option(stage, name, options, f"--set {path}: {stage}")
-        value = [value] if field.is_list and isinstance(value, str) else value
-        value = str(value) if field.type is str and not isinstance(value, str) else value
+        value = str(value) if field.type is str and not field.is_list and not isinstance(value, str) else value
         value = convert(field, value, f"--set {path}")
         own = found.setdefault(stage, {})
         own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value

@@ -8,11 +8,11 @@ from opdkit.config.fields import CommandConfig, argument, option
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(CommandConfig):
-    """`opdkit check`."""
+    """Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage."""
 
     run: Path = argument("the run directory")
     json: bool = option(False, "JSON on stdout instead of text")
     deep: bool = option(False, "also read all weights of the trained model")
     recompute: bool = option(
-        False, "remove damaged parts", "and those computed from them, so that the stages compute them again"
+        False, "remove damaged parts; and those computed from them, so that the stages compute them again"
     )

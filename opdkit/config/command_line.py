@@ -26,7 +26,7 @@ def command_line(
         words, default = (
             list(map(str, v)) if isinstance(v, list | tuple) else [str(v)] for v in (value, field.default)
         )
-        if field.meta.positional:
+        if field.positional:
             places += words
         elif field.type is bool and words != default:
             flags.append(field.flag if value else f"--no-{field.flag[2:]}")

@@ -8,6 +8,6 @@ from opdkit.config.fields import CommandConfig, argument
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(CommandConfig):
-    """`opdkit demo`."""
+    """Run the whole loop on sample_data on a CPU: a model improved by its own logs."""
 
-    run: Path = argument("the run directory", default=Path("opdkit-demo"))
+    run: Path = argument("the run directory", Path("opdkit-demo"))

@@ -4,27 +4,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import DTYPES, api_key_env, check_judge, judge_model, judge_url, student
+from opdkit.config.shared import DTYPES, api_key_env, judge_model, judge_url, student
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(CommandConfig):
-    """`opdkit doctor`."""
+    """Check versions, devices, memory, model, server and logs, and say what to do.
 
-    logs: tuple[str, ...] = argument("log files or folders of them, -, or hf:NAME[:SPLIT]", default=())
-    run: Path | None = option(None, "the run directory", "can it be written, is there room?")
-    model: str | None = student(None, "is it complete, does it fit, what does its template take?")
-    judge_url: str | None = judge_url()
-    judge_model: str | None = judge_model("does the server answer under this name?")
+    Exit code 1: something will not work.
+    """
+
+    logs: tuple[str, ...] = argument("log files or folders of them, -, or hf:NAME[:SPLIT]", ())
+    run: Path | None = option(None, "the run directory; can it be written, is there room?")
+    model: str | None = student(more="is it complete, does it fit, what does its template take?", default=None)
+    judge_url: str | None = judge_url(needs="judge_model")
+    judge_model: str | None = judge_model(more="does the server answer under this name?")
     api_key_env: str = api_key_env()
-    device: str = option("auto", "torch device", "should the model fit on it?")
+    device: str = option("auto", "torch device; should the model fit on it?")
     dtype: str = option("auto", "weights and activations", choices=DTYPES)
-    lora_rank: int = option(
-        0, "train LoRA adapters of this rank; 0 is off", "how much memory would the training take?", low=0
-    )
+    lora_rank: int = option(0, "train LoRA adapters of this rank, 0 for none; how much memory would it take?", low=0)
     timeout: float = option(30.0, "give up on a request after this", unit="seconds", low=0.1)
     json: bool = option(False, "JSON on stdout instead of text")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_judge(self.judge_model, self.judge_url)

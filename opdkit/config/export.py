@@ -14,23 +14,18 @@ WITH_NEUTRAL = ("trl-sft", "openai")
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(CommandConfig):
-    """`opdkit export`: judged turns in the form that another trainer, or a person with a spreadsheet, reads."""
+    """Write the judged turns as other trainers read them: TRL's, verl, OpenAI's fine-tuning."""
 
     run: Path = argument("the run directory")
     out: Path | None = argument(
-        "the file to write",
-        ".parquet or .jsonl where the target has both; default: RUN/export/TARGET, as Parquet if it can",
-        default=None,
+        "the file to write, .parquet or .jsonl; default: RUN/export/TARGET, as Parquet if it can", None
     )
     to: str | None = option(
-        None,
-        "the reader of the file",
-        "TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, or people who fill in decisions",
-        choices=(*TARGETS, REVIEW),
+        None, "the reader of the file; a trainer, or people who fill in decisions", choices=(*TARGETS, REVIEW)
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
-    include_neutral: bool = option(False, "also imitate replies with reward 0", f"for {' and '.join(WITH_NEUTRAL)}")
-    limit: int | None = session_limit("Options")
+    include_neutral: bool = option(False, f"also imitate replies with reward 0; for {' and '.join(WITH_NEUTRAL)}")
+    limit: int | None = session_limit()
     overwrite: bool = option(False, "replace the file if it exists")
 
     def __post_init__(self) -> None:

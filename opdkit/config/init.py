@@ -10,12 +10,12 @@ from opdkit.config.shared import JUDGES, judge_model, judge_url, student
 
 @dataclass(frozen=True, kw_only=True)
 class InitConfig(CommandConfig):
-    """`opdkit init`."""
+    """Write a TOML file with every option, its meaning and its default."""
 
-    file: Path = argument("the file to write; - is standard output", default=Path("opdkit.toml"))
-    model: str | None = student(None)
+    file: Path = argument("the file to write, - for stdout", Path("opdkit.toml"))
+    model: str | None = student(default=None)
     preset: str | None = option(None, "how to call the student's chat template", choices=tuple(PRESETS))
     judge: str | None = option(None, "who judges", choices=JUDGES)
-    judge_model: str | None = judge_model("default with --judge local: the student")
+    judge_model: str | None = judge_model(more="default with --judge local: the student")
     judge_url: str | None = judge_url()
     overwrite: bool = option(False, "replace the file if it exists")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config.fields import HOW, WHAT, WHERE, StageConfig, argument, option, parse_pairs
+from opdkit.config.fields import HOW, WHAT, WHERE, StageConfig, argument, parse_pairs
 from opdkit.config.shard import parse_shard
 from opdkit.config.shared import JUDGES, OBJECTIVES, REPEAT, judge_model, judge_url, session_limit, student
 from opdkit.errors import ConfigError
@@ -13,21 +13,19 @@ ORDER = ("extract", "judge", "teacher", "train")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(StageConfig):
-    """`opdkit run`: extract, judge, teacher and train with one configuration."""
+    """Extract, judge, teacher and train, with one configuration."""
 
-    logs: tuple[str, ...] = argument("log files or folders of them, -, or hf:NAME[:SPLIT]", "as for extract")
+    logs: tuple[str, ...] = argument("log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract")
     limit: int | None = session_limit(WHAT)
-    model: str | None = student(None, panel=WHAT)
-    judge: str | None = option(None, "who judges", choices=JUDGES, panel=WHAT)
-    judge_model: str | None = judge_model("default with --judge local: the student", WHAT)
+    model: str | None = student(WHAT, default=None)
+    judge: str | None = WHAT.option(None, "who judges", choices=JUDGES)
+    judge_model: str | None = judge_model(WHAT, "default with --judge local: the student")
     judge_url: str | None = judge_url(WHAT)
-    objective: str | None = option(None, "what to learn from", choices=OBJECTIVES, panel=HOW)
-    learning_rate: float | None = option(None, "peak learning rate", low=0.0, panel=HOW)
-    seed: int | None = option(None, "seed of every random draw", low=0, panel=HOW)
-    config: Path | None = option(None, "TOML file with one table per stage", "flags win", panel=WHERE)
-    set: tuple[str, ...] = option(
-        (), "any option, as STAGE.OPTION=VALUE", f"of any stage; {REPEAT}", panel=HOW, check=parse_pairs
-    )
+    objective: str | None = HOW.option(None, "what to learn from", choices=OBJECTIVES)
+    learning_rate: float | None = HOW.option(None, "peak learning rate", low=0.0)
+    seed: int | None = HOW.option(None, "seed of every random draw", low=0)
+    config: Path | None = WHERE.option(None, "TOML file with one table per stage; flags win")
+    set: tuple[str, ...] = HOW.option((), f"any option, as STAGE.OPTION=VALUE; {REPEAT}", check=parse_pairs)
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, or in one of several processes."""

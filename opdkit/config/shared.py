@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config.fields import HOW, WHERE, StageConfig, option, parse_pairs
+from opdkit.config.fields import HOW, OPTIONS, WHERE, Panel, StageConfig, parse_pairs
 from opdkit.errors import ConfigError
 
 JUDGES = ("rules", "local", "endpoint")
@@ -33,62 +33,47 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
-def session_limit(panel: str) -> Any:
+def session_limit(panel: Panel = OPTIONS) -> Any:
     """Return the option `--limit`, which counts sessions in every command that has it."""
-    return option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1, panel=panel)
+    return panel.option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1)
 
 
-def student(default: Any = ..., more: str = "", panel: str = "Options") -> Any:
+def student(panel: Panel = OPTIONS, more: str = "a folder is in Hugging Face format", default: Any = ...) -> Any:
     """Return the option `--model`."""
-    text = "the student: a model folder or a name on the hub"
-    return option(default, text, more or "a folder is in Hugging Face format", panel=panel)
+    return panel.option(default, f"the student: a model folder or a name on the hub; {more}")
 
 
-def judge_model(more: str, panel: str = "Options", **details: Any) -> Any:
+def judge_model(panel: Panel = OPTIONS, more: str = "") -> Any:
     """Return the option `--judge-model`."""
-    return option(None, "the judge: a path, or its name on the server", more, panel=panel, **details)
+    return panel.option(None, f"the judge: a path, or its name on the server; {more}")
 
 
-def judge_url(panel: str = "Options", **details: Any) -> Any:
+def judge_url(panel: Panel = OPTIONS, **details: Any) -> Any:
     """Return the option `--judge-url`."""
-    text = "address of the judge's server"
-    return option(
-        None,
-        text,
-        "OpenAI-compatible, for example http://localhost:8000/v1",
-        panel=panel,
-        check=check_server,
-        **details,
-    )
+    text = "address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"
+    return panel.option(None, text, check=check_server, **details)
 
 
-def api_key_env(panel: str = "Options") -> Any:
+def api_key_env(panel: Panel = OPTIONS) -> Any:
     """Return the option `--api-key-env`."""
-    text = "environment variable that holds the server's key"
-    return option("OPENAI_API_KEY", text, plan=False, panel=panel, expert=True)
+    return panel.expert("OPENAI_API_KEY", "environment variable that holds the server's key", plan=False)
 
 
 def template_arg(more: str = "") -> Any:
     """Return the option `--template-arg`."""
-    details = f"for example enable_thinking=false; {REPEAT}" + (f"; {more}" if more else "")
-    return option((), "argument of the chat template, NAME=VALUE", details, panel=HOW, check=parse_pairs)
-
-
-def check_judge(model: str | None, url: str | None) -> None:
-    """Raise ConfigError for a `--judge-url` without `--judge-model`."""
-    if url and not model:
-        raise ConfigError("--judge-url needs --judge-model, the model's name on that server")
+    text = f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}{more}"
+    return HOW.option((), text, check=parse_pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(StageConfig):
     """Options of every stage that runs a model."""
 
-    device: str = option(
-        "auto", "torch device", "auto takes the launcher's GPU if there is one, else the CPU", plan=False, panel=WHERE
+    device: str = WHERE.option(
+        "auto", "torch device; auto: the launcher's GPU if there is one, else the CPU", plan=False
     )
-    dtype: str = option(
-        "auto", "weights and activations", "auto is bfloat16 on a GPU and float32 on a CPU", choices=DTYPES, panel=WHERE
+    dtype: str = WHERE.option(
+        "auto", "weights and activations; auto: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES
     )
     template_arg: tuple[str, ...] = template_arg()
-    seed: int = option(0, "seed of every random draw", low=0, panel=HOW)
+    seed: int = HOW.option(0, "seed of every random draw", low=0)

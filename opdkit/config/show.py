@@ -3,45 +3,31 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config.fields import CommandConfig, argument, option
+from opdkit.config.fields import CommandConfig, Panel, argument
 from opdkit.errors import ConfigError
 
-CHOICE, FORM = "Choice of turns", "Form"
+CHOICE, FORM = Panel("Choice of turns"), Panel("Form")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShowConfig(CommandConfig):
-    """`opdkit show`."""
+    """Show turns: a list, or one whole, with its votes, hints and the advantage of every token."""
 
     run: Path = argument("the run directory")
-    turn_id: str | None = argument("a turn, shown whole", "default: a list of the run's turns", default=None)
-    worst: int | None = option(None, "N turns with the lowest sum of advantages", unit="turns", low=1, panel=CHOICE)
-    best: int | None = option(None, "N turns with the highest sum of advantages", unit="turns", low=1, panel=CHOICE)
-    random: int | None = option(None, "N turns drawn by --seed", unit="turns", low=1, panel=CHOICE)
-    seed: int = option(0, "seed of every random draw", low=0, panel=CHOICE)
-    grep: str | None = option(
-        None, "only turns that match a regular expression", "in request, reply or hints", panel=CHOICE
+    turn_id: str | None = argument("a turn, shown whole; default: a list of the run's turns", None)
+    worst: int | None = CHOICE.option(None, "N turns with the lowest sum of advantages", unit="turns", low=1)
+    best: int | None = CHOICE.option(None, "N turns with the highest sum of advantages", unit="turns", low=1)
+    random: int | None = CHOICE.option(None, "N turns drawn by --seed", unit="turns", low=1)
+    seed: int = CHOICE.option(0, "seed of every random draw", low=0)
+    grep: str | None = CHOICE.option(None, "only turns that match a regular expression; in request, reply or hints")
+    status: str | None = CHOICE.option(
+        None, "only turns with this status; of reward or hint: failed, leak, reviewed ..."
     )
-    status: str | None = option(
-        None, "only turns with this status", "reward_status or hint_status: failed, leak, reviewed ...", panel=CHOICE
-    )
-    max_turns: int = option(
-        50,
-        "most turns to list",
-        "--worst, --best and --random have a number of their own",
-        unit="turns",
-        low=1,
-        panel=CHOICE,
-    )
-    whole: bool = option(False, "show each of the turns whole", "as --worst, --best and --random do anyway", panel=FORM)
-    one_line: bool = option(False, "one line per turn", "also with --worst, --best and --random", panel=FORM)
-    logprobs: bool = option(False, "whole turns: log-probs of each token", "under student and teacher", panel=FORM)
-    json: bool = option(
-        False,
-        "JSON on stdout instead of text",
-        "one object with TURN_ID, else a list of whole turns or of one-line rows",
-        panel=FORM,
-    )
+    max_turns: int = CHOICE.option(50, "most turns to list; not with --worst, --best and --random", unit="turns", low=1)
+    whole: bool = FORM.option(False, "show each of the turns whole; as --worst, --best and --random do anyway")
+    one_line: bool = FORM.option(False, "one line per turn; also with --worst, --best and --random")
+    logprobs: bool = FORM.option(False, "whole turns: log-probs of each token; under student and teacher")
+    json: bool = FORM.option(False, "JSON on stdout instead of text; one object with TURN_ID, else a list")
 
     def __post_init__(self) -> None:
         super().__post_init__()

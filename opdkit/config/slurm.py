@@ -3,56 +3,42 @@
 import re
 from dataclasses import dataclass
 
-from opdkit.config.fields import WHERE, expert, option
+from opdkit.config.fields import WHERE, Panel
 from opdkit.config.run import ORDER, RunConfig
 from opdkit.config.shared import REPEAT
 from opdkit.errors import ConfigError
 
-JOBS = "Jobs"
+JOBS = Panel("Jobs")
+_VALUE = f"[STAGE=]VALUE; {REPEAT}"
 _WORD = re.compile(r"[\w.,:+/-]+", re.ASCII)
 _STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
 
 
-def _resource(text: str, more: str = "", *, hidden: bool = False) -> tuple[str, ...]:
-    details = f"{more}; {REPEAT}" if more else REPEAT
-    values: tuple[str, ...] = option((), f"{text}, [STAGE=]VALUE", details, panel=JOBS, expert=hidden)
-    return values
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmConfig(RunConfig):
-    """`opdkit slurm`: the pipeline as batch jobs. A value written STAGE=VALUE is for that stage, others are for all."""
+    """Write the batch scripts of a run on a Slurm cluster, and submit them."""
 
-    shards: int = option(
-        4, "tasks of extract, judge and teacher each", "task k does every N-th part", unit="tasks", low=1, panel=JOBS
+    shards: int = JOBS.option(4, "tasks of extract, judge and teacher each", unit="tasks", low=1)
+    max_running: int | None = JOBS.expert(None, "tasks of a stage that run at once; default: all", unit="tasks", low=1)
+    nodes: int = JOBS.option(1, "nodes of the training", unit="nodes", low=1)
+    processes: int | None = JOBS.expert(None, "training processes per node; default: its GPUs, or 1", low=1)
+    partition: tuple[str, ...] = JOBS.option((), f"partition, {_VALUE}")
+    account: tuple[str, ...] = JOBS.option((), f"account, {_VALUE}")
+    time: tuple[str, ...] = JOBS.option((), f"time limit, {_VALUE}; teacher=4:00:00; default: the partition's")
+    gpus: tuple[str, ...] = JOBS.option(
+        (), f"GPUs, {_VALUE}; COUNT or TYPE:COUNT of a task, or of a node of the training"
     )
-    max_running: int | None = expert(
-        None, "tasks of one stage that run at once", "default: all", unit="tasks", low=1, panel=JOBS
+    cpus: tuple[str, ...] = JOBS.expert((), f"CPU cores of a task, {_VALUE}")
+    mem: tuple[str, ...] = JOBS.expert((), f"memory of a node, {_VALUE}; 64G")
+    sbatch: tuple[str, ...] = JOBS.expert(
+        (), f"another option of sbatch; --constraint=a100, STAGE=--exclusive; {REPEAT}"
     )
-    nodes: int = option(1, "nodes of the training", unit="nodes", low=1, panel=JOBS)
-    processes: int | None = expert(None, "training processes per node", "default: its GPUs, or 1", low=1, panel=JOBS)
-    partition: tuple[str, ...] = _resource("partition")
-    account: tuple[str, ...] = _resource("account")
-    time: tuple[str, ...] = _resource("time limit", "teacher=4:00:00; default: the partition's")
-    gpus: tuple[str, ...] = _resource("GPUs", "of a task, or of a node of the training: COUNT or TYPE:COUNT")
-    cpus: tuple[str, ...] = _resource("CPU cores of a task", hidden=True)
-    mem: tuple[str, ...] = _resource("memory of a node", "64G", hidden=True)
-    sbatch: tuple[str, ...] = expert(
-        (), "another option of sbatch", f"--constraint=a100 or STAGE=--exclusive; {REPEAT}", panel=JOBS
+    setup: tuple[str, ...] = JOBS.option((), f"shell line before the command; such as `module load cuda`; {REPEAT}")
+    notice: int = JOBS.expert(
+        120, "ask a stage to stop this long before its limit; Slurm may be a minute early", unit="seconds", low=10
     )
-    setup: tuple[str, ...] = option(
-        (), "shell line before the command", f"such as `module load cuda`; {REPEAT}", panel=JOBS
-    )
-    notice: int = expert(
-        120,
-        "ask a stage to stop before the time limit",
-        "this long before it; Slurm may ask a minute earlier",
-        unit="seconds",
-        low=10,
-        panel=JOBS,
-    )
-    max_requeues: int = expert(100, "requeue a task that ran out of time N times", low=0, panel=JOBS)
-    submit: bool = option(False, "also submit the jobs", panel=WHERE)
+    max_requeues: int = JOBS.expert(100, "requeue a task that ran out of time N times", low=0)
+    submit: bool = WHERE.option(False, "also submit the jobs")
 
     def __post_init__(self) -> None:
         if self.shard != "auto" or self.overwrite:

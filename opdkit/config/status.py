@@ -8,6 +8,6 @@ from opdkit.config.fields import CommandConfig, argument
 
 @dataclass(frozen=True, kw_only=True)
 class StatusConfig(CommandConfig):
-    """`opdkit status`."""
+    """Show how far each stage is: parts, rows, rate, time left, last errors."""
 
     run: Path = argument("the run directory")

@@ -28,7 +28,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def required(stage: str) -> dict[str, object]:
-    return {f.name: REQUIRED[f.name] for f in fields_of(COMMANDS[stage].config) if f.meta.required}
+    return {f.name: REQUIRED[f.name] for f in fields_of(COMMANDS[stage].config) if f.required}
 
 
 def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():

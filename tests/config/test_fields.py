@@ -39,9 +39,9 @@ def toml(folder: Path, text: str) -> Path:
 def test_every_option_has_help_and_a_type_the_command_line_knows():
     for command in COMMANDS.values():
         for field in fields_of(command.config):
-            assert field.meta.help
+            assert field.help
             assert field.is_list or field.type in (int, float, bool, str, Path), field.name
-            assert field.flag == "--" + field.name.replace("_", "-")
+            assert field.flag == (field.name.upper() if field.positional else "--" + field.name.replace("_", "-"))
 
 
 def test_plan_and_effective_configuration_are_json_values():

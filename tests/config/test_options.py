@@ -119,23 +119,23 @@ def shared_flags() -> dict[str, list[Field]]:
     """Flag -> its declarations, for the flags of more than one command."""
     found: dict[str, list[Field]] = defaultdict(list)
     for _, field in EVERY_OPTION:
-        if not field.meta.positional:
+        if not field.positional:
             found[field.flag].append(field)
     return {flag: fields for flag, fields in found.items() if len(fields) > 1}
 
 
 @pytest.mark.parametrize(("flag", "fields"), shared_flags().items())
 def test_a_flag_has_one_meaning_wherever_it_is_declared(flag: str, fields: list[Field]) -> None:
-    assert len({(field.type, field.meta.choices, field.meta.unit) for field in fields}) == 1
-    assert {field.meta.help for field in fields} == HELP_DIFFERS.get(flag, {fields[0].meta.help})
-    defaults = {field.default for field in fields if not field.meta.required}
+    assert len({(field.type, field.choices, field.unit) for field in fields}) == 1
+    assert {field.help for field in fields} == HELP_DIFFERS.get(flag, {fields[0].help})
+    defaults = {field.default for field in fields if not field.required}
     assert defaults <= DEFAULTS_DIFFER.get(flag, {fields[0].default, None})
 
 
 def test_the_judge_is_named_alike_everywhere() -> None:
     for command in ("judge", "run", "slurm", "init", "doctor", "eval", "rollout"):
         assert {"judge_model", "judge_url"} <= {field.name for field in fields_of(COMMANDS[command].config)}
-    assert all(field.meta.unit == "sessions" for _, field in EVERY_OPTION if field.name == "limit")
+    assert all(field.unit == "sessions" for _, field in EVERY_OPTION if field.name == "limit")
 
 
 # -- -h ----------------------------------------------------------------------------------------------------------------
@@ -152,11 +152,11 @@ def test_help_shows_at_most_twenty_options_in_panels(command: str) -> None:
     shown = re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE)
     assert len(shown) <= 20
     assert len(text.splitlines()) <= 50
-    fields = [field for field in fields_of(COMMANDS[command].config) if not field.meta.positional]
-    assert set(shown) - {"--config"} == {f.flag for f in fields if not f.meta.expert} - {"--config"}
-    experts = [field for field in fields if field.meta.expert]
+    fields = [field for field in fields_of(COMMANDS[command].config) if not field.positional]
+    assert set(shown) - {"--config"} == {f.flag for f in fields if not f.expert} - {"--config"}
+    experts = [field for field in fields if field.expert]
     assert not experts or f"{len(experts)} more options" in text
-    assert {f.meta.panel for f in fields if not f.meta.expert} <= set(re.findall(r"^(\S.*):$", text, re.MULTILINE))
+    assert {f.panel for f in fields if not f.expert} <= set(re.findall(r"^(\S.*):$", text, re.MULTILINE))
     example = text.index("Example:")
     assert all(len(line) <= 80 for line in text[:example].splitlines())
 
@@ -165,7 +165,7 @@ def test_the_help_of_train_fits_a_screen() -> None:
     assert len(shown_by_help("train").splitlines()) <= 45
 
 
-@pytest.mark.parametrize(("command", "field"), [(c, f) for c, f in EVERY_OPTION if f.meta.expert])
+@pytest.mark.parametrize(("command", "field"), [(c, f) for c, f in EVERY_OPTION if f.expert])
 def test_an_expert_option_is_a_flag_and_is_documented(command: str, field: Field) -> None:
     section = documented()[command]
     assert f"`{field.flag}`" in section
