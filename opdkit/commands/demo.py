@@ -21,7 +21,7 @@ from opdkit.store.running import run_stage
 
 
 def sample_data() -> Path:
-    """The sample_data folder: beside the package in a checkout, inside it in an installed wheel."""
+    """Return the sample_data folder: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).parents[1]
     for folder in (package.parent / "sample_data", package / "sample_data"):
         if (folder / "model" / "config.json").exists():
@@ -57,7 +57,7 @@ def run(config: DemoConfig) -> None:
 
 
 def show(directory: Path, prompts: Path) -> None:
-    """The closing table, from the tables of the run."""
+    """Print the closing table, from the tables of the run."""
     asked = {row["id"]: row for row in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
     passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for reply in read_all(directory, "replies"):

@@ -20,9 +20,9 @@ _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
 def run(config: RunConfig) -> Summary:
     """Run the stages in order; each prints its closing line. Return the last one's summary."""
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
-    refuse_no_models(stages.values())
-    for each in stages.values():
-        each.check_inputs()
+    check_models(stages.values())
+    for stage in stages.values():
+        stage.check_inputs()
     say(f"options of {', '.join(ORDER)} that `opdkit run` has not are given as --set STAGE.OPTION=VALUE")
     for name in ORDER:
         try:
@@ -53,44 +53,34 @@ def with_set_forms(message: str, stage: str) -> str:
 
 def configurations(config: RunConfig) -> dict[str, StageConfig]:
     """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
-    overrides = _overrides(config)
-    flags = _flags(config)
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
-    return {
-        name: configure(name, common | flags.get(name, {}) | overrides.get(name, {}), config.config) for name in ORDER
-    }
+    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    model: JSON = {"model": config.model, "seed": config.seed}
+    flags: dict[str, JSON] = {
+        "extract": {"logs": config.logs},
+        "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
+                  "seed": config.seed},
+        "teacher": model,
+        "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
+    }  # fmt: skip
+    overrides = _overrides(config)
+    return {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in ORDER}
 
 
-def refuse_no_models(stages: Iterable[StageConfig]) -> None:
-    """Raise OpdkitError for a path among the models of these stages where no model is."""
+def check_models(stages: Iterable[StageConfig]) -> None:
+    """Raise OpdkitError for a path among the models of these stages that holds no model."""
     for options in (stage.effective() for stage in stages):
         own = options["judge_model"] if options.get("judge") == "local" else options.get("model")
         for model in filter(None, [own, *options.get("teacher", [])]):
             check_model_folder(str(model))
 
 
-def _flags(config: RunConfig) -> dict[str, JSON]:
-    shared: JSON = {"model": config.model, "seed": config.seed}
-    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
-    return {
-        "extract": {"logs": config.logs},
-        "judge": {
-            "judge": config.judge,
-            "judge_model": judge_model,
-            "judge_url": config.judge_url,
-            "seed": config.seed,
-        },
-        "teacher": shared,
-        "train": shared | {"objective": config.objective, "learning_rate": config.learning_rate},
-    }
-
-
 def _overrides(config: RunConfig) -> dict[str, JSON]:
-    """["judge.votes=7"] -> {"judge": {"votes": 7}}, checked against the stages' options.
+    """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the stages' options.
 
-    An option that may be given repeatedly has all its values; of another one the last counts, as on a command line.
+    An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.
     """
-    found: dict[str, dict[str, Any]] = {}
+    overrides: dict[str, dict[str, Any]] = {}
     for path, value in (pair for text in config.set for pair in parse_pairs([text], "--set").items()):
         stage, _, name = path.replace("-", "_").partition(".")
         if stage not in ORDER:
@@ -99,6 +89,6 @@ def _overrides(config: RunConfig) -> dict[str, JSON]:
         field = find_option(stage, name, options, f"--set {path}: {stage}")
         value = str(value) if field.type is str and not field.is_list and not isinstance(value, str) else value
         value = convert(field, value, f"--set {path}")
-        own = found.setdefault(stage, {})
+        own = overrides.setdefault(stage, {})
         own[field.name] = (*own.get(field.name, ()), *value) if field.is_list else value
-    return found
+    return overrides

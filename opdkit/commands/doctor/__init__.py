@@ -1,4 +1,4 @@
-"""`opdkit doctor`: what is there, what will not work, and what to do about it. Changes nothing.
+"""`opdkit doctor`: findings about packages, machine, model, server and logs, with remedies. Changes nothing.
 
 machine.py   versions, devices, memory, the disk of the run
 model.py     the student: complete, known, how large, what its chat template takes

@@ -1,4 +1,4 @@
-"""One thing that the doctor looked at."""
+"""Findings of the doctor."""
 
 from dataclasses import dataclass
 
@@ -16,5 +16,5 @@ class Finding:
 
 
 def in_gb(size: float) -> str:
-    """Bytes as "1.5 GB", in powers of 1,000 as disks and model cards have them."""
+    """Return bytes as "1.5 GB", in powers of 1,000 as disks and model cards count them."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e8 else f"{size / 1e6:,.1f} MB"

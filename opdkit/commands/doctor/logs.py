@@ -1,4 +1,4 @@
-"""The logs: there, readable, of which format. `opdkit extract --dry-run` says what is in them."""
+"""Findings about the logs: there, readable, their format. `opdkit extract --dry-run` shows their contents."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ _LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --m
 
 
 def examine(logs: Sequence[str]) -> Iterator[Finding]:
-    """One finding an input."""
+    """Yield one finding per input."""
     remote = [log for log in logs if log == "-" or log.startswith("hf:")]
     for log in remote:
         yield Finding("logs", NOTE, f"{log} is not looked into", "opdkit extract reads it once")

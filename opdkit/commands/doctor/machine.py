@@ -1,4 +1,4 @@
-"""The machine: versions of what opdkit stands on, devices, memory, the disk of a run."""
+"""Findings about the machine: versions of packages, devices, memory, the disk of a run."""
 
 import os
 import shutil
@@ -20,22 +20,22 @@ _LITTLE_ROOM = 5e9  # bytes
 
 
 def versions() -> Iterator[Finding]:
-    """Python and each package that opdkit needs, against the range that it was made for."""
+    """Yield findings about Python and each package that opdkit needs, against the range that it was made for."""
     ours = version("opdkit")
-    found = [f"opdkit {ours}", f"Python {sys.version.split()[0]}"]
+    versions = [f"opdkit {ours}", f"Python {sys.version.split()[0]}"]
     for requirement in map(Requirement, requires("opdkit") or ()):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
         try:
-            there = version(requirement.name)
+            installed = version(requirement.name)
         except PackageNotFoundError:
             yield Finding("packages", PROBLEM, f"{requirement.name} is missing", f'pip install "{requirement}"')
             continue
-        found.append(f"{requirement.name} {there}")
-        if not requirement.specifier.contains(there, prereleases=True):
-            what = f"{requirement.name} is {there}, opdkit was made for {requirement.specifier}"
+        versions.append(f"{requirement.name} {installed}")
+        if not requirement.specifier.contains(installed, prereleases=True):
+            what = f"{requirement.name} is {installed}, opdkit was made for {requirement.specifier}"
             yield Finding("packages", PROBLEM, what, f'pip install "{requirement}"')
-    yield Finding("packages", OK, ", ".join(found))
+    yield Finding("packages", OK, ", ".join(versions))
     try:
         yield Finding("packages", OK, f"peft {version('peft')}")
     except PackageNotFoundError:
@@ -43,7 +43,7 @@ def versions() -> Iterator[Finding]:
 
 
 def devices(device: str) -> Iterator[Finding]:
-    """Cores, memory, GPUs, and whether torch can use them."""
+    """Yield findings about cores, memory, GPUs, and the device that torch uses."""
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Finding(
@@ -75,7 +75,7 @@ def _no_gpu() -> Finding:
 
 
 def room(run: Path) -> Iterator[Finding]:
-    """Whether the run directory can be written, and how much fits."""
+    """Yield a finding about the run directory: it can be written, and its free space."""
     there = next(path for path in (run, *run.absolute().parents) if path.exists())
     if not there.is_dir():
         yield Finding("run", PROBLEM, f"{there} is a file", "name a directory that does not exist yet")
@@ -85,5 +85,5 @@ def room(run: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(there).free
     state = NOTE if free < _LITTLE_ROOM else OK
-    remedy = "targets with --top-k 20 take about 0.3 kB a reply token, a checkpoint 12 bytes a parameter"
+    remedy = "targets with --top-k 20 take about 0.3 kB per reply token, a checkpoint 12 bytes per parameter"
     yield Finding("run", state, f"{run}: {in_gb(free)} free", remedy if state == NOTE else "")

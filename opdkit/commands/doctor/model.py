@@ -1,7 +1,5 @@
-"""The student: is it complete, how much memory will it take, what does its chat template want to be told?"""
+"""Findings about the student: complete or not, memory that it will take, arguments of its chat template."""
 
-import json
-import struct
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -15,21 +13,22 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat, ChatError
+from opdkit.commands.check.weights import read_header
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder, read_config
 from opdkit.model.load import load_tokenizer, resolve_device, resolve_dtype
 
-# Bytes a parameter. All weights: weights, gradients and AdamW's two moments, each in float32.
+# Bytes per parameter: weights, gradients and AdamW's two moments, each in float32.
 _FULL_TRAINING = 16
 _ACTIVATIONS = "activations come on top: lower --micro-batch-tokens, or --gradient-checkpointing"
-# What every template gets, or defines by looking for it.
+# Names that every template gets, or defines by looking for them.
 _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now", "range",
           "namespace", "continue_final_message", "tools_in_user_message", "custom_tools"}  # fmt: skip
 
 
 def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
-    """Findings about the model `name`, without loading its weights."""
+    """Yield findings about the model `name`, without loading its weights."""
     try:
         check_model_folder(name)
     except OpdkitError as error:
@@ -64,8 +63,9 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
 def _weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
     kind = read_config(folder)["model_type"]
     try:
-        shapes = [shape for file in sorted(folder.glob("*.safetensors")) for shape in tensor_shapes(file).values()]
-    except (OSError, ValueError) as error:
+        headers = [read_header(file)[0] for file in sorted(folder.glob("*.safetensors"))]
+        shapes = [tensor["shape"] for header in headers for tensor in header.values()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         yield Finding("model", PROBLEM, f"the weights in {folder} cannot be read: {error}", "copy the model again")
         return
     parameters = sum(map(prod, shapes))
@@ -73,7 +73,7 @@ def _weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[
     try:
         place = resolve_device(device)
     except ConfigError:
-        return  # said of the device already
+        return  # a finding of the device already
     width = resolve_dtype(dtype, place).itemsize
     if place.type == "cuda":
         free, where = float(torch.cuda.mem_get_info(place)[0]), str(place)
@@ -97,17 +97,6 @@ def _fits(stage: str, size: float, free: float, where: str, remedy: str) -> Find
     return Finding("memory", NOTE if size > free / 2 else OK, what, _ACTIVATIONS if size > free / 2 else "")
 
 
-def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """name -> shape of the tensors in a safetensors file, from its header alone. Raises ValueError for another file."""
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= 100_000_000:
-            raise ValueError(f"{path.name} is no safetensors file")
-        header = json.loads(file.read(length))
-    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
-
-
 def _template(template: Any) -> Iterator[Finding]:
     text = "\n".join(template.values()) if isinstance(template, dict) else template
     known = arguments(text)
@@ -121,7 +110,7 @@ def _template(template: Any) -> Iterator[Finding]:
 
 
 def arguments(template: str) -> set[str]:
-    """The names that a chat template reads and that are not given to every template."""
+    """Return the names that a chat template reads, and that not every template is given."""
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
         found = find_undeclared_variables(environment.parse(template))

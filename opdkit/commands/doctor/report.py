@@ -1,4 +1,4 @@
-"""All that the doctor looks at, a line each."""
+"""`opdkit doctor`: all findings, one line each."""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 
 
 def run(config: DoctorConfig) -> bool:
-    """Print every finding; False when something will not work."""
+    """Print every finding. Return False if something will not work."""
     findings = list(examine(config))
     if config.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=True))
@@ -31,7 +31,7 @@ def run(config: DoctorConfig) -> bool:
 
 
 def examine(config: DoctorConfig) -> Iterator[Finding]:
-    """The findings, one topic after the other."""
+    """Yield the findings, one topic after the other."""
     yield from machine.versions()
     yield from machine.devices(config.device)
     if config.run:
@@ -44,7 +44,7 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def _show(findings: list[Finding]) -> None:
-    """A line a finding and, under it, what to do."""
+    """Print one line per finding and, under it, the remedy."""
     width = max(len(finding.topic) for finding in findings)
     for finding in findings:
         what = escape(printable(finding.what))

@@ -1,4 +1,4 @@
-"""The judge's server: asked for its models, then for one short answer."""
+"""Findings about the judge's server: its list of models, and one short answer."""
 
 import os
 import time
@@ -13,7 +13,7 @@ _TOPIC = "server"
 
 
 def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iterator[Finding]:
-    """Whether the server answers, knows `model`, accepts the key, and how long an answer takes."""
+    """Yield findings: the server answers, has `model`, accepts the key, and the seconds that an answer takes."""
     base = base_url.rstrip("/")
     key = os.environ.get(api_key_env, "").strip()
     try:
@@ -40,7 +40,7 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
 
 
 def _models(answer: httpx.Response, base: str, model: str) -> Finding:
-    """What the list of models says; not every server has one."""
+    """Return a finding about the list of models; not every server has one."""
     try:
         names = [str(entry["id"]) for entry in answer.json()["data"]]
     except (ValueError, LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""What `opdkit slurm` does: check everything, find out what is missing, write the scripts, submit them if asked."""
+"""`opdkit slurm`: check everything, find what is missing, write the scripts, submit them if asked."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from opdkit.commands.run import configurations, refuse_no_models
+from opdkit.commands.run import check_models, configurations
 from opdkit.commands.slurm.scripts import Place, array_script, submit_script, train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
@@ -22,6 +22,7 @@ from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import check_options
 from opdkit.store import check_upstream, differences, manifest, part_count, part_path
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import has_stage
 from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import TABLES
 
@@ -32,7 +33,7 @@ class Launch:
 
     folder: Path
     tasks: dict[str, int]  # of the stages that are not done
-    submitted: str | None  # what submit.sh said
+    submitted: str | None  # the output of submit.sh
 
     def text(self) -> str:
         if not self.tasks:
@@ -46,37 +47,32 @@ class Launch:
 def run(config: SlurmConfig) -> Launch:
     """Write RUN/slurm/{extract,judge,teacher,train}.sbatch and submit.sh for what is not done yet.
 
-    Raises ConfigError, before anything is written, for what a task could only find out in the queue: a wrong option of
-    any stage, logs that are not there, a stage begun under another plan. OpdkitError where a model is not there, or
-    sbatch is missing or refuses.
+    Raises ConfigError, before anything is written, for what a task would only find out in the queue: a wrong option of
+    any stage, missing logs, a stage begun under another plan. Raises OpdkitError for a missing model, or if sbatch is
+    missing or refuses.
     """
     stages = configurations(config)
-    refuse_missing(config, stages)
-    refuse_another_plan(config.run, stages)
-    refuse_other_logs(config)
-    check_upstream(config.run, [name for name in ORDER if (stage_dir(config.run, name) / "manifest.json").exists()])
+    for log in config.logs:
+        if not log.startswith("hf:") and not Path(log).exists():
+            raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
+    check_options(cast(ExtractConfig, stages["extract"]))
+    check_models(stages.values())
+    check_plans(config.run, stages)
+    check_logs(config)
+    check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
     missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
     folder = config.run / "slurm"
     write(config, stages, missing, folder)
-    said = submit(folder) if config.submit and missing else None
-    return Launch(folder, {name: len(shards) for name, shards in missing.items()}, said)
+    submitted = submit(folder) if config.submit and missing else None
+    return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
 
 
-def refuse_missing(config: SlurmConfig, stages: Mapping[str, StageConfig]) -> None:
-    """Raise ConfigError or OpdkitError for logs and models that are not there."""
-    for log in config.logs:
-        if not log.startswith("hf:") and not Path(log).exists():
-            raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
-    check_options(cast(ExtractConfig, stages["extract"]))
-    refuse_no_models(stages.values())
-
-
-def refuse_another_plan(run: Path, stages: Mapping[str, StageConfig]) -> None:
-    """Raise ConfigError when a stage of the run was begun with other options."""
+def check_plans(run: Path, stages: Mapping[str, StageConfig]) -> None:
+    """Raise ConfigError if a stage of the run was begun with other options."""
     for name, config in stages.items():
-        if (stage_dir(run, name) / "manifest.json").exists():
+        if has_stage(run, name):
             changes = differences(manifest(run, name)["plan"]["config"], config.plan(), "config")
             if changes:
                 lines = "\n".join(f"  {line}" for line in changes)
@@ -86,16 +82,14 @@ def refuse_another_plan(run: Path, stages: Mapping[str, StageConfig]) -> None:
                 )
 
 
-def refuse_other_logs(config: SlurmConfig) -> None:
-    """Raise ConfigError when extract was begun with other logs, by names and sizes: digests are the tasks' work."""
-    if not (stage_dir(config.run, "extract") / "manifest.json").exists() or any(
-        log.startswith("hf:") for log in config.logs
-    ):
+def check_logs(config: SlurmConfig) -> None:
+    """Raise ConfigError if extract was begun with other logs, by names and sizes: the tasks compare digests."""
+    if not has_stage(config.run, "extract") or any(log.startswith("hf:") for log in config.logs):
         return
     pinned = manifest(config.run, "extract")["plan"]["inputs"]
     with tempfile.TemporaryDirectory() as scratch:
-        now = {found.name: found.path.stat().st_size for found in expand(config.logs, Path(scratch))}
-    changes = differences({name: each.get("bytes") for name, each in pinned.items()}, now, "bytes of the log")
+        now = {log.name: log.path.stat().st_size for log in expand(config.logs, Path(scratch))}
+    changes = differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log")
     if changes:
         lines = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
@@ -103,13 +97,13 @@ def refuse_other_logs(config: SlurmConfig) -> None:
 
 
 def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
-    """The shards of a stage with parts that are not done; [0] or [] for the training, which is one part.
+    """Return the shards of a stage with parts that are not done; [0] or [] for training, which is one part.
 
-    A stage that is not begun has as many parts as the one before it; where none is begun, every shard may have some.
+    A stage that is not begun has as many parts as the one before it; if none is begun, every shard may have some.
     """
     if stage == "train":
         shards = 1
-    begun = [s for s in ORDER[: ORDER.index(stage) + 1] if (stage_dir(run, s) / "manifest.json").exists()]
+    begun = [s for s in ORDER[: ORDER.index(stage) + 1] if has_stage(run, s)]
     if not begun:
         return list(range(shards))
     parts = 1 if stage == "train" else part_count(run, begun[-1])
@@ -122,7 +116,7 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
 def write(
     config: SlurmConfig, stages: Mapping[str, StageConfig], missing: Mapping[str, list[int]], folder: Path
 ) -> None:
-    """The scripts, anew; those of stages that are done go."""
+    """Write the scripts; remove those of stages that are done."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     place = Place(Path.cwd(), Path(sys.executable).parent)
     texts = {
@@ -140,7 +134,7 @@ def write(
 
 
 def submit(folder: Path) -> str:
-    """Submit everything; what was submitted, a line a job. Raises OpdkitError with what sbatch said."""
+    """Submit everything. Return the output, one line per job. Raises OpdkitError with the message of sbatch."""
     done = subprocess.run(["bash", folder / "submit.sh"], capture_output=True, text=True, check=False)
     if done.returncode:
         before = f"\nalready submitted, cancel with scancel:\n{done.stdout}" if done.stdout else ""

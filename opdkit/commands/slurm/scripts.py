@@ -1,7 +1,7 @@
-"""The text of the batch scripts: pure functions of the configurations. A task is an ordinary opdkit command line.
+"""Text of the batch scripts, as functions of the configurations. A task is an ordinary opdkit command line.
 
-Whatever comes from a user is quoted for the shell, and only plain words (checked at construction) get into `#SBATCH`
-lines, which have no quoting to rely on. Scripts hold no key: `--api-key-env` names a variable of the environment.
+Everything that comes from a user is quoted for the shell. Only plain words (checked at construction) get into `#SBATCH`
+lines, which have no quoting. Scripts hold no key: `--api-key-env` names a variable of the environment.
 """
 
 import shlex
@@ -15,8 +15,8 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import stage_dir
 
 
-def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], world: "Place") -> str:
-    """An array task a shard: a stage that works part by part."""
+def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: "Place") -> str:
+    """Return the script of a stage that works part by part: one array task per shard."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
     words = command_line(stage, type(config), config.run, config.effective())
     at = words.index("--") if "--" in words else len(words)
@@ -24,14 +24,14 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
     grace = grace_of(slurm.notice)
     return "\n".join([
-        *_head(slurm, stage, f"one task a shard of the {stage} stage", "%A_%a"),
+        *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a"),
         f"#SBATCH --array={ranges(shards)}{limit}",
         *_resources(slurm, stage),
         "",
-        *_setting(slurm, world),
+        *_setting(slurm, place),
         "",
         f"# Slurm sends USR1 {slurm.notice} s before the time limit: opdkit finishes the part under way. If that",
-        f"# takes over {grace} s it drops the part. Then the task is queued again and goes on.",
+        f"# takes over {grace} s it drops the part. Then the task is queued again and resumes.",
         "task= stopping=",
         "stop() {",
         "    stopping=yes",
@@ -48,11 +48,10 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     ])  # fmt: skip
 
 
-def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str:
-    """One job on all nodes: `accelerate launch` on each of them, or the one process by itself."""
+def train_script(slurm: SlurmConfig, config: StageConfig, place: "Place") -> str:
+    """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
     command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
-    a_node = slurm.processes or gpus_of(slurm)
-    total = a_node * slurm.nodes
+    total = (slurm.processes or gpus_of(slurm)) * slurm.nodes
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
     checkpoints = shlex.quote(str(stage_dir(config.run, "train") / "checkpoints"))
@@ -68,12 +67,12 @@ def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str
         "#SBATCH --ntasks-per-node=1",
         *_resources(slurm, "train"),
         "",
-        *_setting(slurm, world),
+        *_setting(slurm, place),
         "",
         f"# Slurm sends USR1 {slurm.notice} s before the time limit, TERM when it preempts or cancels the job. Then",
-        "# the training is asked to stop: its processes finish the step under way, all the same one, and keep a",
-        "# checkpoint. Launchers would die of USR1, so they are started deaf to it, and so is opdkit until it listens:",
-        "# hence the asking again and again. Out of time, the job is queued again where it got any further.",
+        "# the training is asked to stop: its processes finish the same step and write a checkpoint. Launchers would",
+        "# die of USR1, so they ignore it, and opdkit ignores it until it listens: the signal is sent until it works.",
+        "# Out of time, the job is queued again if it got any further.",
         "task= stopping=",
         *ask,
         """ask_again() { [ -z "$task" ] || while ask 2>/dev/null; do sleep 10; done & }""",
@@ -88,14 +87,14 @@ def train_script(slurm: SlurmConfig, config: StageConfig, world: "Place") -> str
     ])  # fmt: skip
 
 
-# How USR1 reaches the processes of a training, and no launcher between them and the script that would die of it.
+# Send USR1 to the processes of a training, but to no launcher, which would die of it.
 ALONE = ["""ask() { kill -USR1 "$task"; }"""]
 CHILDREN = ["""ask() { pkill -USR1 -P "$task"; }  # torchrun's agent and its children do not share a process group"""]
 EVERYWHERE = ["""ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""]
 
 
 def _on_all_nodes(launch: str, command: str) -> list[str]:
-    """The inner shell takes the command as its arguments, so nothing is quoted twice."""
+    """Return the lines that start the launcher on each node; the command is passed as arguments, quoted once."""
     inner = (
         f'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$@"'
     )
@@ -109,13 +108,14 @@ def _on_all_nodes(launch: str, command: str) -> list[str]:
 
 
 def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
-    """Submit the stages in order, each after the tasks of the one before. Stage -> its shards, () for one job.
+    """Return the script that submits the stages in order, each after the tasks of the one before.
 
-    Each task is named by itself: where one was killed and queued again by hand, Slurm would not forgive its array.
+    `stages` holds the shards of each stage, () for one job. Every task is named as a dependency: if one was killed and
+    queued again by hand, a dependency on the whole array would never be satisfied.
     """
     lines = [
         "#!/bin/bash",
-        "# Written by `opdkit slurm`. Submits every stage that is not done; says each job and what it waits for.",
+        "# Written by `opdkit slurm`. Submits every stage that is not done; prints each job and its dependency.",
         "set -euo pipefail",
         'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"',
         "",
@@ -136,10 +136,10 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the commands run."""
+    """The place where the commands run."""
 
-    folder: Path  # where relative paths start from
-    programs: Path  # where this `opdkit` is
+    folder: Path  # relative paths start here
+    programs: Path  # holds this `opdkit`
 
 
 def _head(slurm: SlurmConfig, stage: str, what: str, log: str) -> list[str]:
@@ -155,24 +155,23 @@ def _head(slurm: SlurmConfig, stage: str, what: str, log: str) -> list[str]:
 
 
 def _resources(slurm: SlurmConfig, stage: str) -> list[str]:
-    """What the options ask for; of several values for one stage the last holds."""
+    """Return the `#SBATCH` lines of the options; of several values for one stage the last one counts."""
     flags = {"partition": "--partition={}", "account": "--account={}", "time": "--time={}", "gpus": "--gres=gpu:{}",
              "cpus": "--cpus-per-task={}", "mem": "--mem={}"}  # fmt: skip
-    wanted = [(flag, slurm.of_stage(name, stage)) for name, flag in flags.items()]
-    lines = [flag.format(values[-1]) for flag, values in wanted if values]
+    lines = [flag.format(values[-1]) for name, flag in flags.items() if (values := slurm.of_stage(name, stage))]
     return [f"#SBATCH {line}" for line in [*lines, *slurm.of_stage("sbatch", stage)]]
 
 
-def _setting(slurm: SlurmConfig, world: Place) -> list[str]:
+def _setting(slurm: SlurmConfig, place: Place) -> list[str]:
     return [
-        f"cd -- {shlex.quote(str(world.folder))} || exit 1",
-        f'export PATH={shlex.quote(str(world.programs))}:"$PATH"',
+        f"cd -- {shlex.quote(str(place.folder))} || exit 1",
+        f'export PATH={shlex.quote(str(place.programs))}:"$PATH"',
         *slurm.setup,
     ]
 
 
 def _waiting(condition: str, job: str, most: int) -> list[str]:
-    """Wait for the task, whatever signals break in; queue the job again when it was stopped for its time."""
+    """Return the lines that wait for the task, and queue the job again if it ran out of time."""
     return [
         "",
         'wait "$task"; status=$?',
@@ -186,19 +185,19 @@ def _waiting(condition: str, job: str, most: int) -> list[str]:
 
 
 def grace_of(notice: int) -> int:
-    """Seconds that a part under way has to finish: what is left of the notice is for dropping it."""
+    """Return the seconds that a part under way has to finish; the rest of the notice is for dropping it."""
     return max(notice - 30, notice // 2)
 
 
 def gpus_of(slurm: SlurmConfig) -> int:
-    """GPUs of a node of the training, from COUNT or TYPE:COUNT; 1 where that says none."""
+    """Return the GPUs per node of the training, from COUNT or TYPE:COUNT; 1 without a count."""
     values = slurm.of_stage("gpus", "train")
     count = values[-1].rpartition(":")[2] if values else "1"
     return max(1, int(count)) if count.isdecimal() else 1
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """[0, 1, 2, 5] -> "0-2,5"."""
+    """Return "0-2,5" for [0, 1, 2, 5]."""
     spans: list[list[int]] = []
     for n in sorted(numbers):
         if spans and n == spans[-1][1] + 1:
