@@ -10,6 +10,7 @@ from opdkit.config.fields import JSON
 from opdkit.store.joined import JoinedTurn
 
 CHARS = 300  # of each text of a line, at most
+VERDICT = ("reward", "reward_status", "reward_agreement", "hint", "hint_status")
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class TurnLine:
     skip_reason: str | None
     reward: int | None
     reward_status: str | None
-    agreement: float | None
-    hint_status: str | None
+    reward_agreement: float | None
     hint: str | None  # not cut
+    hint_status: str | None
     review: JSON | None  # the decision in force
     tokens: int | None  # sampled tokens of the logged reply's target
     strength: float | None  # mean absolute advantage of these tokens (nats)
@@ -40,26 +41,21 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
     target = next((target for target in turn.targets if target.written is None), None)
     advantages = None if target is None else target.advantages
     strength = None if advantages is None or not len(advantages) else float(np.abs(advantages).mean())
-    known = verdict or {}
-    request, reply, next_state = turn_messages(turn)
+    request, reply, next_state = map(_line, turn_messages(turn))
     return TurnLine(
         number=number,
         turn_id=turn.turn_id,
         source=turn.session["source"],
         state=turn.state,
         skip_reason=turn.turn["skip_reason"],
-        reward=known.get("reward"),
-        reward_status=known.get("reward_status"),
-        agreement=known.get("reward_agreement"),
-        hint_status=known.get("hint_status"),
-        hint=known.get("hint"),
+        **{name: None if verdict is None else verdict[name] for name in VERDICT},
         review=None if turn.review is None else turn.review.to_json(),
         tokens=None if target is None else target.sampled,
         strength=strength,
         advantage=None if advantages is None else float(advantages.sum()),
-        request=_line(request),
-        reply=_line(reply),
-        next_state=_line(next_state),
+        request=request,
+        reply=reply,
+        next_state=next_state,
     )
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from opdkit.commands.nearest_turns import nearest_turns
 from opdkit.commands.token_text import ids_as_texts, open_texts
+from opdkit.commands.turn_line import VERDICT
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
@@ -33,7 +34,6 @@ from opdkit.store.reviews import Reviews, reviews_in_force
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
 _SESSION = ("source", "line", "format", "model")
 _MESSAGE = ("role", "content", "reasoning", "name")
-_VERDICT = ("reward", "reward_status", "reward_agreement", "hint", "hint_status")
 _TARGET = ("written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap")
 _TOKENS = ("response_ids", "response_mask", "old_logprobs", "teacher_logprobs")
 
@@ -91,10 +91,10 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
         view["messages"].append({name: message[name] for name in _MESSAGE} | {"tool_calls": calls})
     if turn.verdict is not None and turn.decided is not None:
         view["verdict"] = {
-            **{name: turn.decided[name] for name in _VERDICT},
+            **{name: turn.decided[name] for name in VERDICT},
             "reward_votes": turn.verdict["reward_votes"],
             "hint_votes": turn.verdict["hint_votes"],
-            "voted": {name: turn.verdict[name] for name in _VERDICT},
+            "voted": {name: turn.verdict[name] for name in VERDICT},
             "candidates": explain_candidates(messages, turn.turn, turn.verdict, judge),
         }
     return view
@@ -106,7 +106,6 @@ def _target(row: JSON, token_texts: TokenTexts) -> JSON:
     tokens = []
     columns = zip(token_texts(ids), ids, mask, old_logprobs, teacher_logprobs, strict=True)
     for text, token_id, trained, old, teacher in columns:
-        advantage = None if teacher is None else teacher - old
         tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,
-                       "advantage": advantage})  # fmt: skip
+                       "advantage": None if teacher is None else teacher - old})  # fmt: skip
     return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}

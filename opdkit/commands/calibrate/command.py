@@ -73,25 +73,23 @@ def measure(config: CalibrateConfig) -> Calibration:
     Raises OpdkitError when the file holds no label, the run is not judged, or no label is of a judged turn.
     """
     read = labels_of_reviews(config.run) if config.labels is None else read_labels(config.labels)
-    matched = match_verdicts(config.run, read.labels, config.labels)
-    for message in [*read.examples, *matched.guesses]:
+    cases, dropped, guesses = match_verdicts(config.run, read.labels, config.labels)
+    for message in [*read.examples, *guesses]:
         warn(message)
-    cases = matched.cases
     if not cases:
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in matched.dropped.most_common())
-        raise OpdkitError(
-            f"no label{f' of {config.labels}' if config.labels else ''} is of a judged turn of {config.run}: {reasons}"
-        )
+        reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
+        labels = f"no label of {config.labels}" if config.labels else "no label"
+        raise OpdkitError(f"{labels} is of a judged turn of {config.run}: {reasons}")
     # Agreement of labels and rewards; intervals by resampling sessions.
-    rewards = [voting.session_reward(config.session_reward, (t.reward for t in case.turns)) for case in cases]
-    pairs = [(case.label, reward) for case, reward in zip(cases, rewards, strict=True) if reward is not None]
-    matrix = agreement.confusion([label for label, _ in pairs], [reward for _, reward in pairs])
-    confusions = dict[str, Array]()  # session -> its matrix, flat [9]
-    for case, reward in zip(cases, rewards, strict=True):
-        cells = confusions.setdefault(case.session_id, np.zeros(9))
+    by_session = dict[str, Array]()  # session -> its confusion matrix, flat [9]
+    for case in cases:
+        reward = voting.session_reward(config.session_reward, (turn.reward for turn in case.turns))
+        cells = by_session.setdefault(case.session_id, np.zeros(9))
         if reward is not None:
-            cells[3 * (case.label + 1) + reward + 1] += 1
-    resampled = resample_sums(np.stack(list(confusions.values())), config.seed).reshape(-1, 3, 3)
+            cells += agreement.confusion([case.label], [reward]).ravel()
+    confusions_S = np.stack(list(by_session.values()))
+    matrix = confusions_S.sum(0).reshape(3, 3)
+    resampled_B = resample_sums(confusions_S, config.seed).reshape(-1, 3, 3)
     accuracy, kappa = (
         None if np.isnan(value) else float(value)
         for value in (agreement.accuracy(matrix), agreement.kappa(matrix, config.kappa_weights))
@@ -104,14 +102,14 @@ def measure(config: CalibrateConfig) -> Calibration:
     stored, points, used = measure_curve(cases, config)
     return Calibration(
         rows=read.rows,
-        set_aside=dict((read.set_aside + matched.dropped).most_common()),
+        set_aside=dict((read.set_aside + dropped).most_common()),
         labels=len(cases),
-        answered=len(pairs),
+        answered=int(matrix.sum()),
         statuses=dict(Counter(turn.status for case in cases for turn in case.turns).most_common()),
         accuracy=accuracy,
-        accuracy_interval=share_interval(agreement.accuracy(resampled), accuracy, len(confusions)),
+        accuracy_interval=share_interval(agreement.accuracy(resampled_B), accuracy, len(by_session)),
         kappa=kappa,
-        kappa_interval=quantile_interval(agreement.kappa(resampled, config.kappa_weights)),
+        kappa_interval=quantile_interval(agreement.kappa(resampled_B, config.kappa_weights)),
         confusion=matrix.astype(int).tolist(),
         classes=agreement.by_class(matrix),
         levels=levels,

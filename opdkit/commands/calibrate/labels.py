@@ -58,12 +58,12 @@ class Labels:
 class Judged:
     """Votes and verdict of the judge on one turn. A score of None is a vote that failed."""
 
-    turn_id: str
+    session_id: str
     scores: tuple[int | None, ...]
     reward: int | None
     status: str
     agreement: float | None
-    hinted: bool = False
+    hinted: bool
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,11 @@ class Case:
     label: int
     session_id: str
     turns: list[Judged]
-    wanted: bool | None = None  # as in Label
-
-
-@dataclass(frozen=True)
-class Cases:
-    """Labels that have verdicts; the others counted by reason, unknown ids with similar ones of the run."""
-
-    cases: list[Case]
-    dropped: Counter[str]
-    guesses: list[str]
-
-
-# -- labels ---------------------------------------------------------------------------------------------------------
+    wanted: bool | None  # as in Label
 
 
 class _UnusableError(Exception):
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+    """Raised for a row without a label. Its arguments are the reason, and any details of the row."""
 
 
 def read_labels(path: Path) -> Labels:
@@ -113,9 +99,10 @@ def read_labels(path: Path) -> Labels:
             if before is not label:
                 set_aside["the same label again"] += 1
         except _UnusableError as error:
-            set_aside[error.reason] += 1
-            if error.reason != _UNLABELLED and len(examples) < _EXAMPLES:
-                examples.append(f"{path}:{line}: {error.reason}" + (f" ({error.detail})" if error.detail else ""))
+            reason, *details = error.args
+            set_aside[reason] += 1
+            if reason != _UNLABELLED and len(examples) < _EXAMPLES:
+                examples.append(f"{path}:{line}: {reason}" + "".join(f" ({detail})" for detail in details))
     contradicted = sum(label is None for label in labels.values())
     set_aside.update({"contradicting labels": contradicted} if contradicted else {})  # the first one of each, too
     if contradicted == len(labels):
@@ -129,9 +116,8 @@ def labels_of_reviews(run: Path) -> Labels:
               for review in reviews_in_force(run).values()
               if review.reward_decided and review.reward is not None]  # fmt: skip
     if not labels:
-        raise OpdkitError(
-            f"nobody has decided a reward in {run}: name a file of LABELS, or start `opdkit review {quote(run)}`"
-        )
+        raise OpdkitError(f"nobody has decided a reward in {run}: name a file of LABELS, or start "
+                          f"`opdkit review {quote(run)}`")  # fmt: skip
     return Labels(labels, len(labels), Counter(), [])
 
 
@@ -145,10 +131,8 @@ def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:
     _, header = next(rows, (1, []))
     names = [name.strip() for name in header]
     if not (set(KEYS) & set(names) and set(VALUES) & set(names)):
-        raise OpdkitError(
-            f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are turn_id or "
-            "session_id, and reward (or label)"
-        )
+        raise OpdkitError(f"{path}: its first line names the columns {', '.join(names)[:200] or '(none)'}; needed are "
+                          "turn_id or session_id, and reward (or label)")  # fmt: skip
     for line, cells in rows:
         yield line, dict.fromkeys(names, "") | dict(zip(names, cells, strict=False))
 
@@ -181,13 +165,13 @@ def _label(row: JSON | str, line: int) -> Label:
     return Label(kind, fields[kind].strip(), WORDS[word], line, wanted)
 
 
-# -- verdicts -------------------------------------------------------------------------------------------------------
+def match_verdicts(
+    run: Path, labels: Sequence[Label], file: Path | None = None
+) -> tuple[list[Case], Counter[str], list[str]]:
+    """Return labels with their verdicts, the number of others by reason, and similar ids for some unknown ones.
 
-
-def match_verdicts(run: Path, labels: Sequence[Label], file: Path | None = None) -> Cases:
-    """Find the verdicts of every label; `file` is where the labels come from, None for reviews.
-
-    Raises what `read_arrow` raises, such as for a run that is not judged.
+    `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, such as for a run that is
+    not judged.
     """
     labelled = {(label.kind, label.id) for label in labels}
     verdicts: dict[tuple[str, str], list[Judged]] = {}
@@ -195,37 +179,29 @@ def match_verdicts(run: Path, labels: Sequence[Label], file: Path | None = None)
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
             if row["reward_status"] == OUTCOME:  # not of the judge
                 continue
-            scores = tuple(vote["score"] for vote in row["reward_votes"])
-            judged = Judged(row["turn_id"], scores, row["reward"], row["reward_status"], row["reward_agreement"],
+            session_id, scores = row["turn_id"].rpartition(":")[0], tuple(vote["score"] for vote in row["reward_votes"])
+            judged = Judged(session_id, scores, row["reward"], row["reward_status"], row["reward_agreement"],
                             row["hint"] is not None)  # fmt: skip
-            for key in (("turn_id", judged.turn_id), ("session_id", judged.turn_id.rpartition(":")[0])):
+            for key in (("turn_id", row["turn_id"]), ("session_id", session_id)):
                 if key in labelled:
                     verdicts.setdefault(key, []).append(judged)
     cases, missing = [], []
     for label in labels:
-        turns = verdicts.get((label.kind, label.id))
-        if turns is None:
-            missing.append(label)
+        if turns := verdicts.get((label.kind, label.id)):
+            cases.append(Case(label.value, turns[0].session_id, turns, label.wanted))
         else:
-            cases.append(Case(label.value, turns[0].turn_id.rpartition(":")[0], turns, label.wanted))
-    dropped, guesses = _explain_missing(run, missing, file)
-    return Cases(cases, dropped, guesses)
-
-
-def _explain_missing(run: Path, missing: Sequence[Label], file: Path | None) -> tuple[Counter[str], list[str]]:
-    """Count why these labels have no verdict: their turn was not judged, or the run has no such turn."""
+            missing.append(label)
     if not missing:
-        return Counter(), []
+        return cases, Counter(), []
     known: dict[str, set[str]] = {"turn_id": set(), "session_id": set()}
     for part in range(part_count(run, "extract")):
-        for row in read_arrow(run, "turns", part, ["turn_id", "session_id"]).to_pylist():
-            for kind, ids in known.items():
-                ids.add(row[kind])
+        ids = read_arrow(run, "turns", part, list(known))
+        for kind, names in known.items():
+            names.update(ids[kind].to_pylist())
     unknown = [label for label in missing if label.id not in known[label.kind]]
-    counts = {"not judged": len(missing) - len(unknown), "unknown id": len(unknown)}
-    guesses = [
-        f"{f'{file}:' if file else 'review '}{label.line}: no {label.kind[:-3]} {label.id!r} in this run; "
-        + nearest_turns(run, label.id)
-        for label in unknown[:_GUESSES]
-    ]
-    return Counter({reason: n for reason, n in counts.items() if n}), guesses
+    reasons = Counter({"not judged": len(missing) - len(unknown), "unknown id": len(unknown)})
+    guesses = []
+    for label in unknown[:_GUESSES]:
+        where = f"{file}:{label.line}" if file else f"review {label.line}"
+        guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
+    return cases, +reasons, guesses

@@ -67,9 +67,6 @@ def _reward(counts: Counts) -> Reward:
     return reward_of([score for score, n in zip(SCORES, counts, strict=True) for _ in range(n)]).reward
 
 
-# -- several turns, one label ---------------------------------------------------------------------------------------
-
-
 def session_reward(how: str, rewards: Iterable[Reward]) -> Reward:
     """Return a session's reward from those of its turns in their order: `last`, the sign of the `mean`, or the `min`.
 
@@ -96,9 +93,6 @@ def session_distribution(how: str, turns: Iterable[Distribution]) -> Distributio
     for total, p in states.items():
         signs[total if total is None else (total > 0) - (total < 0)] += p
     return dict(signs)
-
-
-# -- how many votes -------------------------------------------------------------------------------------------------
 
 
 def sizes(most: int) -> list[int]:

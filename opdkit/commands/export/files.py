@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,44 +24,27 @@ ANY = pa.json_(pa.string())
 _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress
 
 
-class RowWriter:
-    """Writes one row after the other, to JSONL or to Parquet of `schema`, with few of them in memory."""
-
-    def __init__(self, path: Path, schema: pa.Schema, *, jsonl: bool) -> None:
-        self._schema = schema
-        self._jsonl = jsonl
-        self._file: Any
-        if jsonl:
-            self._file = path.open("w", encoding="utf-8", newline="\n")
-        else:
-            self._file = pq.ParquetWriter(path, schema, compression="zstd")
-        self._waiting: list[JSON] = []
-
-    def write(self, row: JSON) -> None:
-        """Add a row."""
-        self._waiting.append(row)
-        if len(self._waiting) >= _GROUP_ROWS:
-            self._flush()
-
-    def close(self) -> None:
-        """Write what is waiting and close the file."""
-        self._flush()
-        self._file.close()
-
-    def _flush(self) -> None:
-        rows, self._waiting = self._waiting, []
-        if self._jsonl:
-            self._file.writelines(dump_json(row) + "\n" for row in rows)
-        elif rows:
+def write_rows(path: Path, rows: Iterator[JSON], schema: pa.Schema, *, jsonl: bool) -> None:
+    """Write rows to JSONL, or to Parquet of `schema`, with few of them in memory."""
+    file: Any
+    if jsonl:
+        file = path.open("w", encoding="utf-8", newline="\n")
+    else:
+        file = pq.ParquetWriter(path, schema, compression="zstd")
+    with file:
+        while batch := list(islice(rows, _GROUP_ROWS)):
+            if jsonl:
+                file.writelines(dump_json(row) + "\n" for row in batch)
+                continue
             columns = []
-            for field in self._schema:
-                values = [row[field.name] for row in rows]
+            for field in schema:
+                values = [row[field.name] for row in batch]
                 if field.type == pa.list_(ANY):
                     texts = [[dump_json(item) for item in items] for items in values]
                     columns.append(pa.array(texts, pa.list_(pa.string())).cast(field.type))
                 else:
                     columns.append(pa.array(values, field.type))
-            self._file.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+            file.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
 @contextlib.contextmanager

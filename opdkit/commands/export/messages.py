@@ -8,7 +8,7 @@ not exported.
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Any
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import Message, openai_message, tool_definitions
+from opdkit.commands.turn_line import signed
 from opdkit.config.fields import JSON
 from opdkit.store import Counters
-from opdkit.store.joined import joined_turns
-from opdkit.store.reviews import Reviews
+from opdkit.store.joined import JoinedTurn, joined_turns
+from opdkit.store.reviews import Review, Reviews
 
 
 class NotExportedError(Exception):
@@ -28,34 +29,12 @@ class NotExportedError(Exception):
 
 
 @dataclass(frozen=True)
-class JudgedTurn:
-    """Turn with its session and its verdict."""
+class JudgedTurn(JoinedTurn):
+    """Turn with its session. Its verdict is the one that the decision in force leaves."""
 
-    session: JSON
-    turn: JSON
     verdict: JSON
-
-    @property
-    def turn_id(self) -> str:
-        """Id of the turn."""
-        return str(self.turn["turn_id"])
-
-    @property
-    def index(self) -> int:
-        """Index of the reply in the session's messages."""
-        return int(self.turn["message_index"])
-
-    @property
-    def reward(self) -> int | None:
-        """Reward of the verdict."""
-        reward: int | None = self.verdict["reward"]
-        return reward
-
-    @property
-    def hint(self) -> str | None:
-        """Hint of the verdict."""
-        hint: str | None = self.verdict["hint"]
-        return hint
+    review: Review | None = None
+    targets: Sequence[Any] = ()
 
 
 def read_judged_turns(
@@ -80,13 +59,14 @@ def read_judged_turns(
         yield judged
 
 
-def check_reward(turn: JudgedTurn, rewards: tuple[int, ...]) -> int:
+def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
     """Return the reward of a turn. Raises NotExportedError where it is missing or not one of `rewards`."""
-    if turn.reward is None:
+    reward: int | None = turn.verdict["reward"]
+    if reward is None:
         raise NotExportedError(f"no reward ({turn.verdict['reward_status']})")
-    if turn.reward not in rewards:
-        raise NotExportedError(f"reward {turn.reward:+d}" if turn.reward else "reward 0")
-    return turn.reward
+    if reward not in rewards:
+        raise NotExportedError(f"reward {signed(reward)}")
+    return reward
 
 
 def check_not_cut_off(turn: JudgedTurn) -> None:
@@ -128,19 +108,16 @@ def dump_json(value: Any) -> str:
 def _exported_message(message: Message) -> Message:
     calls = [call[key] for call in message["tool_calls"] for key in ("name", "arguments")]
     check_control_tokens("\n".join([message[key] or "" for key in ("content", "reasoning", "name")] + calls))
+    check: JSON = dict.fromkeys(("parse_constant", "parse_int", "parse_float"), _check_number)
     for call in message["tool_calls"]:
         with contextlib.suppress(ValueError, RecursionError):  # arguments that are not JSON stay text
-            json.loads(
-                call["arguments"], parse_constant=_check_number, parse_int=_check_number, parse_float=_check_number
-            )
+            json.loads(call["arguments"], **check)
     return openai_message(message)
 
 
 def _check_number(text: str) -> None:
     """Raise NotExportedError for a number that strict JSON, or a reader with 64-bit integers, refuses."""
-    if text.lstrip("-").isdigit():
-        accepted = len(text) < 20 and -(2**63) <= int(text) < 2**63
-    else:
-        accepted = math.isfinite(float(text))
+    is_integer = text.lstrip("-").isdigit()
+    accepted = len(text) < 20 and -(2**63) <= int(text) < 2**63 if is_integer else math.isfinite(float(text))
     if not accepted:
         raise NotExportedError("a number in a tool call that JSON readers refuse")

@@ -10,7 +10,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from opdkit.chat.openai_form import HINT_HEADER, Message, tool_definitions
+from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
 from opdkit.commands.export.files import PLAIN
 from opdkit.commands.export.messages import (
     JudgedTurn,
@@ -26,6 +26,8 @@ from opdkit.config.fields import JSON
 from opdkit.store import Counters
 
 Rewards = tuple[int, ...]  # those whose replies are worth imitating
+Rows = Iterator[JSON]
+RowOfTurn = Callable[[JudgedTurn, Rewards, int], JSON]
 
 FEWEST_LINES = 10  # OpenAI takes no smaller file
 MESSAGES = pa.list_(PLAIN)  # of another message type where the messages of a run need it
@@ -41,19 +43,11 @@ class Target:
     """
 
     columns: Mapping[str, pa.DataType]
-    rows: Callable[[list[JudgedTurn], Rewards, Counters], Iterator[JSON]]
+    rows: Callable[[list[JudgedTurn], Rewards, Counters], Rows]
     suffixes: tuple[str, ...] = (".parquet", ".jsonl")
 
 
-# -- one row per turn -----------------------------------------------------------------------------------------------
-
-
-def rows_of_turns(
-    row_of_turn: Callable[[JudgedTurn, Rewards, int], JSON],
-    turns: list[JudgedTurn],
-    rewards: Rewards,
-    counters: Counters,
-) -> Iterator[JSON]:
+def rows_of_turns(row_of_turn: RowOfTurn, turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
     """Yield `row_of_turn(turn, rewards, number of rows before it)` of each turn, unless it raises NotExportedError."""
     for turn in turns:
         try:
@@ -72,13 +66,14 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     reads exactly what opdkit's does with `--hint-placement last-user`. It samples the replies itself. It takes no
     prompt that ends with anything but a user message, and no tool definitions per row.
     """
-    if turn.hint is None:
+    hint = turn.verdict["hint"]
+    if hint is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
-    check_control_tokens(turn.hint)
+    check_control_tokens(hint)
     prompt = prompt_of(turn)
     if prompt[-1]["role"] != "user":
         raise NotExportedError(f"prompt ends with a {prompt[-1]['role']} message")
-    return {"prompt": prompt, "privileged_context": f"{HINT_HEADER}\n{turn.hint}", "turn_id": turn.turn_id}
+    return {"prompt": prompt, "privileged_context": f"{HINT_HEADER}\n{hint}", "turn_id": turn.turn_id}
 
 
 def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
@@ -102,10 +97,10 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
     with `ground_truth`, which is the hint, or, where users were content, the logged reply
     (`extra_info.ground_truth_is` says which).
     """
-    if turn.hint is None and turn.reward != 1:
+    hint, reward = turn.verdict["hint"], turn.verdict["reward"]
+    if hint is None and reward != 1:
         raise NotExportedError("neither a hint nor reward +1")
-    hinted = turn.hint is not None
-    truth = turn.hint if hinted else completion_of(turn)[0]["content"]
+    truth = completion_of(turn)[0]["content"] if hint is None else hint
     if not truth:
         raise NotExportedError("a tool call is no text to compare with")
     return {
@@ -113,21 +108,13 @@ def verl(turn: JudgedTurn, _rewards: Rewards, number: int) -> JSON:
         "prompt": prompt_of(turn),
         "ability": "chat",
         "reward_model": {"style": "model", "ground_truth": truth},
-        "extra_info": {
-            "index": number,
-            "split": "train",
-            "turn_id": turn.turn_id,
-            "ground_truth_is": "hint" if hinted else "reply",
-            "reward": turn.reward,
-            "tools": tools_of(turn),
-        },
-    }
+        "extra_info": {"index": number, "split": "train", "turn_id": turn.turn_id,
+                       "ground_truth_is": "reply" if hint is None else "hint", "reward": reward,
+                       "tools": tools_of(turn)},
+    }  # fmt: skip
 
 
-# -- one row per session --------------------------------------------------------------------------------------------
-
-
-def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Iterator[JSON]:
+def openai(turns: list[JudgedTurn], rewards: Rewards, counters: Counters) -> Rows:
     """Yield a session for OpenAI's fine-tuning, up to its last reply to imitate; nothing without one.
 
     Replies to imitate have weight 1, all others 0.
@@ -196,10 +183,7 @@ def _openai_message(message: Message, weight: int) -> Message:
     if role == "assistant":
         exported["weight"] = weight
     if calls:
-        exported["tool_calls"] = [
-            {"id": c["id"], "type": "function", "function": {"name": c["name"], "arguments": c["arguments"]}}
-            for c in calls
-        ]
+        exported["tool_calls"] = openai_message(message, arguments_as_text=True)["tool_calls"]
     return exported
 
 

@@ -1,8 +1,8 @@
 """Everything that the report says of a run, in one pass over its parts."""
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
@@ -16,11 +16,11 @@ from opdkit.errors import OpdkitError
 from opdkit.store.reading import has_stage
 from opdkit.version import __version__
 
-DOMINANT_SOURCE, DOMINANT_SESSION = 0.5, 0.1  # shares of the training signal that a reader should know of
+# Share of the training signal that a reader should know of, if there are more than so many; and the remedy.
+DOMINANT = {"source": (0.5, 1, ""), "session": (0.1, 10, " (`opdkit train --max-turns-per-session` bounds it)")}
 
 
-@dataclass(frozen=True)
-class Collected:
+class Collected(NamedTuple):
     """Content of the page: the summary of the run, and the turns of the list, the most important first."""
 
     summary: JSON
@@ -72,11 +72,10 @@ def dominant(shares: JSON) -> list[str]:
     """Say if one source or one session has much of the training signal: a mistake, or poisoned feedback."""
     unit = "tokens" if shares["total"].get("tokens") else "turns"
     total, notices = shares["total"][unit], []
-    source, session = (next(iter(shares[name]), None) for name in ("sources", "sessions"))
-    if source and total and len(shares["sources"]) > 1 and source.get(unit, 0) > DOMINANT_SOURCE * total:
-        notices.append(f"one source has {source[unit] / total:.0%} of the {unit} to train on: {source['source']}")
-    many = shares["session_count"] > 1 / DOMINANT_SESSION
-    if session and total and many and session.get(unit, 0) > DOMINANT_SESSION * total:
-        notices.append(f"one session has {session[unit] / total:.0%} of the {unit} to train on: {session['session']} "
-                       "(`opdkit train --max-turns-per-session` bounds it)")  # fmt: skip
+    counts = {"source": len(shares["sources"]), "session": shares["session_count"]}
+    for kind, (most, others, remedy) in DOMINANT.items():
+        first: JSON = next(iter(shares[f"{kind}s"]), {})
+        if counts[kind] > others and first.get(unit, 0) > most * total:
+            share = f"{first[unit] / total:.0%} of the {unit} to train on"
+            notices.append(f"one {kind} has {share}: {first[kind]}{remedy}")
     return notices

@@ -28,13 +28,8 @@ def training(run: Path) -> JSON | None:
             means.append(sum(values) / len(values) if values else None)
         if any(mean is not None for mean in means):
             curves[field.name] = {"values": means, "meaning": field.metadata[b"meaning"].decode()}
-    return {
-        "steps": len(rows),
-        "stride": stride,
-        "step": [chunk[-1]["step"] for chunk in chunks],
-        "epoch": [chunk[-1]["epoch"] for chunk in chunks],
-        "curves": curves,
-    }
+    steps, epochs = ([chunk[-1][name] for chunk in chunks] for name in ("step", "epoch"))
+    return {"steps": len(rows), "stride": stride, "step": steps, "epoch": epochs, "curves": curves}
 
 
 def evaluation(run: Path) -> JSON | None:
@@ -55,13 +50,5 @@ def evaluation(run: Path) -> JSON | None:
             pair[row["model"]] = {"reply": row["reply"][:_REPLY_CHARS], "passed": row["passed"]}
     replies = [pair for pair in pairs.values() if "before" in pair and "after" in pair]
     replies.sort(key=lambda pair: pair["before"]["passed"] == pair["after"]["passed"])
-    return {
-        "scores": read_part(run, "scores", 0),
-        "words": WORDS,
-        "better": BETTER,
-        "units": UNITS,
-        "fewest": FEWEST,
-        "replies": replies[:_REPLIES],
-        "prompts": len(replies),
-        "reply_chars": _REPLY_CHARS,
-    }
+    return {"scores": read_part(run, "scores", 0), "words": WORDS, "better": BETTER, "units": UNITS, "fewest": FEWEST,
+            "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS}  # fmt: skip

@@ -48,20 +48,16 @@ def choose_whole(lines: Sequence[TurnLine], most: int) -> list[str]:
 
     The kinds alternate as well, those that came furthest first, so that a common kind does not crowd out a rare one.
     """
-    strongest = sorted((line for line in lines if line.strength is not None),
-                       key=lambda line: (-(line.strength or 0.0), line.number))  # fmt: skip
+    scored = [line for line in lines if line.strength is not None]
+    strongest = sorted(scored, key=lambda line: (-(line.strength or 0.0), line.number))
     kinds: dict[tuple[Any, ...], list[TurnLine]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: _draw(line.turn_id)):
         kind = (line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None)
         kinds[kind].append(line)
     groups = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))
     spread = [line for rank in zip_longest(*groups) for line in rank if line is not None]
-    chosen: dict[str, None] = {}
-    for pair in zip_longest(strongest, spread):
-        for line in pair:
-            if line is not None and len(chosen) < most:
-                chosen.setdefault(line.turn_id)
-    return list(chosen)
+    chosen = dict.fromkeys(line.turn_id for pair in zip_longest(strongest, spread) for line in pair if line is not None)
+    return list(chosen)[:most]
 
 
 def columns(lines: Sequence[TurnLine], chars: int) -> JSON:
@@ -78,7 +74,8 @@ def columns(lines: Sequence[TurnLine], chars: int) -> JSON:
         table[name] = {"words": words, "rows": [places.get(value) for value in values]}
     for name in ("reward", "tokens"):
         table[name] = [getattr(line, name) for line in ordered]
-    for key, name, digits in (("agreement", "agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2)):
+    columns = (("agreement", "reward_agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2))
+    for key, name, digits in columns:
         numbers = [getattr(line, name) for line in ordered]
         table[key] = [None if number is None else round(number, digits) for number in numbers]
     for key, name in (("asked", "request"), ("reply", "reply"), ("answer", "next_state"), ("hint", "hint")):

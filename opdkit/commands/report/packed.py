@@ -2,6 +2,7 @@
 
 import base64
 import zlib
+from itertools import product
 
 from opdkit.config.fields import JSON
 
@@ -41,21 +42,16 @@ def shorten_view(view: JSON) -> JSON:
     """
     index, verdict = view["message_index"], view["verdict"]
     first = max(0, index - _BEFORE)
-    shown = enumerate(view["messages"][first:], start=first)
-    short = view | {
-        "earlier": first,
-        "messages": [_shorten_message(m, _REPLY_CHARS if n == index else _CHARS) for n, m in shown],
-        "targets": [],
-    }
-    if verdict:
-        votes = {name: [vote | {"raw": vote["raw"][:_RAW_CHARS]} for vote in verdict[name]]
-                 for name in ("reward_votes", "hint_votes")}  # fmt: skip
-        short["verdict"] = verdict | votes
+    short = view | {"earlier": first, "messages": [], "targets": []}
+    for n, message in enumerate(view["messages"][first:], start=first):
+        short["messages"].append(_shorten_message(message, _REPLY_CHARS if n == index else _CHARS))
+    for name in ("reward_votes", "hint_votes") if verdict else ():
+        votes = [vote | {"raw": vote["raw"][:_RAW_CHARS]} for vote in verdict[name]]
+        short["verdict"] = short["verdict"] | {name: votes}
     for target in view["targets"]:
-        tokens = []
-        for token in target["tokens"][:_TOKENS]:
-            numbers = {name: token[name] for name in ("old", "teacher", "advantage")}
-            tokens.append(token | {name: None if x is None else round(x, 3) for name, x in numbers.items()})
+        tokens = [dict(token) for token in target["tokens"][:_TOKENS]]
+        for token, name in product(tokens, ("old", "teacher", "advantage")):
+            token[name] = None if token[name] is None else round(token[name], 3)
         left_out = len(target["tokens"]) - len(tokens)
         short["targets"].append(target | {"tokens": tokens} | ({"cut": left_out} if left_out else {}))
     return short
@@ -64,11 +60,10 @@ def shorten_view(view: JSON) -> JSON:
 def _shorten_message(message: JSON, chars: int) -> JSON:
     short, cut = dict(message), 0
     for name in ("content", "reasoning"):
-        text = message.get(name)
-        if text is not None and len(text) > chars:
+        text = message[name] or ""
+        if len(text) > chars:
             cut += len(text) - chars
             short[name] = text[:chars]
-    calls = message.get("tool_calls") or []
-    cut += sum(max(0, len(call["arguments"]) - chars) for call in calls)
-    short["tool_calls"] = [call | {"arguments": call["arguments"][:chars]} for call in calls]
+    cut += sum(max(0, len(call["arguments"]) - chars) for call in message["tool_calls"])
+    short["tool_calls"] = [call | {"arguments": call["arguments"][:chars]} for call in message["tool_calls"]]
     return short | ({"cut": cut} if cut else {})

@@ -40,9 +40,8 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     collected.summary["review"] = review
     shell = _shell(reviewing=review is not None)
     turns = 0 if review else turns
-    packed = _pack_list(
-        collected, round(max_mb * 1e6) - len(shell.template.encode()), 1.0 if not turns else _LIST_SHARE
-    )
+    room = round(max_mb * 1e6) - len(shell.template.encode())
+    packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0)
     if packed is None:
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
     chosen = choose_whole(collected.lines, turns)
@@ -73,26 +72,14 @@ def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
 
 def _shell(reviewing: bool) -> Template:
     """Return the page with everything but `$data` in its place."""
-    styles, scripts, (html,) = (
-        [(_FOLDER / name).read_text(encoding="utf-8").strip() for name in names]
-        for names in (STYLES, SCRIPTS, ("page/index.html",))
-    )
-    hashes = []
-    for texts in (scripts, styles):
+    policy, html = ["default-src 'none'"], (_FOLDER / "page/index.html").read_text(encoding="utf-8").strip()
+    for tag, names in (("script", SCRIPTS), ("style", STYLES)):
+        texts = [(_FOLDER / name).read_text(encoding="utf-8").strip() for name in names]
         digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts)
-        hashes.append(" ".join(f"'sha256-{digest}'" for digest in digests))
-    policy = [
-        "default-src 'none'",
-        f"script-src {hashes[0]}",
-        f"style-src {hashes[1]}",
-        "img-src data:",  # the empty icon, so that no browser asks a server for one
-        *(["connect-src 'self'"] if reviewing else []),
-        "base-uri 'none'",
-        "form-action 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    ]
+        policy.append(f"{tag}-src " + " ".join(f"'sha256-{digest}'" for digest in digests))
+        html = html.replace(f"@{tag}s@", "\n".join(f"<{tag}>{text}</{tag}>" for text in texts))
+    policy.append("img-src data:")  # the empty icon, so that no browser asks a server for one
+    policy += ["connect-src 'self'"] if reviewing else []
+    policy += ["base-uri 'none'", "form-action 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'"]
     html = html.replace("@policy@", "; ".join(policy))
-    html = html.replace("@styles@", "\n".join(f"<style>{style}</style>" for style in styles))
-    html = html.replace("@scripts@", "\n".join(f"<script>{script}</script>" for script in scripts))
     return Template(html.replace("$", "$$").replace("@data@", "${data}"))

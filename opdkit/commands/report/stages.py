@@ -10,19 +10,10 @@ from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.errors import OpdkitError
-from opdkit.store import (
-    Summary,
-    command_of,
-    find_outdated_upstream,
-    manifest,
-    mostly_dropped,
-    part_count,
-    part_path,
-    read_arrow,
-    summary_of,
-)
 from opdkit.store.failures import read_failures
-from opdkit.store.reading import has_stage
+from opdkit.store.footers import Summary, mostly_dropped
+from opdkit.store.plans import command_of, find_outdated_upstream, manifest
+from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, summary_of
 from opdkit.store.tables import TABLES
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
@@ -83,9 +74,6 @@ def notices(run: Path, finished: dict[str, Summary]) -> list[str]:
     return lines
 
 
-# -- the funnel --------------------------------------------------------------------------------------------------------
-
-
 def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: int) -> list[JSON]:
     """Return the levels from log lines to trained tokens, each with the reasons for which rows of the last are gone.
 
@@ -142,9 +130,6 @@ def _unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
     """Count the rows of the stage before that this one has not seen, under their reason."""
     limited = manifest(run, summary.stage)["plan"]["config"].get("limit")
     return Counter({"beyond --limit" if limited else "in parts that are not done": max(0, count)})
-
-
-# -- configuration -----------------------------------------------------------------------------------------------------
 
 
 def configuration(run: Path, finished: dict[str, Summary]) -> list[JSON]:

@@ -1,9 +1,9 @@
 """Votes, hints, advantages and shares of the turns of a run. Each tally sees every turn once."""
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -61,85 +61,76 @@ class Commonest:
         return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
-@dataclass
 class Votes:
     """Votes, and the rewards that they agreed on."""
 
-    judged: int = 0
-    scores: Counter[str] = field(default_factory=Counter)
-    decisions: Counter[str] = field(default_factory=Counter)
-    rewards: Counter[str] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    agreement: Counter[float] = field(default_factory=Counter)
+    def __init__(self) -> None:
+        self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
+        self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
+        self._agreement = Counter[float]()
 
     def add(self, turn: RunTurn) -> None:
         """Count the votes of a turn, and the verdict that they make."""
         verdict = turn.verdict
         if verdict is None:
             return
-        self.judged += 1
-        for question, value, counts in (("reward", "score", self.scores), ("hint", "decision", self.decisions)):
+        for question, value in (("reward", "score"), ("hint", "decision")):
             for vote in verdict[f"{question}_votes"]:
                 if vote[value] is None:
-                    self.errors[f"{question}: {(vote['error'] or 'no answer').partition(':')[0]}"] += 1
+                    self._errors[f"{question}: {(vote['error'] or 'no answer').partition(':')[0]}"] += 1
                 else:
-                    counts[signed(vote[value])] += 1
-        self.rewards[signed(verdict["reward"])] += 1
-        self.statuses[verdict["reward_status"]] += 1
+                    self._votes[question][signed(vote[value])] += 1
+        self._rewards[signed(verdict["reward"])] += 1
+        self._statuses[verdict["reward_status"]] += 1
         if verdict["reward_agreement"] is not None:
-            self.agreement[round(verdict["reward_agreement"], 2)] += 1
+            self._agreement[round(verdict["reward_agreement"], 2)] += 1
 
     def result(self) -> JSON:
         """Return the counts, for the summary of the page."""
-        voted = sum(self.agreement.values())
+        voted = self._agreement.total()
         return {
-            "judged": self.judged,
-            "scores": dict(self.scores),
-            "decisions": dict(self.decisions),
-            "rewards": dict(self.rewards),
-            "statuses": self.statuses.most_common(),
-            "errors": self.errors.most_common(20),
-            "agreement": sorted(self.agreement.items()),
-            "mean_agreement": sum(a * n for a, n in self.agreement.items()) / voted if voted else None,
-            "unanimous": self.agreement[1.0] / voted if voted else None,
+            "judged": self._rewards.total(),
+            "scores": dict(self._votes["reward"]),
+            "decisions": dict(self._votes["hint"]),
+            "rewards": dict(self._rewards),
+            "statuses": self._statuses.most_common(),
+            "errors": self._errors.most_common(20),
+            "agreement": sorted(self._agreement.items()),
+            "mean_agreement": sum(a * n for a, n in self._agreement.items()) / voted if voted else None,
+            "unanimous": self._agreement[1.0] / voted if voted else None,
         }
 
 
-@dataclass
 class Hints:
     """Hints: their lengths, the commonest of them, and why turns have none."""
 
-    WIDTH: ClassVar = 20  # characters per bar
+    WIDTH = 20  # characters per bar
 
-    count: int = 0
-    characters: int = 0
-    lengths: Counter[int] = field(default_factory=Counter)
-    statuses: Counter[str] = field(default_factory=Counter)
-    common: Commonest = field(default_factory=Commonest)
+    def __init__(self) -> None:
+        self._characters, self._lengths, self._statuses = 0, Counter[int](), Counter[str]()
+        self._common = Commonest()
 
     def add(self, turn: RunTurn) -> None:
         """Count the hint of a turn, as the decision in force leaves it."""
         if (verdict := turn.decided) is None:
             return
-        self.statuses[verdict["hint_status"]] += 1
+        self._statuses[verdict["hint_status"]] += 1
         if (hint := verdict["hint"]) is not None:
-            self.count += 1
-            self.characters += len(hint)
-            self.lengths[len(hint) // self.WIDTH] += 1
-            self.common.add(hint)
+            self._characters += len(hint)
+            self._lengths[len(hint) // self.WIDTH] += 1
+            self._common.add(hint)
 
     def result(self, rejected: Counter[str]) -> JSON:
         """Return the counts. `rejected` holds the candidates that failed the filter, from the judge's counters."""
-        bars = range(max(self.lengths, default=-1) + 1)
+        count = self._lengths.total()
         return {
-            "count": self.count,
-            "mean_length": self.characters / self.count if self.count else None,
-            "lengths": [[bar * self.WIDTH, self.lengths[bar]] for bar in bars],
+            "count": count,
+            "mean_length": self._characters / count if count else None,
+            "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
-            "statuses": self.statuses.most_common(),
-            "common": [[text[:600], count] for text, count in self.common.most(20)],
-            "undercounted": self.common.missed,
+            "statuses": self._statuses.most_common(),
+            "common": [[text[:600], times] for text, times in self._common.most(20)],
+            "undercounted": self._common.missed,
             "rejected": rejected.most_common(),
         }
 
@@ -203,10 +194,10 @@ class Shares:
     """
 
     def __init__(self, most: int = 20) -> None:
-        self._sources: dict[str, Counter[str]] = {}
+        self._most, self._ended = most, 0
+        self._sources = defaultdict[str, Counter[str]](Counter)
         self._session: tuple[str, str, Counter[str]] | None = None
         self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most)
-        self._most, self._ended = most, 0
 
     def add(self, turn: RunTurn) -> None:
         """Count a turn for its source and for its session."""
@@ -214,7 +205,7 @@ class Shares:
         if self._session is None or self._session[:2] != (source, session):
             self._end_session()
             self._session = (source, session, Counter())
-            self._sources.setdefault(source, Counter())["sessions"] += 1
+            self._sources[source]["sessions"] += 1
         verdict = turn.decided
         counts = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
         if verdict is not None:
@@ -238,14 +229,14 @@ class Shares:
             total.update(counts)
             if place >= self._most:
                 rest.update(counts)
+        sessions = self._sessions.items()
         return {
             "total": dict(total),
             "sources": [{"source": name, **counts} for name, counts in sources[: self._most]],
             "other_sources": {"count": len(sources) - self._most, **rest} if rest else None,
-            "sessions": [{"source": source, "session": name, **counts}
-                         for source, name, counts in self._sessions.items()],
+            "sessions": [{"source": source, "session": name, **counts} for source, name, counts in sessions],
             "session_count": self._ended,
-        }  # fmt: skip
+        }
 
 
 def _furthest(counts: Counter[str]) -> tuple[int, ...]:

@@ -26,9 +26,8 @@ class Api:
     def __init__(self, run: Path, reviewer: str) -> None:
         """Open the run. Raises OpdkitError if it is not judged yet."""
         if not (stage_dir(run, "judge") / "manifest.json").exists():
-            raise OpdkitError(
-                f"{run} is not judged yet, so there is nothing to review: run `opdkit judge {quote(run)} ...` first"
-            )
+            raise OpdkitError(f"{run} is not judged yet, so there is nothing to review: run "
+                              f"`opdkit judge {quote(run)} ...` first")  # fmt: skip
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()
 
@@ -65,17 +64,10 @@ def parse_decision(document: object) -> Review:
         raise OpdkitError(f"unknown field {unknown[0]!r}; a decision has: {', '.join(_FIELDS)}")
     if not isinstance(document.get("turn_id"), str):
         raise OpdkitError("turn_id is missing")
-    texts = {name: document.get(name) for name in ("hint", "note")}
-    texts = {name: text.strip() if isinstance(text, str) else text for name, text in texts.items()}
-    review = Review(
-        document["turn_id"],
-        reward_decided="reward" in document,
-        reward=document.get("reward"),
-        hint_decided="hint" in document,
-        hint=texts["hint"],
-        note=None if document.get("note") == "" else texts["note"],
-        action=document.get("action", ""),
-    )
+    texts = [document.get("hint"), None if document.get("note") == "" else document.get("note")]
+    hint, note = (text.strip() if isinstance(text, str) else text for text in texts)
+    review = Review(document["turn_id"], "reward" in document, document.get("reward"), "hint" in document, hint, note,
+                    action=document.get("action", ""))  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review

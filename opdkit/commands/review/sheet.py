@@ -18,7 +18,6 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 from opdkit.commands.review.api import without_verdict
 from opdkit.commands.turn_line import messages_text, shorten, turn_messages
@@ -27,7 +26,7 @@ from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
 from opdkit.store import part_count, reviews
 from opdkit.store.joined import joined_turns
-from opdkit.store.reviews import Ledger, Review
+from opdkit.store.reviews import Ledger, Review, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")
@@ -51,52 +50,40 @@ class Imported:
 
     def text(self) -> str:
         total = self.changed + self.same + self.untouched
-        return (
-            f"{counted(total, 'row')}: {counted(self.changed, 'decision')} added ({self.struck:,} of them struck), "
-            f"{self.same:,} as they were, {self.untouched:,} without a decision"
-        )
+        return (f"{counted(total, 'row')}: {counted(self.changed, 'decision')} added ({self.struck:,} of them struck), "
+                f"{self.same:,} as they were, {self.untouched:,} without a decision")  # fmt: skip
 
 
-# -- writing --------------------------------------------------------------------------------------------------------
+def write_csv(run: Path, path: Path) -> int:
+    """Write every judged turn of a run, with the decisions in force, as UTF-8 that spreadsheets recognise.
 
-
-def write_csv(run: Path, stream: TextIO) -> int:
-    """Write every judged turn of a run, with the decisions in force. Return the number of rows.
-
-    `stream` should be opened with newline="" and encoding="utf-8-sig", so that spreadsheets recognise UTF-8.
+    Return the number of rows.
     """
-    writer = csv.writer(stream, lineterminator="\r\n")
-    writer.writerow(COLUMNS)
-    in_force, count = reviews.reviews_in_force(run), 0
-    for part in range(part_count(run, "judge")):
-        for turn in joined_turns(run, part, reviews=in_force):
-            if turn.verdict is None:
-                continue
-            messages = turn_messages(turn)
-            texts = [messages_text(group).replace("\x00", "\N{REPLACEMENT CHARACTER}") for group in messages]
-            row = {
-                "turn_id": turn.turn_id,
-                **dict(zip(("request", "reply", "next_state"), (shorten(text, _CELL) for text in texts), strict=True)),
-                "voted_reward": "" if turn.verdict["reward"] is None else str(turn.verdict["reward"]),
-                "voted_hint": turn.verdict["hint"] or "",
-                **_decision_cells(turn.review),
-            }
-            writer.writerow([escape(row[name]) for name in COLUMNS])
-            count += 1
+    in_force, count = reviews_in_force(run), 0
+    with path.open("w", encoding="utf-8-sig", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\r\n")
+        writer.writerow(COLUMNS)
+        for part in range(part_count(run, "judge")):
+            for turn in joined_turns(run, part, reviews=in_force):
+                if turn.verdict is None:
+                    continue
+                texts = [shorten(messages_text(messages), _CELL) for messages in turn_messages(turn)]
+                reward = "" if turn.verdict["reward"] is None else str(turn.verdict["reward"])
+                cells = [turn.turn_id, *texts, reward, turn.verdict["hint"] or "", *_decision_cells(turn.review)]
+                writer.writerow(escape(cell.replace("\x00", "\N{REPLACEMENT CHARACTER}")) for cell in cells)
+                count += 1
     return count
 
 
-def _decision_cells(review: Review | None) -> dict[str, str]:
-    """Return the columns to fill in, as they stand."""
+def _decision_cells(review: Review | None) -> tuple[str, ...]:
+    """Return the columns to fill in, as they stand, and the number of the decision."""
     if review is None:
-        return dict.fromkeys((*FILLED_IN, "decision"), "")
+        return ("",) * (len(FILLED_IN) + 1)
     reward = "" if not review.reward_decided else _NONE if review.reward is None else str(review.reward)
     hint = "" if not review.hint_decided else _NONE if review.hint is None else review.hint
     # A space tells a hint of the one word "none" from no hint.
     hint = f" {hint}" if review.hint is not None and hint.strip().casefold() == _NONE else hint
-    action = "" if reward or hint else "accept"
-    return {"reward": reward, "hint": hint, "note": review.note or "", "action": action,
-            "decision": str(review.ordinal)}  # fmt: skip
+    return reward, hint, review.note or "", "" if reward or hint else "accept", str(review.ordinal)
 
 
 def escape(text: str) -> str:
@@ -109,20 +96,15 @@ def unescape(text: str) -> str:
     return text[1:] if text.startswith("'") else text
 
 
-# -- reading --------------------------------------------------------------------------------------------------------
-
-
 def read_csv(run: Path, path: Path) -> Imported:
     """Add the decisions of a file that differ from those in force: all of them, or none if a row is wrong.
 
     Raises OpdkitError naming the wrong rows by their line.
     """
     by_number = {(review.turn_id, str(review.ordinal)): review for review in Ledger(run).all_reviews()}
-    in_force, rows = reviews.reviews_in_force(run), dict(_rows(path))
-    wrong: list[str] = []
-    lines: dict[str, int] = {}
-    added: list[Review] = []
-    untouched = 0
+    in_force, rows = reviews_in_force(run), dict(_rows(path))
+    wrong, added, untouched = list[str](), list[Review](), 0
+    lines = dict[str, int]()  # turn_id -> its line
     for line, row in rows.items():
         turn_id = unescape(row["turn_id"])
         before = by_number.get((turn_id, row["decision"].strip()))
@@ -183,14 +165,8 @@ def _review(turn_id: str, row: dict[str, str], before: Review | None) -> Review 
     if action == "strike":
         return Review(turn_id, action="strike", note=note or None)
     no_hint = unescape(row["hint"]).casefold() == _NONE  # without the space that a hint of that word begins with
-    review = Review(
-        turn_id,
-        reward_decided=bool(reward),
-        reward=_reward(reward),
-        hint_decided=bool(hint),
-        hint=None if no_hint else hint or None,
-        note=note or None,
-    )
+    review = Review(turn_id, reward_decided=bool(reward), reward=_reward(reward), hint_decided=bool(hint),
+                    hint=None if no_hint else hint or None, note=note or None)  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review

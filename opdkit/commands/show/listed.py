@@ -20,8 +20,10 @@ _NUMBERS = ("reward", "agreement (share)", "tokens", "advantage (nats)")
 
 def json_row(line: TurnLine) -> JSON:
     """Return a line as a row of `opdkit show --json`."""
-    names = ("turn_id", "state", "skip_reason", "reward", "reward_status", "agreement", "hint_status")
+    names = ("turn_id", "state", "skip_reason", "reward", "reward_status")
     return {name: getattr(line, name) for name in names} | {
+        "agreement": line.reward_agreement,
+        "hint_status": line.hint_status,
         "reviewed": line.review is not None,
         "tokens": line.tokens,
         "advantage": line.advantage,
@@ -43,7 +45,7 @@ def print_list(lines: Sequence[TurnLine], console: Console) -> None:
             line.turn_id,
             (reward if line.reward_status else line.skip_reason or "") + ("*" if line.review else ""),
             line.hint_status or "",
-            "" if line.agreement is None else f"{line.agreement:.2f}",
+            "" if line.reward_agreement is None else f"{line.reward_agreement:.2f}",
             "" if line.tokens is None else f"{line.tokens:,}",
             "" if line.advantage is None else with_sign(line.advantage, 2),
             row["reply"],

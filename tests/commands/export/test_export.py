@@ -38,10 +38,13 @@ def load(path: Path, **options: Any) -> datasets.Dataset:
 def expected(judged: Judged, target: str) -> dict[str, JudgedTurn]:
     """Return the turns that a target should have, without its code. The labels drop nothing for any other reason."""
     wanted = {
-        "trl-kto": lambda t: t.reward in (1, -1),
-        "trl-sft": lambda t: t.reward == 1,
-        "trl-sdft": lambda t: t.hint is not None and t.session["messages"][t.index - 1]["role"] == "user",
-        "verl": lambda t: t.hint is not None or (t.reward == 1 and bool(t.session["messages"][t.index]["content"])),
+        "trl-kto": lambda t: t.verdict["reward"] in (1, -1),
+        "trl-sft": lambda t: t.verdict["reward"] == 1,
+        "trl-sdft": lambda t: t.verdict["hint"] is not None and t.session["messages"][t.index - 1]["role"] == "user",
+        "verl": lambda t: (
+            t.verdict["hint"] is not None
+            or (t.verdict["reward"] == 1 and bool(t.session["messages"][t.index]["content"]))
+        ),
     }[target]
     return {turn_id: t for turn_id, t in judged.items() if wanted(t)}
 
@@ -68,9 +71,9 @@ def test_datasets_gives_back_the_same_texts_and_counts(
                 json.loads(of.session["tools"]) if of.session["tools"] else None
             )
         if target == "trl-kto":
-            assert row["label"] is (of.reward == 1)
+            assert row["label"] is (of.verdict["reward"] == 1)
         if target == "trl-sdft":
-            assert row["privileged_context"] == f"{HINT_HEADER}\n{of.hint}"
+            assert row["privileged_context"] == f"{HINT_HEADER}\n{of.verdict['hint']}"
 
 
 def test_calls_and_results_are_among_what_was_compared(judged: Judged) -> None:
@@ -160,7 +163,7 @@ def test_what_a_trainer_would_misread_is_dropped_by_its_reason(
 
 
 def test_neutral_replies_are_imitated_only_when_asked(run: Path, judged: Judged, tmp_path: Path) -> None:
-    count = Counter(t.reward for t in judged.values())
+    count = Counter(t.verdict["reward"] for t in judged.values())
     config = ExportConfig(run=run, to="trl-sft", out=tmp_path / "sft.parquet", include_neutral=True)
     assert export(config).counters.rows_out == count[1] + count[0]
     with pytest.raises(ConfigError, match="--include-neutral"):

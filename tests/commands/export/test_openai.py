@@ -27,7 +27,7 @@ def test_the_weighted_replies_are_the_good_ones_and_no_others(
 ) -> None:
     summary = export(ExportConfig(run=run, to="openai", out=tmp_path / "ft.jsonl"))
     rows = lines(summary.where)
-    good = [t for t in judged.values() if t.reward == 1]
+    good = [t for t in judged.values() if t.verdict["reward"] == 1]
     weighted = [m for row in rows for m in row["messages"] if m.get("weight")]
     assert len(weighted) == len(good) == summary.counters.rows_out
     assert [m.get("content") for m in weighted] == [t.session["messages"][t.index]["content"] for t in good]

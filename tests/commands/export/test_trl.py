@@ -63,7 +63,7 @@ def test_kto_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
         # TRL trains the line break after the stop token, too, which was never sampled.
         assert row["completion_ids"][: len(ids)] == ids
         assert chat.text(row["completion_ids"][len(ids) :]).strip() == ""
-        assert row["label"] is (turn.reward == 1)
+        assert row["label"] is (turn.verdict["reward"] == 1)
     assert trainer.train().global_step == 1
 
 
@@ -104,6 +104,6 @@ def test_sdft_shows_its_teacher_what_ours_reads(
         turn = judged[turn_id]
         before = turn.session["messages"][: turn.index]
         assert plain == chat.prompt_ids(before)
-        assert turn.hint is not None
-        assert hinted == chat.prompt_ids(with_hint(before, turn.hint, "last-user"))
+        assert turn.verdict["hint"] is not None
+        assert hinted == chat.prompt_ids(with_hint(before, turn.verdict["hint"], "last-user"))
     assert trainer.train().global_step == 1

@@ -25,6 +25,6 @@ def test_rlhf_dataset_gives_back_every_prompt(run: Path, judged: dict[str, Judge
         turn = judged[row["extra_info"]["turn_id"]]
         assert row["index"] == number
         assert row["raw_prompt"] == [openai_message(m) for m in turn.session["messages"][: turn.index]]
-        truth = turn.hint or turn.session["messages"][turn.index]["content"]
+        truth = turn.verdict["hint"] or turn.session["messages"][turn.index]["content"]
         assert row["reward_model"] == {"style": "model", "ground_truth": truth}
         assert row["data_source"] == "opdkit"

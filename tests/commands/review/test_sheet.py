@@ -31,9 +31,9 @@ def run(tmp_path):
 
 
 def written(run) -> list[dict[str, str]]:
-    stream = io.StringIO(newline="")
-    write_csv(run, stream)
-    return list(csv.DictReader(io.StringIO(stream.getvalue(), newline="")))
+    path = run.parent / "sheet.csv"
+    write_csv(run, path)
+    return list(csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline="")))
 
 
 def read(run, rows, tmp_path, *, columns=COLUMNS, delimiter=",", encoding="utf-8-sig"):
