@@ -1,6 +1,5 @@
 """Drift of a model: on logged replies, on its own earlier replies, and on text that no objective trains on."""
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.model.scoring import batch_by_length, response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
+from opdkit.store.stable_hash import stable_hash
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Shift:
 
 def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> list[T]:
     """Return at most `most` of the items: those whose hashed key is smallest, the same ones on every run."""
-    return sorted(items, key=lambda item: hashlib.sha256(key(item).encode()).digest())[:most]
+    return sorted(items, key=lambda item: stable_hash(key(item)))[:most]
 
 
 def reply_shifts(

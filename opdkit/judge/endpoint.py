@@ -9,7 +9,6 @@ answer that did not come.
 import asyncio
 import difflib
 import email.utils
-import hashlib
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Question, Request
 from opdkit.judge.identity import Identity
 from opdkit.judge.traffic import FailedAttemptError, Traffic
 from opdkit.store.plans import stage_dir
+from opdkit.store.stable_hash import stable_hash
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
@@ -227,8 +227,7 @@ def retry_after_seconds(value: str) -> float:
 
 def request_seed(seed: int, turn_id: str, question: str, vote: int) -> int:
     """Return 31 bits, which every server takes, that depend on nothing but these."""
-    digest = hashlib.sha256(json.dumps([seed, turn_id, question, vote]).encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
+    return stable_hash(seed, turn_id, question, vote, bits=31)
 
 
 def open_judge(config: JudgeConfig) -> Ask:

@@ -1,7 +1,5 @@
 """Models and tokenizers from disk or hub, and the seeded generators of all random numbers."""
 
-import hashlib
-import json
 import os
 import sys
 from pathlib import Path
@@ -23,6 +21,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
+from opdkit.store.stable_hash import stable_hash
 
 transformers_logging.disable_progress_bar()  # of loading weights; opdkit has bars of its own
 
@@ -170,5 +169,4 @@ def token_generator(seed: int, *parts: str | int) -> torch.Generator:
 
     So its numbers are the same in whatever order, process or shard they are drawn.
     """
-    digest = hashlib.sha256(json.dumps([seed, *parts]).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.Generator().manual_seed(stable_hash(seed, *parts, bits=63))

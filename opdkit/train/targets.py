@@ -4,7 +4,6 @@ Messages are stored once per session, so a prompt is rendered again here, with t
 the teacher stage recorded. Token ids are kept as int32; messages are freed with their part.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,6 +23,7 @@ from opdkit.model.folder import check_model_folder
 from opdkit.store import manifest, model_identity, part_count, read_arrow, read_part, sessions_within
 from opdkit.store.plans import is_same_path
 from opdkit.store.reviews import check_targets_current
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
@@ -139,8 +139,7 @@ def is_held_out(session_id: str, share: float) -> bool:
     By a hash of its id: a session stays on its side when others are added to the logs, and raising `share` only adds
     sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer.
     """
-    digest = hashlib.sha256(f"holdout:{logged_session_id(session_id)}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
+    return stable_hash(f"holdout:{logged_session_id(session_id)}", bits=64) < share * 2**64
 
 
 # -- prompts --------------------------------------------------------------------------------------------------------

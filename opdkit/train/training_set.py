@@ -1,6 +1,5 @@
 """Training set: the turns that train, their shaped rewards, their phase and their strength."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
@@ -92,7 +92,7 @@ def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int)
         sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
     kept: set[str] = set()
     for turn_ids in sessions.values():
-        draws = {i: hashlib.sha256(f"max-turns-per-session:{seed}:{i}".encode()).digest() for i in turn_ids}
+        draws = {i: stable_hash(f"max-turns-per-session:{seed}:{i}") for i in turn_ids}
         kept |= set(sorted(turn_ids, key=lambda i: (draws[i], i))[:limit])
     inside = [turn for turn in turns if turn.turn_id in kept]
     return inside, Counter({OVER_LIMIT: len(turns) - len(inside)} if len(inside) < len(turns) else {})

@@ -1,6 +1,5 @@
 """Choice of the turns: filters first, then the worst, the best, a draw, or the first of the run."""
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError
 from opdkit.judge.votes import OUTCOME
 from opdkit.store.reviews import REVIEWED
+from opdkit.store.stable_hash import stable_hash
 
 # Statuses that the tables name; a run may hold more.
 STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, "empty", "not_judged", "none", "outvoted", "too_short",
@@ -78,8 +78,7 @@ def _rank(config: ShowConfig, line: TurnLine) -> float | None:
     if config.best is not None:
         return line.advantage
     if config.random is not None:  # a digest of (seed, turn) alone: the draw is the same whatever other turns there are
-        digest = hashlib.sha256(f"show:{config.seed}:{line.turn_id}".encode()).digest()
-        return -int.from_bytes(digest)
+        return -stable_hash(f"show:{config.seed}:{line.turn_id}")
     return -line.number
 
 
