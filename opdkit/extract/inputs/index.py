@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
+import numpy as np
 import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
@@ -31,6 +32,7 @@ _COUNT_ID = """INSERT INTO id VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET seen
 _ADD_UNIT = "INSERT INTO unit VALUES (?, ?)"
 _ADD_LINE = "INSERT INTO line VALUES (?, ?, ?, ?, ?)"
 BLOCK = 1 << 16  # bytes; as many are lost where an archive breaks off
+_NEWLINE = ord("\n")
 _LONGEST_NAME = 200  # characters of a logged session id that go into ours
 _PROBLEM = b"\x00"  # begins the copy of a line that could not be read: no line of JSON begins with it
 
@@ -47,7 +49,7 @@ def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, 
         while block := handle.read1(BLOCK):  # `read` would lose what it holds when the archive breaks off
             while (end := block.find(b"\n", max(0, cuts[-1][0] + part_bytes - read - 1))) >= 0:
                 cuts.append((read + end + 1, line_ends + block.count(b"\n", 0, end + 1) + 1))
-            line_ends += block.count(b"\n")
+            line_ends += int(np.count_nonzero(np.frombuffer(block, np.uint8) == _NEWLINE))  # faster than block.count
             if (last := block.rfind(b"\n")) >= 0:
                 size = read + last + 1
             read += len(block)
