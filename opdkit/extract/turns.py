@@ -9,6 +9,7 @@ from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY,
 from opdkit.store.turn_ids import turn_id
 
 _NO_NOTE = Note()
+_END: JSON = {"role": "assistant"}  # the end of a conversation ends a next state as the next reply does
 
 
 def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
@@ -22,9 +23,8 @@ def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
     last_user = request = reaction = None
     by_person = True  # a person wrote the reaction, not a program
     reply: int | None = None  # the turn whose next state is being read; `request` is the last user message before it
-    for index in range(len(messages) + 1):
-        message = messages[index] if index < len(messages) else None
-        role = "assistant" if message is None else message["role"]  # the end closes the last turn like a reply
+    for index, message in enumerate([*messages, _END]):
+        role = message["role"]
         if role == "assistant":
             if reply is not None:
                 note = conversation.notes.get(reply, _NO_NOTE)

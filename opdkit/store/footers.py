@@ -40,7 +40,9 @@ class Counters:
     def count(self, name: str, number: int = 1, *, label: str = "") -> None:
         """Add to a counter of things beside rows."""
         if number:
-            self.counts.setdefault(name, Counter())[label] += number
+            if name not in self.counts:
+                self.counts[name] = Counter()
+            self.counts[name][label] += number
 
     def total(self, name: str) -> int:
         """Return a counter, summed over its labels."""
