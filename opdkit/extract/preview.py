@@ -62,45 +62,40 @@ def check_any_readable(logs: Sequence[SurveyedInput]) -> None:
     """Raise OpdkitError when no input can be read."""
     if any(log.format is not None for log in logs):
         return
-    problems = [
-        f"{log.input.source}: {log.problem.reason} ({log.problem.detail}){remedy(log.problem)}"
-        for log in logs
-        if log.problem is not None
-    ]
+    problems = [f"{log.input.source}: {log.problem.reason} ({log.problem.detail}){remedy(log.problem)}"
+                for log in logs if log.problem is not None]  # fmt: skip
     names = ", ".join(log.input.source for log in logs)
     raise OpdkitError("\n".join(problems) or f"nothing to read: no line but blank ones in {names}")
 
 
 def print_report(log: SurveyedInput, out: PartWriter, whole: bool) -> None:
     """Print what one input would become: its sessions, turns, what is left out, and a sample."""
-    for line in _report(log, out, whole):
-        stdout.print(printable(line), markup=False, soft_wrap=True)
-
-
-def _report(log: SurveyedInput, out: PartWriter, whole: bool) -> list[str]:
-    """Return the lines about one input."""
     name = f"{log.input.source}: "
     if log.format is None:
-        return [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else "empty")]
-    sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
-    left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
-    skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])
-    metadata = [orjson.loads(s["metadata"] or "{}") for s in sessions]
-    languages = Counter(str(first_of(m, LANGUAGES) or "(none)") for m in metadata)
-    facts = {
-        "sessions": f"{len(sessions):,}",
-        "turns": f"{len(turns):,}, of which {sum(t['trainable'] for t in turns):,} trainable"
-        + (f"; skipped: {_frequent(skipped)}" if skipped else ""),
-        "left out": _frequent(left_out),
-        "rejected": _rejected(rejected),
-        "models": _frequent(Counter(s["model"] or "(none)" for s in sessions)),
-        "roles": _frequent(Counter(m["role"] for s in sessions for m in s["messages"])),
-        "languages": _frequent(languages) if set(languages) - {"(none)"} else "",
-        "times": _span([time_of(m) for m in metadata]),
-        "metadata": _frequent(Counter(key for m in metadata for key in m)),
-    }
-    head = f"{name}{log.format}, " + ("all of it" if whole else f"the first {LINES:,} lines")
-    return [head, *(f"  {label:<10}{text}" for label, text in facts.items() if text), *_sample(sessions, turns)]
+        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else "empty")]
+    else:
+        report = [f"{name}{log.format}, " + ("all of it" if whole else f"the first {LINES:,} lines")]
+        sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
+        left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
+        skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])
+        metadata = [orjson.loads(s["metadata"] or "{}") for s in sessions]
+        languages = Counter(str(first_of(m, LANGUAGES) or "(none)") for m in metadata)
+        facts = {
+            "sessions": f"{len(sessions):,}",
+            "turns": f"{len(turns):,}, of which {sum(t['trainable'] for t in turns):,} trainable"
+            + (f"; skipped: {_frequent(skipped)}" if skipped else ""),
+            "left out": _frequent(left_out),
+            "rejected": _rejected(rejected),
+            "models": _frequent(Counter(s["model"] or "(none)" for s in sessions)),
+            "roles": _frequent(Counter(m["role"] for s in sessions for m in s["messages"])),
+            "languages": _frequent(languages) if set(languages) - {"(none)"} else "",
+            "times": _span([time_of(m) for m in metadata]),
+            "metadata": _frequent(Counter(key for m in metadata for key in m)),
+        }
+        report += [f"  {label:<10}{text}" for label, text in facts.items() if text]
+        report += _sample(sessions, turns)
+    for line in report:
+        stdout.print(printable(line), markup=False, soft_wrap=True)
 
 
 def _frequent(counts: Mapping[str, int]) -> str:

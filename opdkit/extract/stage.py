@@ -22,7 +22,7 @@ from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.mapped import reader_of
-from opdkit.extract.formats.reader import LeftOut, Reader, Rejected
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.files import Input, expand
 from opdkit.extract.inputs.survey import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
@@ -53,9 +53,9 @@ def run(config: ExtractConfig) -> Summary:
     before anything is written. Raises OpdkitError, after the parts are written, when most of the log could not be read
     or nothing in it can be trained on.
     """
-    check_options(config)
+    log_format = check_options(config)
     if config.dry_run:
-        return preview(config)
+        return preview(config, log_format)
     index, shards = parse_shard(config.shard)
     shared = SharedSurvey(stage_dir(config.run, "extract") / ".survey", index, shards) if shards > 1 else None
     with contextlib.ExitStack() as stack:
@@ -63,11 +63,14 @@ def run(config: ExtractConfig) -> Summary:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
         inputs = expand(config.logs, scratch)
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        logs = survey(inputs, load_format(config), size, line_limit, config.limit, scratch, shared)
+        logs = survey(inputs, log_format, size, line_limit, config.limit, scratch, shared)
         say_formats(logs.inputs)
-        if logs.parts == 0 and not any(log.set_aside for log in logs.inputs):
+        if logs.parts == 0 and not any(log.problem for log in logs.inputs):
             raise OpdkitError(f"nothing to read: no line but blank ones in {', '.join(config.logs)}")
-        pinned = {log.input.name: log.pinned() for log in logs.inputs}
+        pinned = {
+            log.input.name: {"position": log.number, "source": log.input.source, "bytes": log.stat[0],
+                             "xxh3_128": log.digest, "format": log.format} for log in logs.inputs
+        }  # fmt: skip
         stage = Stage.open(config, "extract", TABLES, parts=max(1, logs.parts), inputs=pinned)
         todo = stage.todo()
         if workers is None:
@@ -95,9 +98,9 @@ def write_part(stage: Stage, units: Units, part: int) -> None:
     redactor, filters = make_redactor(config), parse_filters(config.filter)
     with stage.writing(part) as out:
         for log in units.survey.inputs if part == 0 else ():
-            if log.problem is not None and log.set_aside:
+            if log.problem is not None and log.format is None:  # no reader knows it
                 out.counters.rows_in += 1
-                write_rejected(Rejected(log.input.source, 0, log.problem.reason, log.problem.detail), out, redactor)
+                write_rejected(Line(log.input.source, 0, b"").reject(log.problem), out, redactor)
         for unit in units.read(part):
             write_unit(unit, out, redactor, filters)
         for name, count in redactor.counts.items() if redactor is not None else ():
@@ -109,7 +112,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
-        write_rejected(Rejected(unit.log.input.source, 0, unit.problem.reason, unit.problem.detail), out, redactor)
+        write_rejected(Line(unit.log.input.source, 0, b"").reject(unit.problem), out, redactor)
         return
     sessions = left_out = 0
     for item in unit.log.reader.read(unit.lines):
@@ -171,17 +174,12 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
     }
 
 
-# -- setting up ------------------------------------------------------------------------------------------------------
+def check_options(config: ExtractConfig) -> str | Reader:
+    """Return the format that `--format` names, or the reader of the `--map` file.
 
-
-def check_options(config: ExtractConfig) -> None:
-    """Raise ConfigError for a wrong --map file or --redact-pattern, before anything is read or written."""
-    load_format(config)
+    Raises ConfigError for a wrong --map file or --redact-pattern, before anything is read or written.
+    """
     make_redactor(config)
-
-
-def load_format(config: ExtractConfig) -> str | Reader:
-    """Return the format that `--format` names, or the reader of the `--map` file. Raises ConfigError."""
     return config.format if config.map is None else reader_of(load(config.map))
 
 
@@ -208,9 +206,9 @@ def say_formats(logs: Sequence[SurveyedInput]) -> None:
     """Print on stderr the format of each input."""
     for log in logs[:_NAMED]:
         say(f"{log.input.source}: {log.format or (f'set aside: {log.problem.reason}' if log.problem else 'empty')}")
-    rest = [log.format or "set aside" for log in logs[_NAMED:]]
+    rest = Counter(log.format or "set aside" for log in logs[_NAMED:])
     if rest:
-        say("and " + ", ".join(f"{rest.count(name):,} more as {name}" for name in sorted(set(rest))))
+        say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))
 
 
 @contextlib.contextmanager
@@ -222,9 +220,6 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-
-
-# -- other processes -------------------------------------------------------------------------------------------------
 
 
 def prepare_worker() -> None:
@@ -245,10 +240,7 @@ def write_part_in_worker(job: Path, part: int) -> None:
     write_part(*load_job(job), part)
 
 
-# -- results ---------------------------------------------------------------------------------------------------------
-
-
-def preview(config: ExtractConfig) -> Summary:
+def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     """Print what the first lines of each input would become (`--dry-run`), and write nothing.
 
     Raises OpdkitError if that is nothing.
@@ -260,7 +252,7 @@ def preview(config: ExtractConfig) -> Summary:
         inputs = expand(config.logs, scratch)
         heads = [copy_head(entry, scratch / f"head-{n}.jsonl", line_limit) for n, entry in enumerate(inputs)]
         head_files = [head for head, _ in heads]
-        logs = survey(head_files, load_format(config), 8 * _MB, line_limit, config.limit, scratch)
+        logs = survey(head_files, log_format, 8 * _MB, line_limit, config.limit, scratch)
         writers = [PartWriter(TABLES) for _ in heads]
         with contextlib.closing(Units(logs)) as units:
             for part in range(logs.parts):

@@ -83,9 +83,6 @@ class Workers:
             ) from None
 
 
-# -- in the process ------------------------------------------------------------------------------------------------
-
-
 def _begin(prepare: Callable[[], None]) -> None:
     """Prepare the process as `prepare` does, and for the death of the first process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal: the first one ends us

@@ -48,13 +48,14 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
             if path.resolve() in inputs:
                 warn(f"{source} is named twice; it is read once")
                 continue
-            stem = name = _stem(source)
+            text = source.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
+            stem = name = _stem(text)
             count = 1
             while name in names:
                 count += 1
                 name = f"{stem}-{count}"
             names.add(name)
-            inputs[path.resolve()] = Input(name, _utf8(source), path, given=not Path(log).is_dir())
+            inputs[path.resolve()] = Input(name, text, path, given=not Path(log).is_dir())
     return list(inputs.values())
 
 
@@ -92,12 +93,7 @@ def _stem(source: str) -> str:
     name = Path(source.removeprefix("hf:")).name
     for suffix in (".gz", ".zst", ".jsonl", ".json", ".parquet"):
         name = name.removesuffix(suffix)
-    return re.sub(r"[:\s]", "_", _utf8(name)) or "log"
-
-
-def _utf8(text: str) -> str:
-    """Return a file name as UTF-8: it may hold any bytes, a table may not."""
-    return text.encode("utf-8", "replace").decode()
+    return re.sub(r"[:\s]", "_", name) or "log"
 
 
 def _copy_dataset(log: str, path: Path) -> Path:
@@ -116,9 +112,7 @@ def _copy_dataset(log: str, path: Path) -> Path:
         rows = datasets.load_dataset(name, split=split, streaming=True)
         with path.open("wb") as out:
             for row in rows:
-                out.write(
-                    orjson.dumps(row, default=lambda v: f"[{type(v).__name__}]", option=orjson.OPT_APPEND_NEWLINE)
-                )
+                out.write(orjson.dumps(row, default=lambda v: f"[{type(v).__name__}]") + b"\n")
     except (OSError, ValueError, TypeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(f"{log} cannot be loaded: {error}") from error
     return path

@@ -151,9 +151,6 @@ def escape_id(logged: str) -> str:
     return logged.replace("%", "%25").replace("#", "%23")
 
 
-# -- copies of lines -----------------------------------------------------------------------------------------------
-
-
 def copy_lines(
     numbered: Iterator[tuple[int, Line]], path: Path, unfold: Callable[[JSON], list[JSON]] | None
 ) -> Iterator[tuple[int, Line]]:

@@ -81,9 +81,7 @@ class Rows:
             try:
                 for batch in self._file.iter_batches(size, row_groups=[number]):
                     behind = max(0, min(skip - (row - (first - group.num_rows)), batch.num_rows))
-                    for values in _rows_of(batch.slice(behind)):
-                        yield self._line(row + behind + 1, values)
-                        behind += 1
+                    yield from self._lines_of(batch.slice(behind), row + behind + 1)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
@@ -92,31 +90,25 @@ class Rows:
                 for missing in range(max(row, start), first):
                     yield Line(self._source, missing + 1, b"", lost)
 
-    def _line(self, number: int, values: Any) -> Line:
-        """Return a row as a line of JSON, or its problem."""
-        if isinstance(values, Unreadable):
-            return Line(self._source, number, b"", values)
+    def _lines_of(self, batch: pa.RecordBatch, first: int) -> Iterator[Line]:
+        """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
         try:
-            data = orjson.dumps(values, default=_as_text, option=orjson.OPT_APPEND_NEWLINE)
-        except orjson.JSONEncodeError as error:
-            return Line(self._source, number, b"", Unreadable("not JSON", str(error)[:500]))
-        if len(data) > self._limit:
-            return Line(self._source, number, data[:SHOWN], Unreadable("line too long", f"{len(data):,} bytes"))
-        return Line(self._source, number, data)
-
-
-def _rows_of(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Yield the rows of a batch as objects; for one whose text is not UTF-8, its problem."""
-    try:
-        yield from batch.to_pylist()
-        return
-    except UnicodeDecodeError:
-        pass
-    for index in range(batch.num_rows):
-        try:
-            yield from batch.slice(index, 1).to_pylist()
+            rows = batch.to_pylist()
         except UnicodeDecodeError as error:
-            yield Unreadable("not UTF-8", str(error)[:500])
+            if batch.num_rows == 1:
+                yield Line(self._source, first, b"", Unreadable("not UTF-8", str(error)[:500]))
+                return
+            for index in range(batch.num_rows):
+                yield from self._lines_of(batch.slice(index, 1), first + index)
+            return
+        for number, row in enumerate(rows, first):
+            try:
+                data = orjson.dumps(row, default=_as_text, option=orjson.OPT_APPEND_NEWLINE)
+            except orjson.JSONEncodeError as error:
+                yield Line(self._source, number, b"", Unreadable("not JSON", str(error)[:500]))
+                continue
+            too_long = Unreadable("line too long", f"{len(data):,} bytes") if len(data) > self._limit else None
+            yield Line(self._source, number, data[:SHOWN] if too_long else data, too_long)
 
 
 def _as_text(value: Any) -> str:

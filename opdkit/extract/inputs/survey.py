@@ -12,12 +12,13 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
 
-from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect, remedy
@@ -54,17 +55,12 @@ class SurveyedInput:
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
     mapped: Reader | None = None  # the reader that `--map` made
-    parquet: bool = False
+    by_row: bool = False  # read as Parquet: places in it are rows
     plain: Path | None = None  # an unpacked copy, or one of its lines (`copied`)
     copied: bool = False  # `plain` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
     chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
     units: range = range(0)  # sessions and ids: the units that come up first in this input
-
-    @property
-    def set_aside(self) -> bool:
-        """True for an input that no reader knows."""
-        return self.format is None and self.problem is not None
 
     @property
     def path(self) -> Path:
@@ -77,19 +73,9 @@ class SurveyedInput:
         return self.mapped or READERS[self.format or ""]
 
     @property
-    def by_row(self) -> bool:
-        """True where it is read as Parquet, and places in it are rows."""
-        return self.parquet and self.plain is None
-
-    @property
     def by_line(self) -> bool:
         """True where each line is a unit."""
         return self.format is not None and self.reader.grouping == "line"
-
-    def pinned(self) -> JSON:
-        """Return what the plan says about it."""
-        return {"position": self.number, "source": self.input.source, "bytes": self.stat[0], "xxh3_128": self.digest,
-                "format": self.format}  # fmt: skip
 
     def check_unchanged(self) -> None:
         """Raise OpdkitError when the file is no longer the one that the first pass began to read."""
@@ -131,15 +117,10 @@ class SharedSurvey:
     shard: int
     shards: int
 
-    def order(self, count: int) -> list[int]:
-        """Return the inputs 0 ... count - 1, this shard's share of them first."""
-        start = self.shard * count // self.shards
-        return [*range(start, count), *range(start)]
-
-    def path(self, *key: object) -> Path:
-        """Return the file for an input."""
-        name = xxhash.xxh3_128_hexdigest(json.dumps([__version__, *map(str, key)]).encode())
-        return self.folder / f"{name}.json"
+    def path(self, log: SurveyedInput, *options: object) -> Path:
+        """Return the file for an input, which is read under these options."""
+        key = __version__, log.input.path.resolve(), log.input.given, *log.stat, *options
+        return self.folder / f"{xxhash.xxh3_128_hexdigest(json.dumps([*map(str, key)]).encode())}.json"
 
     def recall(self, log: SurveyedInput, path: Path) -> bool:
         """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
@@ -177,9 +158,9 @@ def survey(
     per line that another shard has read are not read again.
     """
     mapped = format if isinstance(format, Reader) else None
-    name = f"{mapped.name} by {mapped.grouping}" if mapped else format
+    options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
     logs = [
-        SurveyedInput(entry, number, file_state(entry.path), mapped=mapped, parquet=is_parquet(entry.path))
+        SurveyedInput(entry, number, file_state(entry.path), mapped=mapped, by_row=is_parquet(entry.path))
         for number, entry in enumerate(inputs)
     ]
     path = scratch / "index.sqlite"
@@ -188,19 +169,17 @@ def survey(
         ThreadPoolExecutor(1) as digester,
     ):
         index.executescript(SCHEMA)
-        for log in map(logs.__getitem__, shared.order(len(logs)) if shared else range(len(logs))):
-            if shared:
-                key = log.input.path.resolve(), log.input.given, *log.stat, name, part_bytes, line_limit
-                known = shared.path(*key)
-                if shared.recall(log, known):
-                    continue
+        start = shared.shard * len(logs) // shared.shards if shared else 0  # this shard's share of them comes first
+        for log in [*logs[start:], *logs[:start]]:
+            if shared and shared.recall(log, shared.path(log, *options)):
+                continue
             _find_format(log, format, line_limit)
             if log.format is None or log.by_line:
                 with _digested(log, digester):
                     if log.by_line:
                         _cut_into_chunks(log, part_bytes, line_limit, scratch)
                 if shared and log.plain is None:
-                    shared.keep(log, known)
+                    shared.keep(log, shared.path(log, *options))
         first = 0  # units are numbered across the inputs
         for log in logs:
             log.units = range(first, first)
@@ -230,32 +209,22 @@ def _digested(log: SurveyedInput, digester: ThreadPoolExecutor) -> Iterator[None
     log.check_unchanged()
 
 
-# -- parts ---------------------------------------------------------------------------------------------------------
-
-
 def _part_borders(logs: Iterable[SurveyedInput], index: sqlite3.Connection, part_bytes: int, stop: Mark) -> list[Mark]:
     """Return where each part begins: as many chunks or units as fit into `part_bytes`, and at least one."""
     borders: list[Mark] = []
     held = 0
-    for mark, size in _pieces(logs, index):
-        if mark >= stop:
-            break
-        if not borders or held + size > part_bytes:
-            borders.append(mark)
-            held = 0
-        held += size
-    return borders
-
-
-def _pieces(logs: Iterable[SurveyedInput], index: sqlite3.Connection) -> Iterator[tuple[Mark, int]]:
-    """Yield what parts are made of, in order: where each piece begins, and its bytes."""
+    query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
     for log in logs:
-        yield from log.chunks
-        query = "SELECT unit, SUM(bytes) FROM line WHERE unit >= ? AND unit < ? GROUP BY unit ORDER BY unit"
-        for unit, size in index.execute(query, (log.units.start, log.units.stop)):
-            yield Mark(log.number, unit), size
-        if log.format is not None and log.problem is not None:
-            yield Mark(log.number, END), 0
+        units = index.execute(query, (log.units.start, log.units.stop))
+        damage = [(Mark(log.number, END), 0)] if log.format is not None and log.problem is not None else []
+        for mark, size in chain(log.chunks, ((Mark(log.number, unit), size) for unit, size in units), damage):
+            if mark >= stop:
+                return borders
+            if not borders or held + size > part_bytes:
+                borders.append(mark)
+                held = 0
+            held += size
+    return borders
 
 
 def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: int) -> Mark:
@@ -264,12 +233,10 @@ def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: i
         return Mark(len(logs), 0)
     left = limit
     for log in logs:
-        if log.chunks:
-            with open_lines(log, line_limit, log.size) as numbered:
-                for offset, line in numbered:
-                    if left == 0:
-                        return Mark(log.number, offset, line.number)
-                    left -= 1
+        for offset, line in read_lines(log, line_limit, log.size) if log.chunks else ():
+            if left == 0:
+                return Mark(log.number, offset, line.number)
+            left -= 1
         if left < len(log.units):
             return Mark(log.number, log.units[left])
         left -= len(log.units)
@@ -280,19 +247,14 @@ def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: i
     return Mark(len(logs), 0)
 
 
-# -- one input -----------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def open_lines(log: SurveyedInput, line_limit: int, stop: float = math.inf) -> Iterator[Iterator[tuple[int, Line]]]:
-    """Open an input for (place, line) of every line or row, from its beginning to the place `stop`."""
-    source = log.input.source
+def read_lines(log: SurveyedInput, line_limit: int, stop: float = math.inf) -> Iterator[tuple[int, Line]]:
+    """Yield (place, line) of every line or row of an input, from its beginning to the place `stop`."""
     if log.by_row:
-        with contextlib.closing(Rows(log.path, source, line_limit)) as rows:
-            yield rows.read(stop)
+        with contextlib.closing(Rows(log.path, log.input.source, line_limit)) as rows:
+            yield from rows.read(stop)
     else:
         with open_plain(log.path) as handle:
-            yield lines(handle, source, line_limit, stop=stop)
+            yield from lines(handle, log.input.source, line_limit, stop=stop)
 
 
 def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
@@ -303,8 +265,7 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
         log.format = format.name if isinstance(format, Reader) else format
         return
     try:
-        with open_lines(log, line_limit) as numbered:
-            log.format = detect(log.input.source, (line for _, line in numbered))
+        log.format = detect(log.input.source, (line for _, line in read_lines(log, line_limit)))
     except Exception as error:
         if is_damage(error):
             error = Unreadable(DAMAGED, str(error))
@@ -317,7 +278,7 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
 
 def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
     """Find where an input whose lines are units can be cut. None of its chunks holds blank lines only."""
-    if log.parquet:
+    if log.by_row:
         with _noting_damage(log):
             log.size, chunks = row_chunks(log.path, part_bytes)
             log.chunks = [(Mark(log.number, row, row + 1), size) for row, size in chunks]
@@ -330,14 +291,13 @@ def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scrat
     ]
     if not whole:  # read again from another place, it might break off at another place
         _unpack(log, scratch)
-    with open_plain(log.path) as handle:
-        if not any(True for _ in lines(handle, log.input.source, line_limit, stop=log.size)):
-            log.chunks.clear()
+    if next(read_lines(log, line_limit, log.size), None) is None:
+        log.chunks.clear()
 
 
 def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
-    copied = log.parquet or log.reader.unfold is not None
+    copied = log.by_row or log.reader.unfold is not None
     if compression(log.input.path) and not copied:
         _unpack(log, scratch)
     numbered, path = _lines_until_damage(log, line_limit), log.path
@@ -349,13 +309,13 @@ def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int,
     else:
         log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
     if copied:
-        log.plain, log.copied = path, True
+        log.plain, log.copied, log.by_row = path, True, False
 
 
 def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line up to where the input breaks off, if it does."""
-    with _noting_damage(log), open_lines(log, line_limit) as numbered:
-        yield from numbered
+    with _noting_damage(log):
+        yield from read_lines(log, line_limit)
 
 
 def _unpack(log: SurveyedInput, scratch: Path) -> None:

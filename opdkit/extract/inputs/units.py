@@ -66,7 +66,7 @@ class Units:
             if not log.by_line:
                 yield from self._indexed(log, max(start.at, log.units.start), min(stop, log.units.stop))
             else:
-                read = self._rows_from if log.by_row else self._lines_from
+                read = self._rows_from if log.by_row else self.lines_from
                 for line in read(log, start, min(stop, log.size)):
                     yield Unit(log, None, (line,))
             if log.problem is not None and start.at <= END < stop:
@@ -82,7 +82,7 @@ class Units:
         for _, line in self._rows[1].read(stop):
             yield line
 
-    def _lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
+    def lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the lines from `start` up to the offset `stop`, both in what the input holds unpacked."""
         file = self._open
         if file is None or file.log is not log or (file.packed and not 0 <= file.at <= start.at):
@@ -103,10 +103,6 @@ class Units:
             yield read_copy(line) if log.copied else line
         file.at = stop
 
-    def line_at(self, number: int, offset: int, line: int) -> Line:
-        """Return one line of input `number` by its place."""
-        return next(self._lines_from(self.survey.inputs[number], Mark(number, offset, line), offset + 1))
-
     def _indexed(self, log: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
         """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""
         for number in range(first, stop):
@@ -114,7 +110,7 @@ class Units:
             if log.reader.grouping == "session":
                 query = "SELECT offset, number, bytes FROM line WHERE unit = ?"
                 offset, line, size = self.index.execute(query, (number,)).fetchone()
-                yield Unit(log, name, list(self._lines_from(log, Mark(log.number, offset, line), offset + size)))
+                yield Unit(log, name, list(self.lines_from(log, Mark(log.number, offset, line), offset + size)))
             else:
                 stored = _StoredLines(self, number)
                 yield Unit(log, name, stored)
@@ -134,8 +130,8 @@ class _StoredLines(Sequence[Line]):
         return len(self.places) // 3
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._units.line_at(*self.places[3 * index : 3 * index + 3])
+        number, offset, line = self.places[3 * index : 3 * index + 3]
+        log = self._units.survey.inputs[number]
+        return next(self._units.lines_from(log, Mark(number, offset, line), offset + 1))
