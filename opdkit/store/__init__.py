@@ -1,4 +1,4 @@
-"""The run directory: a plan pinned in a manifest, parts committed by rename, resume, shards, counters in the footers.
+"""Run directories: plans pinned in manifests, parts committed by rename, resume, shards, counters in the footers.
 
     stage = Stage.open(config, "judge", [VERDICTS], parts=12, upstream=["extract"])
     for part in stage.todo():

@@ -1,4 +1,4 @@
-"""The digest of every committed part, recorded where damage to the part cannot reach it.
+"""Digests of committed parts, recorded where damage to the part cannot reach it.
 
     judge/.digests/verdicts-00003-<xxh3_128>      an empty file: the name is the record
 

@@ -1,4 +1,4 @@
-"""The last error of each shard, where `opdkit status` finds it: RUN/.failed/judge-1-of-4.json.
+"""Last error of each shard, where `opdkit status` finds it: RUN/.failed/judge-1-of-4.json.
 
 It is written when a stage ends with an error, and removed when the same shard ends well or the stage is done. A process
 that is killed writes nothing: its parts are not done, and nobody works on them.

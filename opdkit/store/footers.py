@@ -135,7 +135,7 @@ SINGULAR = {
 
 @dataclass
 class Summary:
-    """The counts of a stage, and its closing line."""
+    """Counts of a stage, and its closing line."""
 
     stage: str
     counters: Counters

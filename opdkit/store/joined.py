@@ -1,4 +1,4 @@
-"""The turns of a part with their sessions, verdicts, decisions and targets: the one join of these tables."""
+"""Turns of a part joined with their sessions, verdicts, decisions and targets. No other module joins these tables."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ LOGGED: Columns = {"sessions": None, "turns": None}
 
 @dataclass(frozen=True)
 class JoinedTurn:
-    """A turn and what the stages wrote about it: rows of the tables, with the columns that were asked for."""
+    """Turn with the rows that the stages wrote about it, in the columns that were asked for."""
 
     session: JSON
     turn: JSON
-    verdict: JSON | None  # what the votes say; None: not judged
+    verdict: JSON | None  # as the votes say; None: not judged
     review: Review | None  # the decision in force
     targets: Sequence[Any]  # rows, in which lists of numbers are arrays
 
@@ -45,7 +45,7 @@ class JoinedTurn:
 
     @property
     def decided(self) -> JSON | None:
-        """The verdict as the decision in force leaves it: what every stage after the judge reads."""
+        """Verdict with the decision in force applied, as every stage after the judge needs it."""
         return None if self.verdict is None else apply_review(self.verdict, self.review)
 
 

@@ -24,7 +24,7 @@ BEAT, STALE = 15.0, 60.0  # seconds between two touches; a mark that was not tou
 
 @dataclass(frozen=True)
 class Claim:
-    """The name of a file in `.tmp`, parsed: which process works, or worked, on which part of which table."""
+    """Parsed name of a file in `.tmp`: a process that works, or worked, on a part of a table."""
 
     table: str
     part: int

@@ -40,7 +40,7 @@ _NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
 
 @dataclass(frozen=True)
 class Review:
-    """One decision on one turn. The votes hold for whatever it does not decide."""
+    """Decision on one turn. The votes hold for whatever it does not decide."""
 
     turn_id: str
     reward_decided: bool = False
@@ -55,7 +55,7 @@ class Review:
 
     @property
     def decided(self) -> JSON:
-        """The decided values without reviewer, time and note, so that equal decisions compare equal."""
+        """Decided values without reviewer, time and note, so that equal decisions compare equal."""
         return ({"reward": self.reward} if self.reward_decided else {}) | (
             {"hint": self.hint} if self.hint_decided else {}
         )
@@ -83,7 +83,7 @@ def reviews_in_force(run: Path) -> Reviews:
 
 
 class Ledger:
-    """The decisions of a run. Each file is read once, so `in_force` again costs only the new files."""
+    """Decisions of a run. Each file is read once, so `in_force` again costs only the new files."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -267,19 +267,16 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
                    r.action, first + n)
             for n, r in enumerate(decided)
         ]  # fmt: skip
-        _write(where, rows)
+        last = rows[-1].ordinal
+        arrow = to_arrow(REVIEWS, [vars(row) for row in rows])
+        arrow = arrow.replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
+        final = where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
+        hidden = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
+        with temporary_file(final, hidden) as temporary:
+            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
+                file.write_table(arrow)
+            move_into_place(temporary, final)
     return rows
-
-
-def _write(where: Path, rows: Sequence[Review]) -> None:
-    last = rows[-1].ordinal
-    arrow = to_arrow(REVIEWS, [vars(row) for row in rows]).replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
-    final = where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
-    hidden = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
-    with temporary_file(final, hidden) as temporary:
-        with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
-            file.write_table(arrow)
-        move_into_place(temporary, final)
 
 
 def whoami() -> str:

@@ -62,7 +62,7 @@ class PartWriter:
 
 
 class Stage:
-    """One stage of one run. `tables[0]` is the primary table: a part is done when its file there exists."""
+    """Stage of a run. `tables[0]` is the primary table: a part is done when its file there exists."""
 
     def __init__(
         self,

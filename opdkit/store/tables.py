@@ -1,4 +1,4 @@
-"""The schemas of every table: the contract between the stages. Missing is null, never 0.0 and never ""."""
+"""Schemas of all tables: the contract between the stages. Missing is null, never 0.0 and never ""."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ STR, BOOL = pa.string(), pa.bool_()
 
 @dataclass(frozen=True)
 class Table:
-    """One table: where it lives, its version, its columns."""
+    """Table of a stage, with its version and columns."""
 
     stage: str
     name: str
@@ -82,7 +82,7 @@ TURNS = Table("extract", "turns", 1, pa.schema([
 REJECTED = Table("extract", "rejected", 1, pa.schema([
     _col("source", STR, "input"),
     _col("line", I64, "line, from 1; 0 is the whole input"),
-    _col("reason", STR, "why it could not be read: a few words, the same for all of its kind"),
+    _col("reason", STR, "why it could not be read, in a few words that are the same for all lines of this kind"),
     _col("detail", STR, "what exactly was wrong"),
     _col("raw", STR, "the text, cut to 2,000 characters"),
 ]))  # fmt: skip
@@ -96,7 +96,7 @@ VERDICTS = Table("judge", "verdicts", 1, pa.schema([
          "or not_judged. To the stages after the judge also reviewed: a person decided"),
     _col("reward_agreement", F32, "share of the valid votes that agree with the reward", null=True),
     _col("hints", _list(STR), "accepted candidates, shortest first, no two alike"),
-    _col("hint", STR, "the chosen one", null=True),
+    _col("hint", STR, "the chosen hint", null=True),
     _col("hint_status", STR, "ok, or why none: none, no_quorum, outvoted, too_short, too_long, "
          "empty_judgement, leak. To the stages after the judge also reviewed: a person decided"),
 ]))  # fmt: skip
@@ -104,9 +104,9 @@ REVIEWS = Table("judge", "reviews", 1, pa.schema([
     _col("ordinal", I64, "place in the order of the decisions; the last one on a turn counts"),
     _col("turn_id", STR, "turn that was decided on"),
     _col("action", STR, "set, or strike: the decision before is withdrawn, and the votes count again"),
-    _col("reward_decided", BOOL, "the reward is decided here; false: the votes' stays"),
+    _col("reward_decided", BOOL, "the reward is decided; false: that of the votes stays"),
     _col("reward", I8, "-1, 0 or 1; null: no reward", null=True),
-    _col("hint_decided", BOOL, "the hint is decided here; false: the votes' stays"),
+    _col("hint_decided", BOOL, "the hint is decided; false: that of the votes stays"),
     _col("hint", STR, "the hint; null: no hint", null=True),
     _col("note", STR, "what the reviewer wrote beside it", null=True),
     _col("reviewer", STR, "who decided"),
@@ -117,9 +117,9 @@ TARGETS = Table("teacher", "targets", 3, pa.schema([
     _col("written", I32, "number of the reply, from 0, where the hinted teacher wrote it; null: the logged reply",
          null=True),
     _col("prompt_tokens", I32, "tokens in the student's prompt (no hint)"),
-    _col("cut_messages", I32, "messages cut off the prompt's beginning to make it fit, system messages apart"),
+    _col("cut_messages", I32, "messages removed from the beginning of the prompt to make it fit; system messages stay"),
     _col("response_ids", _list(I32), "the reply, the same tokens for student and teacher"),
-    _col("response_mask", _list(BOOL), "which of them the policy really sampled"),
+    _col("response_mask", _list(BOOL), "true for tokens that the policy sampled"),
     _col("old_logprobs", _list(F32), "log-probs under the student, no hint, temperature 1 (nats)"),
     _col("teacher_logprobs", _list(F32), "log-probs under the teacher, with the hint (nats)", null=True),
     _col("unhinted_logprobs", _list(F32), "log-probs under the teacher without the hint (nats), if asked", null=True),
@@ -134,7 +134,7 @@ TARGETS = Table("teacher", "targets", 3, pa.schema([
 METRICS = Table("train", "metrics", 3, pa.schema([
     _col("step", I32, "optimizer step, from 1"),
     _col("epoch", F64, "passes over the targets so far"),
-    _col("loss", F64, "the loss that was minimised (nats a token)"),
+    _col("loss", F64, "the loss that was minimised (nats per token)"),
     _col("reward_loss", F64, "its reward term", null=True),
     _col("teacher_loss", F64, "its teacher term", null=True),
     _col("support_loss", F64, "its support term", null=True),
@@ -155,9 +155,9 @@ METRICS = Table("train", "metrics", 3, pa.schema([
     _col("grad_norm", F64, "before clipping"),
     _col("learning_rate", F64, "of this step"),
     _col("turns", I32, "turns in the step"),
-    _col("turn_ids", _list(STR), "which: decided before what they have in common is looked at"),
+    _col("turn_ids", _list(STR), "ids of these turns"),
     _col("tokens", I64, "tokens of these turns, prompts included"),
-    _col("tokens_read", I64, "tokens that went through the model: what turns of a session have in common, once"),
+    _col("tokens_read", I64, "tokens that went through the model; a beginning shared by turns of a session counts once"),
     _col("tokens_per_second", F64, "tokens read / seconds"),
     _col("seconds", F64, "wall time of the step"),
 ]))  # fmt: skip
@@ -169,12 +169,12 @@ REPLIES = Table("eval", "replies", 2, pa.schema([
     _col("reply", STR, "what the model wrote"),
     _col("finish_reason", STR, "stop or length"),
     _col("passed", BOOL, "it satisfies the prompt's check; null: the judge gave no verdict", null=True),
-    _col("hint_echo", STR, "what in it speaks of a hint that the prompt does not have, folded", null=True),
+    _col("hint_echo", STR, "words that refer to a hint, which the prompt does not hold; case-folded", null=True),
 ]))  # fmt: skip
 SCORES = Table("eval", "scores", 2, pa.schema([
     _col("metric", STR, "passed_sampled, passed_greedy, cut_off, hint_echo: shares of replies; reply_tokens: their "
-         "mean length; logprob_good, logprob_bad (logged replies with reward 1, -1), logprob_neutral: nats a token; "
-         "kl_replies (on replies of the model before), kl_neutral: KL of before to after, nats a token"),
+         "mean length; logprob_good, logprob_bad (logged replies with reward 1, -1), logprob_neutral: nats per token; "
+         "kl_replies (on replies of the model before), kl_neutral: KL of before to after, nats per token"),
     _col("domain", STR, "domain of the prompts; all: everything; corrected, uncorrected: prompts that say so"),
     _col("before", F64, "value before training", null=True),
     _col("after", F64, "value after training", null=True),
@@ -188,7 +188,7 @@ SCORES = Table("eval", "scores", 2, pa.schema([
 
 # Written by the stages, part by part.
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
-# Written by people at any time, a file a decision; in the folder of a stage, and not the stage's to throw away.
+# Written by people at any time, one file per decision. They lie in the folder of a stage, which never removes them.
 APPENDED = {t.name: t for t in (REVIEWS,)}
 
 
@@ -198,12 +198,27 @@ Row = dict[str, Any] | tuple[Any, ...]
 def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     """Return rows as Arrow under the table's schema. A list of lists may be given as a 2-D array.
 
-    The rows are dicts, or all of them tuples of the columns in their order, which take a fraction of the time.
+    The rows are dicts, or all of them tuples of the columns in their order, which takes a fraction of the time.
 
-    Raises OpdkitError for an unknown or a missing column (pyarrow drops the one and nulls the other without a word),
-    a null where none may be, and a value that does not fit its type.
+    Raises OpdkitError for an unknown or missing column (pyarrow silently drops the one and nulls the other), for a null
+    in a column that has none, and for a value that does not fit its type.
     """
-    values = _columns_of_tuples(table, rows) if tuple in set(map(type, rows)) else _columns_of_dicts(table, rows)
+    names = table.schema.names
+    if tuple in set(map(type, rows)):
+        for row in rows:
+            if row.__class__ is not tuple or len(row) != len(names):
+                raise OpdkitError(
+                    f"table {table.name}: every row must be a tuple of its {len(names)} columns, not {row!r:.200}"
+                )
+        values = [list(column) for column in zip(*rows, strict=True)]
+    else:
+        expected = set(names)
+        dicts: Sequence[Any] = rows
+        for row in dicts:
+            if row.keys() != expected:
+                missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
+                raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
+        values = [[row[name] for row in dicts] for name in names]
     try:
         columns = [_column(field.type, column) for field, column in zip(table.schema, values, strict=True)]
         arrow = pa.Table.from_arrays(columns, schema=table.schema)
@@ -215,27 +230,10 @@ def to_arrow(table: Table, rows: Sequence[Row]) -> pa.Table:
     return arrow
 
 
-def _columns_of_dicts(table: Table, rows: Sequence[Any]) -> list[list[Any]]:
-    expected = set(table.schema.names)
-    for row in rows:
-        if row.keys() != expected:
-            missing, unknown = sorted(expected - row.keys()), sorted(row.keys() - expected)
-            raise OpdkitError(f"table {table.name}: missing columns {missing}, unknown columns {unknown}")
-    return [[row[name] for row in rows] for name in table.schema.names]
-
-
-def _columns_of_tuples(table: Table, rows: Sequence[Any]) -> list[list[Any]]:
-    width = len(table.schema)
-    for row in rows:
-        if row.__class__ is not tuple or len(row) != width:
-            raise OpdkitError(f"table {table.name}: every row must be a tuple of its {width} columns, not {row!r:.200}")
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
 def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
-    if not (_nested(kind) and any(isinstance(value, np.ndarray) and value.ndim == 2 for value in values)):
+    if not (_is_nested(kind) and any(isinstance(value, np.ndarray) and value.ndim == 2 for value in values)):
         return pa.array(values, kind)
-    # Straight from the arrays: the supports of one part would be hundreds of millions of Python numbers.
+    # From the arrays: the supports of one part would be hundreds of millions of Python numbers.
     item = np.dtype(kind.value_type.value_type.to_pandas_dtype())
     blocks = [np.empty((0, 0), item) if value is None else np.asarray(value) for value in values]
     flat = np.concatenate([block.reshape(-1) for block in blocks])
@@ -246,7 +244,7 @@ def _column(kind: pa.DataType, values: list[Any]) -> pa.Array:
     return pa.ListArray.from_arrays(_offsets([len(b) for b in blocks]), per_row, type=kind, mask=missing)
 
 
-def _nested(kind: pa.DataType) -> bool:
+def _is_nested(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) and pa.types.is_list(kind.value_type)
 
 
@@ -255,13 +253,13 @@ def _offsets(lengths: Any) -> pa.Array:
 
 
 def encodings(schema: pa.Schema) -> dict[str, Any]:
-    """How Parquet should store the columns of a schema; what pyarrow's ParquetWriter takes.
+    """Return the options of pyarrow's ParquetWriter that decide how the columns of a schema are stored.
 
-    Where there are supports, no dictionaries: of half a million token ids they are only stored on top. The ids are
-    split into their bytes, so that zstd finds their high bytes beside each other. Half-precision numbers would gain
-    too (33 bytes a token at K = 50), but DuckDB does not read them split.
+    A table with supports gets no dictionaries: with half a million token ids they only add to the size. The ids are
+    split into their bytes, so that zstd finds the high bytes side by side. Half-precision numbers would gain as well
+    (33 bytes per token at K = 50), but DuckDB cannot read them split.
     """
-    nested = {f.name: f.type.value_type.value_type for f in schema if _nested(f.type)}
+    nested = {f.name: f.type.value_type.value_type for f in schema if _is_nested(f.type)}
     split = [f"{name}.list.element.list.element" for name, kind in nested.items() if pa.types.is_integer(kind)]
     return {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")} if nested else {}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong. `part` and `row` (of the part) count from 0; None: it is about more than one.
+    """Something that is wrong. `part` and `row` (of the part) count from 0; None: it is about more than one.
 
     `gone` are the tables whose part --recompute should remove; () if removing a part would not help.
     """
@@ -22,7 +22,7 @@ class Finding:
 
 @dataclass
 class Report:
-    """The findings of a check, and how much it read."""
+    """Findings of a check, and how much it read."""
 
     findings: list[Finding] = field(default_factory=list)
     parts: dict[str, tuple[int, int]] = field(default_factory=dict)  # stage -> parts that are done, parts

@@ -22,7 +22,7 @@ Digests = dict[tuple[str, int], set[str]]
 
 @dataclass(frozen=True)
 class Part:
-    """One part whose file is as it was written, with its footer."""
+    """Part whose file is as it was written, with its footer."""
 
     rows: int
     counters: Counters

@@ -1,4 +1,4 @@
-"""The values of one part: keys between tables, ranges, finite numbers. Arrow in, findings out.
+"""Values of one part: keys between tables, ranges, finite numbers. Arrow in, findings out.
 
 The checks are declared: VALUES about single values, ROWS about rows and what other tables say of them, UNIQUE about
 keys. Only the columns that are checked are read, one part at a time; lists of numbers stay arrays.
@@ -74,7 +74,7 @@ class Known:
 
 @dataclass
 class Wrong:
-    """One kind of error: the first row (from 0) that has it, and the number of rows."""
+    """Kind of error: the first row (from 0) that has it, and the number of rows."""
 
     what: str
     row: int | None

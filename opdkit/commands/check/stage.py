@@ -1,4 +1,4 @@
-"""The loop of `opdkit check`: part by part, from the first stage to the last, then decisions and models."""
+"""Loop of `opdkit check`: part by part, from the first stage to the last, then decisions and models."""
 
 import json
 import time
@@ -104,7 +104,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
 
 
 class _Walk:
-    """One pass over the parts of a run."""
+    """Pass over the parts of a run."""
 
     def __init__(self, run: Path, manifests: dict[str, JSON], report: Report) -> None:
         self.run, self.manifests, self.report, self.seen = run, manifests, report, Seen()

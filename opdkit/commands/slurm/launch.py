@@ -29,7 +29,7 @@ from opdkit.store.tables import TABLES
 
 @dataclass
 class Launch:
-    """The closing lines of `opdkit slurm`."""
+    """Closing lines of `opdkit slurm`."""
 
     folder: Path
     tasks: dict[str, int]  # of the stages that are not done

@@ -136,7 +136,7 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """The place where the commands run."""
+    """Place where the commands run."""
 
     folder: Path  # relative paths start here
     programs: Path  # holds this `opdkit`
