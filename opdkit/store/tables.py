@@ -157,7 +157,7 @@ METRICS = Table("train", "metrics", 3, pa.schema([
     _col("turns", I32, "turns in the step"),
     _col("turn_ids", _list(STR), "ids of these turns"),
     _col("tokens", I64, "tokens of these turns, prompts included"),
-    _col("tokens_read", I64, "tokens that went through the model; a beginning shared by turns of a session counts once"),
+    _col("tokens_read", I64, "tokens that went through the model; a beginning that turns share counts once"),
     _col("tokens_per_second", F64, "tokens read / seconds"),
     _col("seconds", F64, "wall time of the step"),
 ]))  # fmt: skip
