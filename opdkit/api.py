@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from opdkit.store.frames import RunTable
     from opdkit.store.reviews import Reviews
 
-PathLike = str | Path
-Several = PathLike | Sequence[PathLike]
+MaybePath = str | Path | None
+MaybePaths = MaybePath | Sequence[str | Path]
 
 
 class Run:
@@ -35,51 +35,51 @@ class Run:
     it fails.
     """
 
-    def __init__(self, path: PathLike) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def extract(
         self,
-        logs: Several | None = None,
+        logs: MaybePaths = None,
         *,
         format: str | None = None,  # noqa: A002 - named as the option is
-        filter: Several | None = None,  # noqa: A002
+        filter: MaybePaths = None,  # noqa: A002
         limit: int | None = None,
         **options: Any,
     ) -> "Summary":
         """Read conversation logs into sessions and turns."""
-        return self._run("extract", {"logs": logs, "format": format, "filter": filter, "limit": limit} | options)
+        return self._run("extract", logs=logs, format=format, filter=filter, limit=limit, **options)
 
     def judge(
         self,
         *,
         judge: str | None = None,
-        judge_model: PathLike | None = None,
+        judge_model: MaybePath = None,
         judge_url: str | None = None,
         votes: int | None = None,
         limit: int | None = None,
         **options: Any,
     ) -> "Summary":
         """Have a judge vote on every turn: a reward, and a hint at what was wanted."""
-        named = {"judge": judge, "judge_model": judge_model, "judge_url": judge_url, "votes": votes, "limit": limit}
-        return self._run("judge", named | options)
+        options |= {"judge_model": judge_model, "judge_url": judge_url}
+        return self._run("judge", judge=judge, votes=votes, limit=limit, **options)
 
     def teacher(
         self,
         *,
-        model: PathLike | None = None,
-        teacher: Several | None = None,
+        model: MaybePath = None,
+        teacher: MaybePaths = None,
         top_k: int | None = None,
         limit: int | None = None,
         **options: Any,
     ) -> "Summary":
         """Score every judged reply, with and without the hint."""
-        return self._run("teacher", {"model": model, "teacher": teacher, "top_k": top_k, "limit": limit} | options)
+        return self._run("teacher", model=model, teacher=teacher, top_k=top_k, limit=limit, **options)
 
     def train(
         self,
         *,
-        model: PathLike | None = None,
+        model: MaybePath = None,
         objective: str | None = None,
         epochs: int | None = None,
         learning_rate: float | None = None,
@@ -88,75 +88,67 @@ class Run:
         **options: Any,
     ) -> "Summary":
         """Train the student on the teacher's and the judge's signal."""
-        named = {"model": model, "objective": objective, "epochs": epochs, "learning_rate": learning_rate}
-        return self._run("train", named | {"batch_turns": batch_turns, "lora_rank": lora_rank} | options)
+        options |= {"learning_rate": learning_rate, "batch_turns": batch_turns, "lora_rank": lora_rank}
+        return self._run("train", model=model, objective=objective, epochs=epochs, **options)
 
     def evaluate(
-        self,
-        *,
-        prompts: PathLike | None = None,
-        max_prompts: int | None = None,
-        samples: int | None = None,
-        **options: Any,
+        self, *, prompts: MaybePath = None, max_prompts: int | None = None, samples: int | None = None, **options: Any
     ) -> "Summary":
         """Compare the model before and after on held-out prompts, as `opdkit eval`."""
-        return self._run("eval", {"prompts": prompts, "max_prompts": max_prompts, "samples": samples} | options)
+        return self._run("eval", prompts=prompts, max_prompts=max_prompts, samples=samples, **options)
 
     def rollout(
         self,
         *,
-        from_run: PathLike | None = None,
-        model: PathLike | None = None,
+        from_run: MaybePath = None,
+        model: MaybePath = None,
         samples: int | None = None,
         limit: int | None = None,
         **options: Any,
     ) -> "Summary":
         """Have the student answer the hinted turns of another run again, into this run."""
-        return self._run(
-            "rollout", {"from_run": from_run, "model": model, "samples": samples, "limit": limit} | options
-        )
+        return self._run("rollout", from_run=from_run, model=model, samples=samples, limit=limit, **options)
 
     def pipeline(
         self,
-        logs: Several | None = None,
+        logs: MaybePaths = None,
         *,
-        model: PathLike | None = None,
+        model: MaybePath = None,
         judge: str | None = None,
         objective: str | None = None,
         limit: int | None = None,
         **options: Any,
     ) -> "Summary":
         """Extract, judge, teach and train with one configuration, as `opdkit run`."""
-        named = {"logs": logs, "model": model, "judge": judge, "objective": objective, "limit": limit}
-        return self._run("run", named | options)
+        return self._run("run", logs=logs, model=model, judge=judge, objective=objective, limit=limit, **options)
 
-    def slurm(self, logs: Several | None = None, *, submit: bool | None = None, **options: Any) -> Any:
+    def slurm(self, logs: MaybePaths = None, *, submit: bool | None = None, **options: Any) -> Any:
         """Write the batch scripts of the pipeline on a Slurm cluster, and submit them if asked."""
-        return self._run("slurm", {"logs": logs, "submit": submit} | options)
+        return self._run("slurm", logs=logs, submit=submit, **options)
 
-    def export(self, out: PathLike | None = None, *, to: str | None = None, **options: Any) -> Any:
+    def export(self, out: MaybePath = None, *, to: str | None = None, **options: Any) -> Any:
         """Write the judged turns as other trainers read them."""
-        return self._run("export", {"out": out, "to": to} | options)
+        return self._run("export", out=out, to=to, **options)
 
-    def calibrate(self, labels: PathLike | None = None, **options: Any) -> Any:
+    def calibrate(self, labels: MaybePath = None, **options: Any) -> Any:
         """Measure the judge against labels of people; return the measures, which the command prints."""
-        return self._run("calibrate", {"labels": labels} | options, "opdkit.commands.calibrate:measure")
+        return self._run("calibrate", "opdkit.commands.calibrate:measure", labels=labels, **options)
 
-    def report(self, *, out: PathLike | None = None, **options: Any) -> Any:
+    def report(self, *, out: MaybePath = None, **options: Any) -> Any:
         """Write the run as one HTML file that opens offline."""
-        return self._run("report", {"out": out} | options)
+        return self._run("report", out=out, **options)
 
     def show(self, turn_id: str | None = None, **options: Any) -> None:
         """Print turns: a list, or one whole, with its votes, hints and the advantage of every token."""
-        self._run("show", {"turn_id": turn_id} | options)
+        self._run("show", turn_id=turn_id, **options)
 
     def status(self) -> None:
         """Print how far each stage is."""
-        self._run("status", {})
+        self._run("status")
 
     def check(self, **options: Any) -> bool:
         """Verify the whole run, and print what is damaged; return False when something is."""
-        return bool(self._run("check", options))
+        return bool(self._run("check", **options))
 
     def table(self, name: str) -> "RunTable":
         """Return one table of the run: sessions, turns, verdicts, targets, ... Raises ConfigError for another name."""
@@ -184,7 +176,7 @@ class Run:
             lines.append(f"  {summary_of(self.path, stage, primary, part_count(self.path, stage)).line()}")
         return "\n".join(lines)
 
-    def _run(self, command: str, options: Mapping[str, Any], target: str | None = None) -> Any:
+    def _run(self, command: str, target: str | None = None, /, **options: Any) -> Any:
         """Run a command, or `target` in its place. Raises ConfigError for wrong options, as the command line does."""
         printed = ("run",) if target is None else ("run", "json")  # what is returned is not printed
         fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in printed]

@@ -27,7 +27,6 @@ app = typer.Typer(
     help="Turn the conversation logs of an assistant into a better assistant, offline.",
     epilog="Start with: opdkit demo",
 )
-CONFIG_HELP = "TOML file with one table per stage"  # as RunConfig.config
 _SIGPIPE_CODE = 141  # the reader of stdout, such as `head`, has enough: no message
 _METAVARS = {int: "N", float: "X", Path: "PATH", bool: ""}
 
@@ -81,18 +80,12 @@ def errors_as_exit_codes(debug: bool) -> Iterator[None]:
         cause = "interrupted" if code == 130 else "stopped as asked"
         say(f"{cause}; finished parts are kept, and the same command resumes")
         raise typer.Exit(code) from None
-    except OpdkitError as error:
-        if debug:
-            raise
-        _fail(str(error), error.exit_code)
-    except typer.Exit:
-        raise
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _is_stdout_closed():
             _leave_closed_stdout(_SIGPIPE_CODE)
-        if debug:
+        if debug or isinstance(error, typer.Exit):
             raise
-        _fail(_describe(error), 1)
+        _fail(str(error) if isinstance(error, OpdkitError) else _describe(error), getattr(error, "exit_code", 1))
 
 
 def _describe(error: Exception) -> str:
@@ -137,7 +130,7 @@ class OptionsCommand(TyperCommand):
         for panel in (*(panel for panel in panels if panel not in common), *common):
             rows = [_help_row(field) for field in shown if field.panel == panel]
             if panel == WHERE and self.name in STAGES:
-                rows.append(("--config PATH", CONFIG_HELP))
+                rows.append(("--config PATH", "TOML file with one table per stage"))  # as RunConfig.config
             with formatter.section(panel):
                 formatter.write_dl(rows)
         more = f"{len(fields) - len(shown)} more options are" if len(shown) < len(fields) else "All options are"

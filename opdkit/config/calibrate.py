@@ -4,17 +4,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
+from opdkit.config.shared import shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(CommandConfig):
     """Measure the judge against labels of people, and how many votes are worth paying for."""
 
-    run: Path = argument("the run directory")
+    run: Path = argument(..., "the run directory")
     labels: Path | None = argument(
+        None,
         "JSONL or CSV of labels that people gave; turn_id (or session_id) and reward: -1, 0, 1, good, neutral, bad, "
         "true or false; default: the rewards decided in `opdkit review`",
-        None,
     )
     session_reward: str = option(
         "last", "a session's reward, to compare with its label; mean: its sign", choices=("last", "mean", "min")
@@ -23,5 +24,5 @@ class CalibrateConfig(CommandConfig):
     tolerance: float = option(
         0.01, "accuracy and coverage to give up for fewer votes; each may fall by this", low=0.0, high=1.0
     )
-    json: bool = option(False, "JSON on stdout instead of text")
-    seed: int = option(0, "seed of every random draw", low=0)
+    json: bool = shared("json")
+    seed: int = shared("seed")

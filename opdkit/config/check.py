@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
+from opdkit.config.shared import shared
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckConfig(CommandConfig):
     """Verify a whole run: digests, schemas, keys between tables, ranges, finite values. Exit code 1: damage."""
 
-    run: Path = argument("the run directory")
-    json: bool = option(False, "JSON on stdout instead of text")
+    run: Path = argument(..., "the run directory")
+    json: bool = shared("json")
     deep: bool = option(False, "also read all weights of the trained model")
     recompute: bool = option(
         False, "remove damaged parts; and those computed from them, so that the stages compute them again"

@@ -54,9 +54,7 @@ class Command:
 # The examples, in this order, are a whole run on sample_data. A test runs them.
 COMMANDS: dict[str, Command] = {
     "init": Command(
-        InitConfig,
-        "opdkit.commands.init:run",
-        "opdkit init runs/opdkit.toml --model sample_data/model --judge local",
+        InitConfig, "opdkit.commands.init:run", "opdkit init runs/opdkit.toml --model sample_data/model --judge local"
     ),
     "doctor": Command(
         DoctorConfig, "opdkit.commands.doctor:run", "opdkit doctor sample_data/logs --model sample_data/model"

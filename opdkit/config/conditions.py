@@ -14,13 +14,13 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 
 FILTERED = "filtered: "  # begins the reasons of sessions that a condition leaves out
-FIELDS = ("model", "time", "language", "format", "source", "metadata")
+FIELDS = ("model", "time", "language", "format", "source", "metadata.NAME")
 # Names under which logs have the time and the language of a session.
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
 LANGUAGES = ("language", "lang", "locale")
@@ -32,14 +32,6 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _MISSING = object()
 
 
-class LoggedSession(Protocol):
-    """Attributes of a session that conditions compare; chat.conversation.Conversation has them."""
-
-    source: str
-    model: str | None
-    metadata: JSON
-
-
 @dataclass(frozen=True)
 class Filter:
     """Condition on one field of a session."""
@@ -49,39 +41,9 @@ class Filter:
     op: str
     value: str
 
-    def find_rejection(self, session: LoggedSession, log_format: str) -> str | None:
-        """Return the reason why a session of this format is left out; None if it is kept."""
-        logged = self._logged_value(session, log_format)
-        if logged in (None, "", []):
-            return f"{FILTERED}no {self.field}"
-        if self.field != "time":
-            holds = _compare(logged, self.op, self.value)
-        elif _DAY.fullmatch(self.value):
-            holds = _COMPARE[self.op](logged.date(), datetime.date.fromisoformat(self.value))
-        else:
-            holds = _COMPARE[self.op](logged, parse_time(self.value))
-        if holds is None:
-            return f"{FILTERED}no {self.field} to compare"
-        return None if holds else f"{FILTERED}{self.text}"
-
-    def _logged_value(self, session: LoggedSession, log_format: str) -> Any:
-        if self.field == "time":
-            return time_of(session.metadata)
-        if self.field == "language":
-            return first_of(session.metadata, LANGUAGES)
-        if not self.field.startswith("metadata."):
-            return {"model": session.model, "format": log_format, "source": session.source}[self.field]
-        path = self.field.partition(".")[2]
-        value = value_at(session.metadata, path)
-        if value is not _MISSING:
-            return value
-        values = (value_at(record, path) for record in _records(session.metadata))
-        return [value for value in values if value is not _MISSING]
-
 
 def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
     """Return the conditions, all of which must hold. Raises ConfigError."""
-    written = [f"{name}.NAME" if name == "metadata" else name for name in FIELDS]
     filters = []
     for text in texts:
         match = _EXPRESSION.fullmatch(text)
@@ -89,8 +51,8 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
             raise ConfigError(f"{flag} {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
         field, op, value = match.groups()
         root, _, path = field.partition(".")
-        if root not in FIELDS or (root == "metadata") != bool(path):
-            raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, written)}")
+        if (f"{root}.NAME" if path else root) not in FIELDS:
+            raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, FIELDS)}")
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
         if field == "time" and parse_time(value) is None:
@@ -103,13 +65,41 @@ def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
     return filters
 
 
-def find_rejection(filters: Sequence[Filter], session: LoggedSession, log_format: str) -> str | None:
-    """Return the reason of the first condition that leaves a session out; None if it is kept."""
-    reasons = (condition.find_rejection(session, log_format) for condition in filters)
-    return next((reason for reason in reasons if reason is not None), None)
+def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> str | None:
+    """Return the reason of the first condition that leaves a Conversation of this format out; None if it is kept."""
+    for condition in filters:
+        field, op, value = condition.field, condition.op, condition.value
+        logged = _logged_value(field, session, log_format)
+        if logged in (None, "", []):
+            return f"{FILTERED}no {field}"
+        holds: bool | None
+        if field != "time":
+            holds = _compare(logged, op, value)
+        elif _DAY.fullmatch(value):
+            holds = _COMPARE[op](logged.date(), datetime.date.fromisoformat(value))
+        else:
+            holds = _COMPARE[op](logged, parse_time(value))
+        if holds is None:
+            return f"{FILTERED}no {field} to compare"
+        if not holds:
+            return f"{FILTERED}{condition.text}"
+    return None
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
+def _logged_value(field: str, session: Any, log_format: str) -> Any:
+    """Return the value of a field of a Conversation; of metadata.NAME without a value, that of every logged call."""
+    if field == "time":
+        return time_of(session.metadata)
+    if field == "language":
+        return first_of(session.metadata, LANGUAGES)
+    if not field.startswith("metadata."):
+        return {"model": session.model, "format": log_format, "source": session.source}[field]
+    path = field.partition(".")[2]
+    value = value_at(session.metadata, path)
+    if value is not _MISSING:
+        return value
+    values = (value_at(record, path) for record in _records(session.metadata))
+    return [value for value in values if value is not _MISSING]
 
 
 def _compare(logged: Any, op: str, value: str) -> bool | None:

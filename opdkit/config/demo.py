@@ -10,4 +10,4 @@ from opdkit.config.fields import CommandConfig, argument
 class DemoConfig(CommandConfig):
     """Run the whole loop on sample_data on a CPU: a model improved by its own logs."""
 
-    run: Path = argument("the run directory", Path("opdkit-demo"))
+    run: Path = argument(Path("opdkit-demo"), "the run directory")

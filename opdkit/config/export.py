@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import session_limit
+from opdkit.config.shared import shared
 from opdkit.errors import ConfigError
 
 TARGETS = ("trl-sdft", "trl-kto", "trl-sft", "verl", "openai")
@@ -16,16 +16,16 @@ WITH_NEUTRAL = ("trl-sft", "openai")
 class ExportConfig(CommandConfig):
     """Write the judged turns as other trainers read them: TRL's, verl, OpenAI's fine-tuning."""
 
-    run: Path = argument("the run directory")
+    run: Path = argument(..., "the run directory")
     out: Path | None = argument(
-        "the file to write, .parquet or .jsonl; default: RUN/export/TARGET, as Parquet if it can", None
+        None, "the file to write, .parquet or .jsonl; default: RUN/export/TARGET, as Parquet if it can"
     )
     to: str | None = option(
         None, "the reader of the file; a trainer, or people who fill in decisions", choices=(*TARGETS, REVIEW)
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
     include_neutral: bool = option(False, f"also imitate replies with reward 0; for {' and '.join(WITH_NEUTRAL)}")
-    limit: int | None = session_limit()
+    limit: int | None = shared("limit")
     overwrite: bool = option(False, "replace the file if it exists")
 
     def __post_init__(self) -> None:

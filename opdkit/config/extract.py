@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, SPEED, WHAT, WHERE, Panel, StageConfig, argument, read_toml
-from opdkit.config.shared import REPEAT, session_limit
+from opdkit.config.shared import REPEAT, shared
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
@@ -20,10 +20,11 @@ class ExtractConfig(StageConfig):
     """Read conversation logs into sessions and turns."""
 
     logs: tuple[str, ...] = argument(
+        ...,
         "log files or folders of them, -, or hf:NAME[:SPLIT]; JSONL (.jsonl, .gz, .zst) or Parquet; - is stdin",
         plan=False,
     )
-    limit: int | None = session_limit(WHAT)
+    limit: int | None = shared("limit", WHAT)
     format: str = WHAT.option("auto", "the log format; auto looks at the data", choices=FORMATS)
     map: str | None = WHAT.option(
         None, "TOML file that says where the fields are; for logs of no known format, see docs/logs.md", plan=False
@@ -41,9 +42,7 @@ class ExtractConfig(StageConfig):
         (), f"replace matches of a pattern, NAME=REGEX; [NAME] replaces them; works without --redact too; {REPEAT}"
     )
     workers: int = SPEED.option(1, "processes that share this shard", unit="processes", low=1, plan=False)
-    dry_run: bool = WHERE.option(
-        False, "report what would be done, write nothing; reads 1,000 lines per input", plan=False
-    )
+    dry_run: bool = WHERE.option(False, "report what would be done, write nothing; from 1,000 lines each", plan=False)
     part_mb: float | None = SPEED.expert(
         None, "unpacked size of a part of whole sessions; default: log / 64, from 0.25 to 8 MB", unit="MB", low=1e-6
     )

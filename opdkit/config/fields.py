@@ -15,6 +15,7 @@ import tomllib
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -29,24 +30,21 @@ class Panel(str):
     """Heading of `-h`. Its methods declare the options under it."""
 
     def option(self, default: Any, text: str, **details: Any) -> Any:
-        """Declare a field that is a flag; `details` are of Field. `default=...` (Ellipsis) makes it required."""
+        """Declare a flag; `details` are of Field. `default=...` (Ellipsis) makes it required.
+
+        `-h` shows the text up to the first semicolon, docs/commands.md and `opdkit init` all of it.
+        """
         metadata = {"text": text, "panel": self, "required": default is ..., **details}
         return dataclasses.field(default=None if default is ... else default, metadata=metadata)
 
-    def expert(self, default: Any, text: str, **details: Any) -> Any:
-        """Declare a flag that `-h` leaves out."""
-        return self.option(default, text, expert=True, **details)
+    expert = partialmethod(option, expert=True)  # a flag that `-h` leaves out
 
 
 OPTIONS = Panel("Options")
 # Panels of several commands. -h shows a command's own panels before these.
 WHAT, HOW, SPEED, MEMORY, WHERE = map(Panel, ("What", "How", "How fast", "Memory", "Where"))
 option = OPTIONS.option
-
-
-def argument(text: str, default: Any = ..., **details: Any) -> Any:
-    """Declare a positional field, required unless it has a default."""
-    return Panel("Arguments").option(default, text, positional=True, **details)
+argument = partial(Panel("Arguments").option, positional=True)  # a positional field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +55,11 @@ class Field:
     flag: str  # as messages write it: --votes, or LOGS for a positional one
     type: Any  # without the `| None`; of a list, the type of its elements
     is_list: bool
+    type_name: str  # as help and errors name it
+    kind: str  # the choices, or the type's name and the unit
     default: Any
-    text: str  # shown whole in docs/commands.md and by `opdkit init`
+    text: str
+    help: str  # the text up to the first semicolon
     panel: str
     required: bool
     unit: str = ""
@@ -71,36 +72,22 @@ class Field:
     expert: bool = False  # -h leaves it out
     check: Callable[[Any, str], object] | None = None  # raises ConfigError for a wrong (value, flag)
 
-    @property
-    def help(self) -> str:
-        """Return the part of the text that -h shows: up to the first semicolon."""
-        return self.text.partition("; ")[0]
-
-    @property
-    def type_name(self) -> str:
-        """Return the word for the type in help and errors."""
-        words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
-        return "list of text" if self.is_list else words[self.type]
-
-    @property
-    def kind(self) -> str:
-        """Return the choices, or the type with its unit, as the docs write it."""
-        return " | ".join(self.choices) or self.type_name + (f", {self.unit}" if self.unit else "")
-
 
 def fields_of(cls: type["CommandConfig"]) -> list[Field]:
     """Return the options of a configuration class, positional ones first."""
-    hints = get_type_hints(cls)
-    options = []
+    hints, options = get_type_hints(cls), []
+    words = {int: "integer", float: "number", bool: "true/false", Path: "path", str: "text"}
     for field in dataclasses.fields(cls):
-        kind = hints[field.name]
-        if get_origin(kind) in (Union, types.UnionType):
-            kind = next(arg for arg in get_args(kind) if arg is not type(None))
-        is_list = get_origin(kind) is tuple
-        flag = field.name.upper() if field.metadata.get("positional") else "--" + field.name.replace("_", "-")
-        kind = str if is_list else kind
-        options.append(Field(name=field.name, flag=flag, type=kind, is_list=is_list, default=field.default,
-                             **field.metadata))  # fmt: skip
+        meta, type_ = field.metadata, hints[field.name]
+        if get_origin(type_) in (Union, types.UnionType):
+            type_ = next(arg for arg in get_args(type_) if arg is not type(None))
+        is_list = get_origin(type_) is tuple
+        type_ = str if is_list else type_
+        flag = field.name.upper() if "positional" in meta else "--" + field.name.replace("_", "-")
+        name = "list of text" if is_list else words[type_]
+        kind = " | ".join(meta.get("choices", ())) or name + (f", {meta['unit']}" if "unit" in meta else "")
+        options.append(Field(name=field.name, flag=flag, type=type_, is_list=is_list, type_name=name, kind=kind,
+                             default=field.default, help=meta["text"].partition("; ")[0], **meta))  # fmt: skip
     return sorted(options, key=lambda f: not f.positional)
 
 
@@ -109,11 +96,25 @@ class CommandConfig:
     """Configuration of one command. The docstring of a subclass is the help of its command."""
 
     def __post_init__(self) -> None:
+        """Raise ConfigError that names the option, its value and the allowed range, unless every value fits."""
         for field in fields_of(type(self)):
             value = getattr(self, field.name)
-            check(field, value)
+            if value is None:
+                if field.required:
+                    raise ConfigError(f"{field.flag} is missing: {field.help}")
+                continue
+            if field.choices and value not in field.choices:
+                raise ConfigError(f"{field.flag} is {value!r}; {did_you_mean(str(value), field.choices)}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigError(f"{field.flag} is {value}; it must be a finite number")
+            if field.low is not None and value < field.low:
+                raise ConfigError(f"{field.flag} is {value}; it must be at least {field.low:g}")
+            if field.high is not None and value > field.high:
+                raise ConfigError(f"{field.flag} is {value}; it must be at most {field.high:g}")
             if value and field.needs and not getattr(self, field.needs):
                 raise ConfigError(f"{field.flag} needs --{field.needs.replace('_', '-')}")
+            if field.check is not None:
+                field.check(value, field.flag)
 
     def check_inputs(self) -> None:
         """Raise ConfigError for a path, package or environment that does not fit. Called before the command begins."""
@@ -133,7 +134,7 @@ class CommandConfig:
 class StageConfig(CommandConfig):
     """Fields that every stage has."""
 
-    run: Path = argument("the run directory", plan=False)
+    run: Path = argument(..., "the run directory", plan=False)
     shard: str = WHERE.option(
         "auto",
         "which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the "
@@ -147,24 +148,6 @@ class StageConfig(CommandConfig):
         """Return the fields that decide the rows, as JSON values."""
         decisive = {field.name for field in fields_of(type(self)) if field.plan}
         return {name: value for name, value in self.effective().items() if name in decisive}
-
-
-def check(field: Field, value: Any) -> None:
-    """Raise ConfigError unless `value` fits `field`. The message names option, value, allowed range and remedy."""
-    if value is None:
-        if field.required:
-            raise ConfigError(f"{field.flag} is missing: {field.help}")
-        return
-    if field.choices and value not in field.choices:
-        raise ConfigError(f"{field.flag} is {value!r}; {did_you_mean(str(value), field.choices)}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{field.flag} is {value}; it must be a finite number")
-    if field.low is not None and value < field.low:
-        raise ConfigError(f"{field.flag} is {value}; it must be at least {field.low:g}")
-    if field.high is not None and value > field.high:
-        raise ConfigError(f"{field.flag} is {value}; it must be at most {field.high:g}")
-    if field.check is not None:
-        field.check(value, field.flag)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

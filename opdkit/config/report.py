@@ -10,7 +10,7 @@ from opdkit.config.fields import CommandConfig, argument, option
 class ReportConfig(CommandConfig):
     """Write the run as one HTML file that opens offline: funnel, votes, hints, advantages, training."""
 
-    run: Path = argument("the run directory")
+    run: Path = argument(..., "the run directory")
     out: Path | None = option(None, "the file to write; default: RUN/report.html")
     turns: int = option(
         200, "turns shown whole, token by token; largest advantages, and some of each kind", unit="turns", low=0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config.fields import HOW, OPTIONS, WHERE, Panel, StageConfig, parse_pairs
+from opdkit.config.fields import HOW, JSON, OPTIONS, WHERE, Panel, StageConfig, parse_pairs
 from opdkit.errors import ConfigError
 
 JUDGES = ("rules", "local", "endpoint")
@@ -33,36 +33,26 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
-def session_limit(panel: Panel = OPTIONS) -> Any:
-    """Return the option `--limit`, which counts sessions in every command that has it."""
-    return panel.option(None, "only the first N sessions, for a cheap trial", unit="sessions", low=1)
+# name -> (default, text, details); the text of some commands goes on
+SHARED: dict[str, tuple[Any, str, JSON]] = {
+    "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),
+    "model": (..., "the student: a model folder or a name on the hub", {}),
+    "judge_model": (None, "the judge: a path, or its name on the server", {}),
+    "judge_url": (None, "address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1",
+                  {"check": check_server}),
+    "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key",
+                    {"plan": False, "expert": True}),
+    "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
+                     {"check": parse_pairs}),
+    "seed": (0, "seed of every random draw", {"low": 0}),
+    "json": (False, "JSON on stdout instead of text", {}),
+}  # fmt: skip
 
 
-def student(panel: Panel = OPTIONS, more: str = "a folder is in Hugging Face format", default: Any = ...) -> Any:
-    """Return the option `--model`."""
-    return panel.option(default, f"the student: a model folder or a name on the hub; {more}")
-
-
-def judge_model(panel: Panel = OPTIONS, more: str = "") -> Any:
-    """Return the option `--judge-model`."""
-    return panel.option(None, f"the judge: a path, or its name on the server; {more}")
-
-
-def judge_url(panel: Panel = OPTIONS, **details: Any) -> Any:
-    """Return the option `--judge-url`."""
-    text = "address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"
-    return panel.option(None, text, check=check_server, **details)
-
-
-def api_key_env(panel: Panel = OPTIONS) -> Any:
-    """Return the option `--api-key-env`."""
-    return panel.expert("OPENAI_API_KEY", "environment variable that holds the server's key", plan=False)
-
-
-def template_arg(more: str = "") -> Any:
-    """Return the option `--template-arg`."""
-    text = f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}{more}"
-    return HOW.option((), text, check=parse_pairs)
+def shared(name: str, panel: Panel = OPTIONS, more: str = "", **details: Any) -> Any:
+    """Return the declaration of a shared option, with `more` text; `default` and other details may differ."""
+    default, text, common = SHARED[name]
+    return panel.option(**{"default": default, "text": f"{text}; {more}" if more else text} | common | details)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,5 +65,5 @@ class ModelOptions(StageConfig):
     dtype: str = WHERE.option(
         "auto", "weights and activations; auto: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES
     )
-    template_arg: tuple[str, ...] = template_arg()
-    seed: int = HOW.option(0, "seed of every random draw", low=0)
+    template_arg: tuple[str, ...] = shared("template_arg", HOW)
+    seed: int = shared("seed", HOW)

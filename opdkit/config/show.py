@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, Panel, argument
+from opdkit.config.shared import shared
 from opdkit.errors import ConfigError
 
 CHOICE, FORM = Panel("Choice of turns"), Panel("Form")
@@ -13,12 +14,12 @@ CHOICE, FORM = Panel("Choice of turns"), Panel("Form")
 class ShowConfig(CommandConfig):
     """Show turns: a list, or one whole, with its votes, hints and the advantage of every token."""
 
-    run: Path = argument("the run directory")
-    turn_id: str | None = argument("a turn, shown whole; default: a list of the run's turns", None)
+    run: Path = argument(..., "the run directory")
+    turn_id: str | None = argument(None, "a turn, shown whole; default: a list of the run's turns")
     worst: int | None = CHOICE.option(None, "N turns with the lowest sum of advantages", unit="turns", low=1)
     best: int | None = CHOICE.option(None, "N turns with the highest sum of advantages", unit="turns", low=1)
     random: int | None = CHOICE.option(None, "N turns drawn by --seed", unit="turns", low=1)
-    seed: int = CHOICE.option(0, "seed of every random draw", low=0)
+    seed: int = shared("seed", CHOICE)
     grep: str | None = CHOICE.option(None, "only turns that match a regular expression; in request, reply or hints")
     status: str | None = CHOICE.option(
         None, "only turns with this status; of reward or hint: failed, leak, reviewed ..."
@@ -27,7 +28,7 @@ class ShowConfig(CommandConfig):
     whole: bool = FORM.option(False, "show each of the turns whole; as --worst, --best and --random do anyway")
     one_line: bool = FORM.option(False, "one line per turn; also with --worst, --best and --random")
     logprobs: bool = FORM.option(False, "whole turns: log-probs of each token; under student and teacher")
-    json: bool = FORM.option(False, "JSON on stdout instead of text; one object with TURN_ID, else a list")
+    json: bool = shared("json", FORM, "one object with TURN_ID, else a list of whole turns or of one-line rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

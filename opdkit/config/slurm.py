@@ -24,12 +24,12 @@ class SlurmConfig(RunConfig):
     processes: int | None = JOBS.expert(None, "training processes per node; default: its GPUs, or 1", low=1)
     partition: tuple[str, ...] = JOBS.option((), f"partition, {_VALUE}")
     account: tuple[str, ...] = JOBS.option((), f"account, {_VALUE}")
-    time: tuple[str, ...] = JOBS.option((), f"time limit, {_VALUE}; teacher=4:00:00; default: the partition's")
+    time: tuple[str, ...] = JOBS.option((), f"time limit, {_VALUE}; such as teacher=4:00:00; default: the partition's")
     gpus: tuple[str, ...] = JOBS.option(
         (), f"GPUs, {_VALUE}; COUNT or TYPE:COUNT of a task, or of a node of the training"
     )
     cpus: tuple[str, ...] = JOBS.expert((), f"CPU cores of a task, {_VALUE}")
-    mem: tuple[str, ...] = JOBS.expert((), f"memory of a node, {_VALUE}; 64G")
+    mem: tuple[str, ...] = JOBS.expert((), f"memory of a node, {_VALUE}; such as 64G")
     sbatch: tuple[str, ...] = JOBS.expert(
         (), f"another option of sbatch; --constraint=a100, STAGE=--exclusive; {REPEAT}"
     )

@@ -10,4 +10,4 @@ from opdkit.config.fields import CommandConfig, argument
 class StatusConfig(CommandConfig):
     """Show how far each stage is: parts, rows, rate, time left, last errors."""
 
-    run: Path = argument("the run directory")
+    run: Path = argument(..., "the run directory")

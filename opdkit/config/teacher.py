@@ -4,8 +4,8 @@ import os
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, Panel
-from opdkit.config.shared import REPEAT, ModelOptions, session_limit, student
-from opdkit.config.teachers import check_teachers
+from opdkit.config.shared import REPEAT, ModelOptions, shared
+from opdkit.config.teachers import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
 
 PLACEMENTS = ("last-user", "tail", "system")
@@ -16,7 +16,7 @@ MODELS = Panel("Student and teacher")
 class TeacherConfig(ModelOptions):
     """Score every judged reply, with and without the hint."""
 
-    model: str = student(MODELS)
+    model: str = shared("model", MODELS, "a folder is in Hugging Face format")
     teacher: tuple[str, ...] = MODELS.option(
         (), "the model that reads the hint, [NAME=]PATH; default: the student; of several, probabilities are averaged"
     )
@@ -26,10 +26,8 @@ class TeacherConfig(ModelOptions):
     teacher_route: str | None = MODELS.expert(
         None, "metadata field that names a session's teacher; instead of the average"
     )
-    limit: int | None = session_limit(WHAT)
-    max_tokens: int | None = WHAT.option(
-        None, "longest prompt + reply; default: the model's limit", unit="tokens", low=2
-    )
+    limit: int | None = shared("limit", WHAT)
+    max_tokens: int | None = WHAT.option(None, "longest prompt + reply; default: the model's", unit="tokens", low=2)
     too_long: str = WHAT.option(
         "drop", "a turn that does not fit; drop it, or cut whole messages off its beginning", choices=("drop", "cut")
     )
@@ -67,14 +65,18 @@ class TeacherConfig(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_teachers(self.teacher, self.teacher_share, self.teacher_route)
+        parse_shares(self.teacher_share, list(parse_teachers(self.teacher)))
+        if (route := self.teacher_route) is not None and not self.teacher:
+            raise ConfigError(f"--teacher-route {route}: there is nothing to choose from; name teachers as NAME=PATH")
+        if route is not None and self.teacher_share:
+            raise ConfigError("--teacher-share is for teachers that are averaged; --teacher-route picks one of them")
         spread = [flag for flag in ("device_map", "tensor_parallel") if getattr(self, flag)]
         if spread and self.teacher_samples:
             flag = "--" + spread[0].replace("_", "-")
             raise ConfigError(f"--teacher-samples needs the teacher on one device; leave out {flag} or it")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
-        if self.teacher_samples and len(self.teacher) > 1 and self.teacher_route is None:
+        if self.teacher_samples and len(self.teacher) > 1 and route is None:
             raise ConfigError("--teacher-samples needs one teacher per session; an average of several cannot sample")
 
     def check_inputs(self) -> None:

@@ -55,16 +55,6 @@ def parse_shares(options: Sequence[str], teachers: Sequence[str]) -> dict[str, f
     return {name: share / total for name, share in shares.items()}
 
 
-def check_teachers(teacher: Sequence[str], share: Sequence[str], route: str | None) -> None:
-    """Raise ConfigError unless `--teacher`, `--teacher-share` and `--teacher-route` make sense together."""
-    teachers = parse_teachers(teacher)
-    parse_shares(share, list(teachers))
-    if route is not None and not teachers:
-        raise ConfigError(f"--teacher-route {route}: there is nothing to choose from; name teachers as NAME=PATH")
-    if route is not None and share:
-        raise ConfigError("--teacher-share is for teachers that are averaged; --teacher-route picks one of them")
-
-
 def routed_name(metadata: str | None, field: str) -> str | None:
     """Return one field of a session's metadata (JSON) as text; None where it is missing."""
     try:

@@ -4,7 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, WHERE, Panel
-from opdkit.config.shared import OBJECTIVES, ModelOptions, session_limit, student
+from opdkit.config.shared import OBJECTIVES, ModelOptions, shared
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
@@ -14,8 +14,8 @@ DATA, LOSS = Panel("What to train on"), Panel("Objective")
 class TrainConfig(ModelOptions):
     """Train the student on the teacher's and the judge's signal."""
 
-    model: str = student(DATA, "the model that the teacher stage scored")
-    limit: int | None = session_limit(DATA)
+    model: str = shared("model", DATA, "the model that the teacher stage scored")
+    limit: int | None = shared("limit", DATA)
     max_turns_per_session: int | None = DATA.option(
         None, "at most N turns of a session; drawn by --seed, so that no user outweighs all others", unit="turns", low=1
     )
@@ -87,7 +87,7 @@ class TrainConfig(ModelOptions):
     )
     batch_by: str = HOW.expert(
         "session",
-        "draw whole sessions, or single turns; session: until --batch-turns are reached; reads once what they share",
+        "draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once",
         choices=("session", "turn"),
     )
     schedule: str = HOW.expert(
