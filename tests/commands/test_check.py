@@ -268,7 +268,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_found_and_named(kind: str, run: Path) -> None:
-    """pitfall 25: no truncated or replaced part goes by as a whole one."""
+    """No truncated or replaced part goes by as a whole one."""
     damage, stage, table, words = DAMAGE[kind]
     damage(run)
     before = contents(run)

@@ -139,7 +139,7 @@ def assert_same_rows(stage: str, run: Path, undisturbed: Path) -> None:
 
 @pytest.mark.parametrize("stage", ["extract", "judge", *WITH_A_MODEL])
 def test_a_disk_that_fills_up(stage: str, undisturbed: Path, disk: Path) -> None:
-    """pitfall 25, pitfall 26: no half part at its final place, the error is not swallowed, the rest is done later."""
+    """No half part at its final place, the error is not swallowed, the rest is done later."""
     run = start(stage, undisturbed, disk)
     for left in (0, size(stage_dir(undisturbed, stage)) // 2 // PAGE * PAGE):
         with room(disk, left):

@@ -258,7 +258,7 @@ def test_without_hard_links_the_manifest_is_still_whole(tmp_path, monkeypatch):
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path):
-    """pitfall 25: no readable, truncated Parquet; pitfall 26: the error is not swallowed."""
+    """No readable, truncated Parquet at the final path, and the error is not swallowed."""
     stage = opened(tmp_path)
     with pytest.raises(ZeroDivisionError), stage.writing(0) as out:
         out.rows("rejected", [row(1), row(1 // 0)])
@@ -287,7 +287,7 @@ with stage.writing(1) as out:
 
 
 def test_a_process_killed_while_it_writes_leaves_the_final_path_free(tmp_path):
-    """pitfall 25: what is at the final path is whole, and the rest of a dead process is swept away."""
+    """What is at the final path is whole, and the rest of a dead process is swept away."""
     (tmp_path / "tests_store_config.py").write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     run = tmp_path / "run"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
@@ -401,7 +401,7 @@ def test_files_of_others_among_the_temporary_ones_are_left(tmp_path):
 
 
 def test_the_summary_covers_what_earlier_runs_did(tmp_path):
-    """pitfall 26: counters fold over the footers of all parts, whoever wrote them."""
+    """Counters fold over the footers of all parts, whoever wrote them."""
     fill(opened(tmp_path), [0, 3])
     resumed = opened(tmp_path)
     assert resumed.todo() == [1, 2]
@@ -414,7 +414,7 @@ def test_the_summary_covers_what_earlier_runs_did(tmp_path):
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 5])
 def test_shards_share_the_parts_without_overlap(tmp_path, shards):
-    """pitfall 26: another number of shards on the same directory duplicates nothing."""
+    """Another number of shards on the same directory duplicates nothing."""
     fill(opened(tmp_path, parts=7), [4])
     for shard in range(shards):
         stage = opened(tmp_path, parts=7, shard=f"{shard}/{shards}")

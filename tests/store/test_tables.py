@@ -37,7 +37,7 @@ def test_every_column_says_what_it_means():
     ({"line": ...}, "missing columns \\['line'\\]"),
 ])  # fmt: skip
 def test_unknown_and_missing_columns_are_refused(change, named):
-    """pitfall 23: pyarrow drops a column that is not in the schema, and invents nulls for one that is."""
+    """Schema inference loses columns: pyarrow drops a column that is not in the schema, and invents nulls for one that is."""
     changed = {k: v for k, v in (SESSION | change).items() if v is not ...}
     with pytest.raises(OpdkitError, match=named):
         to_arrow(SESSIONS, [SESSION, changed])
@@ -51,7 +51,7 @@ def test_unknown_and_missing_columns_are_refused(change, named):
     ({"messages": [MESSAGE | {"tool_calls": [{"id": "", "name": "f", "arguments": None}]}]}, "tool_calls.*arguments"),
 ])  # fmt: skip
 def test_a_null_where_none_may_be_is_refused(change, where):
-    """pitfall 23: pyarrow writes it, and readers then disagree about what they see."""
+    """Nulls in a non-nullable column: pyarrow writes them, and readers then disagree about what they see."""
     with pytest.raises(OpdkitError, match=f"table {where}|{where}"):
         to_arrow(SESSIONS, [SESSION, SESSION | change])
 

@@ -165,7 +165,7 @@ def test_nobody_there_is_a_problem():
 
 @pytest.mark.parametrize("status", [403, 500])
 def test_the_key_is_never_shown(monkeypatch, status):
-    """pitfall 31: some servers repeat the key in their answer."""
+    """No credentials in messages: some servers repeat the key in their answer."""
     monkeypatch.setenv("KEY_OF_TEST", "sk-secret")
     with serving(lambda *_: Reply(status, {"error": "sk-secret is wrong"})) as there:
         found = list(server.examine(there.url, "judge", "KEY_OF_TEST", 5.0))

@@ -140,7 +140,7 @@ def assert_same(run: Path, plain: Path) -> None:
 
 
 def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None:
-    """pitfall 25, pitfall 26: the same tables and the same model as the plain run, whatever happened on the way.
+    """The same tables and the same model as the plain run, whatever happened on the way.
 
     Task 0 of the judge is killed with `scancel --signal=KILL` and queued again; task 1 runs into its time limit: its
     process is held up until Slurm has sent the signal, which Slurm does when it comes to it.
@@ -181,7 +181,7 @@ def asked_to_stop(pid: int) -> bool:
 
 @pytest.mark.parametrize(("nodes", "processes"), [(1, 2), (2, 1), (1, 1)])
 def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: int, processes: int) -> None:
-    """pitfall 26: asked to stop, all processes on all nodes keep a checkpoint, and the job queues itself again."""
+    """Asked to stop, all processes on all nodes keep a checkpoint, and the job queues itself again."""
     run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
     options = {"device": "cpu", "epochs": 20, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
     wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",), setup=(HOSTNAMES,))

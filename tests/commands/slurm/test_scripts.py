@@ -128,7 +128,7 @@ def test_a_command_line_makes_the_same_configuration() -> None:
 
 
 def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pitfall 31: a script names the variable that holds the key."""
+    """No credentials in scripts: a script names the variable that holds the key."""
     monkeypatch.setenv("MY_KEY", "secret-key-of-a-test")
     config = JudgeConfig(
         run=Path("r"), judge="endpoint", judge_model="m", judge_url="http://h/v1", api_key_env="MY_KEY"
