@@ -97,7 +97,7 @@ def test_every_table_opens_with_the_usual_readers(run: Path, name: str) -> None:
 
 
 def test_without_a_hint_there_is_no_teacher(run: Path) -> None:
-    """A teacher without a hint pulls the student back: the turns that nobody corrected train on nothing but their reward."""
+    """Turns that nobody corrected train on nothing but their reward: no teacher term pulls them back."""
     verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}
     for target in read_all(run, "targets"):
         hint = verdicts[target["turn_id"]]["hint"]

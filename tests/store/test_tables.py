@@ -37,7 +37,7 @@ def test_every_column_says_what_it_means():
     ({"line": ...}, "missing columns \\['line'\\]"),
 ])  # fmt: skip
 def test_unknown_and_missing_columns_are_refused(change, named):
-    """Schema inference loses columns: pyarrow drops a column that is not in the schema, and invents nulls for one that is."""
+    """Schema inference loses columns: pyarrow drops a column that is not in the schema and nulls a missing one."""
     changed = {k: v for k, v in (SESSION | change).items() if v is not ...}
     with pytest.raises(OpdkitError, match=named):
         to_arrow(SESSIONS, [SESSION, changed])
