@@ -11,8 +11,8 @@ from opdkit.console import counted, say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints, verdict_of
 from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
-from opdkit.judge.exchange import Question
 from opdkit.judge.parse import parse_reward
+from opdkit.judge.votes import Question
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, sample

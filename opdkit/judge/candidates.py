@@ -30,17 +30,16 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     `turn` and `verdict` are rows as extract and judge wrote them, `messages` those of the turn's session, `config` the
     judge's in the stage's manifest.
     """
-    votes, chosen, accepted = verdict["hint_votes"], verdict["hint"], verdict["hints"]
-    written = [vote["hint"].strip() for vote in votes if vote["decision"] == 1 and vote["hint"]]
-    texts = list(dict.fromkeys([*written, *accepted]))
-    rank = {hint: n for n, hint in enumerate(accepted)}
-    texts.sort(key=lambda text: (text != chosen, rank.get(text, len(rank))))
+    votes = [(vote["decision"], vote["hint"]) for vote in verdict["hint_votes"]]
+    chosen, accepted = verdict["hint"], verdict["hints"]
+    written = [hint.strip() for decision, hint in votes if decision == 1 and hint]
+    # The sort is stable: accepted hints keep the order of the verdict, rejected ones that of the votes.
+    texts = sorted(dict.fromkeys([*accepted, *written]), key=lambda text: (text != chosen, text not in accepted))
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
     select, max_chars = config["hint_select"], config["max_hint_chars"]
     next_state = hints.unquotable_text(config["judge"], messages, turn["message_index"], turn["next_count"])
-    again = hints.choose([vote["decision"] for vote in votes], [vote["hint"] for vote in votes], next_state,
-                         select=select, max_chars=max_chars)  # fmt: skip
+    choice = hints.choose(votes, next_state, select=select, max_chars=max_chars)
     rows = []
     for text in texts:
         rejection = hints.rejection(text, next_state, max_chars=max_chars)
@@ -48,9 +47,9 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
             status = CHOSEN
         elif rejection is not None:
             status = _REJECTED[rejection]
-        elif text not in again.hints:
+        elif text not in choice.hints:
             status = "has the same words as another one"
         else:
-            status = _NO_CHOICE.get(again.status) or _LOST[select]
+            status = _NO_CHOICE.get(choice.status) or _LOST[select]
         rows.append({"hint": text, "status": status})
     return rows

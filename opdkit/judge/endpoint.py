@@ -13,8 +13,10 @@ import json
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +27,12 @@ from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
-from opdkit.console import counted, printable, say, tally
+from opdkit.console import counted, printable, say, tally, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Question, Request
-from opdkit.judge.identity import Identity
 from opdkit.judge.traffic import FailedAttemptError, Traffic
+from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, Request
+from opdkit.store.atomic import write_text
+from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import stage_dir
 from opdkit.store.stable_hash import stable_hash
 
@@ -37,6 +40,8 @@ LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is le
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
+NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
+_FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
 
 
 class Endpoint:
@@ -53,9 +58,7 @@ class Endpoint:
         self.base_url = config.judge_url.rstrip("/").removesuffix("/chat/completions")
         self.where = f"the judge at {self.base_url}"
         self.identity = Identity(config.judge_model, folder)
-        self.traffic = Traffic(
-            self.where, concurrency=config.concurrency, retries=config.retries, timeout=config.timeout
-        )
+        self.traffic = Traffic(self.where, config.concurrency, config.retries, config.timeout)
         self.key = os.environ.get(config.api_key_env, "").strip()
         if not (self.key.isascii() and self.key.isprintable()):
             raise ConfigError(f"the environment variable {config.api_key_env} holds characters that no API key has")
@@ -68,11 +71,8 @@ class Endpoint:
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
         seed, votes = self.config.seed, self.config.votes
-        requests = [
-            Request(question.messages, request_seed(seed, question.turn_id, question.name, vote))
-            for question in questions
-            for vote in range(votes)
-        ]
+        requests = [Request(q.messages, request_seed(seed, q.turn_id, q.name, vote))
+                    for q in questions for vote in range(votes)]  # fmt: skip
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -103,15 +103,11 @@ class Endpoint:
             raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
                               "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
         except Exception as error:  # ImportError, ValueError, and the HTTP library's own for an address
-            raise OpdkitError(
-                f"the proxy that the environment names cannot be used ({error}): see the variables ALL_PROXY, "
-                "HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without it"
-            ) from error
-        return openai.AsyncOpenAI(
-            api_key=self.key or "none", base_url=self.base_url, max_retries=0, timeout=None, http_client=http
-        )
-
-    # -- one attempt ------------------------------------------------------------------------------------------------
+            raise OpdkitError(f"the proxy that the environment names cannot be used ({error}): see the variables "
+                              "ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without "
+                              "it") from error  # fmt: skip
+        key = self.key or "none"
+        return openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, timeout=None, http_client=http)
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: Request) -> Answer:
         """Send a request once. Raises FailedAttemptError for what may pass, OpdkitError for what will not."""
@@ -143,7 +139,7 @@ class Endpoint:
             silent = content is None and not any(message.get(field) for field in _INSTEAD_OF_TEXT)
         except _MALFORMED:
             raise FailedAttemptError(f"an answer that is no chat completion: {self._excerpt(response)}") from None
-        if not self.identity.admit(name):
+        if not self.identity.admits(name):
             raise FailedAttemptError(f"an answer of another model: {self._safe(str(name))}")
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
@@ -156,8 +152,13 @@ class Endpoint:
         """Return the answer that an error stands for: the prompt does not fit. Raises as `_attempt` for all others."""
         status, excerpt = response.status_code, self._excerpt(response)
         if status in (408, 425, 429) or status >= 500:
-            pause = self._retry_after(response)
-            raise FailedAttemptError(f"HTTP {status}: {excerpt}", pause=pause, limited=status == 429 or pause > 0)
+            retry_after = response.headers.get("retry-after", "")
+            pause = retry_after_seconds(retry_after)
+            if not pause <= LONGEST_WAIT:  # also not a number
+                raise OpdkitError(f"{self.where} asks to be left alone for {self._safe(retry_after)[:40]} (HTTP "
+                                  f"{status}): start the same command again then; finished parts are kept")  # fmt: skip
+            limited = status == 429 or pause > 0
+            raise FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
         if status in (400, 413, 422) and _TOO_LONG.search(response.text):
             return Answer("", error=f"{TOO_LONG}: {excerpt}")
         if status == 401:
@@ -171,18 +172,8 @@ class Endpoint:
             raise OpdkitError(f"{self.where} redirects to {location} (HTTP {status}): pass that address as --judge-url")
         raise OpdkitError(f"{self.where} refuses the request (HTTP {status}): {excerpt}")
 
-    def _retry_after(self, response: Any) -> float:
-        """Return the seconds of a Retry-After header, 0 without one. Raises OpdkitError when they are too many."""
-        value = response.headers.get("retry-after", "")
-        seconds = retry_after_seconds(value)
-        if not seconds <= LONGEST_WAIT:  # also not a number
-            raise OpdkitError(f"{self.where} asks to be left alone for {self._safe(value)[:40]} (HTTP "
-                              f"{response.status_code}): start the same command again then; finished parts are "
-                              "kept")  # fmt: skip
-        return max(0.0, seconds)
-
     async def _models_on_offer(self, client: openai.AsyncOpenAI) -> str:
-        """Say which models the server names, beside the one that was asked for."""
+        """Return a sentence about the models that the server names, beside the one that was asked for."""
         try:
             async with asyncio.timeout(self.config.timeout):
                 response = await client.models.with_raw_response.list(extra_headers=self.headers)
@@ -193,17 +184,15 @@ class Endpoint:
         offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
         return f"--judge-model is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
 
-    # -- texts of the server ----------------------------------------------------------------------------------------
-
     def _excerpt(self, response: Any) -> str:
         """Return the beginning of a response, for a message: the server's own words where it is a JSON error."""
         try:
-            said = response.json()
-            said = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
-            said = said.get("message", said) if isinstance(said, dict) else said
+            error = response.json()
+            error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
+            error = error.get("message", error) if isinstance(error, dict) else error
         except (ValueError, RecursionError):
-            said = response.text
-        return self._safe(said if isinstance(said, str) else json.dumps(said))
+            error = response.text
+        return self._safe(error if isinstance(error, str) else json.dumps(error))
 
     def _safe(self, text: str) -> str:
         """Return `text` on one line, short, and without the key."""
@@ -213,16 +202,74 @@ class Endpoint:
         return text.replace(self.key, "[the API key]") if self.key else text
 
 
+class Identity:
+    """Name of the judge: the one that was asked for, or one that stands for it.
+
+    Servers answer under another name for good reasons (an alias, a dated version, a path), so a name is the judge's
+    when it is the one asked for, or when the first few answers all bear it. From then on an answer under another name
+    comes from another model: votes of two judges in one table could not be told apart, so it is not a vote; the
+    question is asked again. A server that gives no name cannot be checked.
+
+    The name is kept in `folder`, where there is one: resumed runs and other shards of the stage admit no other. The
+    first process to know it decides. Raises OpdkitError where the file is damaged or cannot be written.
+    """
+
+    def __init__(self, asked: str, folder: Path | None = None) -> None:
+        self.asked = asked
+        self.file = folder / NAME_FILE if folder else None
+        self.known = self._read()
+        self.others: Counter[str] = Counter()
+        self.rejected: set[str] = set()
+        self.answered = False  # to this process, under the name that is known
+
+    def admits(self, name: object) -> bool:
+        """Count an answer under `name`, and return whether it is the judge's."""
+        if not isinstance(name, str) or not name:
+            return True
+        if self.known is None:
+            self.others[name] += 1
+            if name == self.asked or self.others.total() == self.others[name] == _FIRST_ANSWERS:
+                self._settle(name)
+                if name == self.known != self.asked:
+                    say(f"{self.asked} answers as {printable(name)[:100]}")
+        if name == self.known:
+            self.answered = True
+        elif self.known is not None and name not in self.rejected:
+            self.rejected.add(name)
+            other, known = printable(name)[:100], printable(self.known)[:100]
+            if self.answered:
+                warn(f"the judge's server answers as {other}, too, not only as {known}: answers of another model are "
+                     "not counted, the questions are asked again")  # fmt: skip
+            else:
+                warn(f"the judge's server answers as {other}, and the existing votes are by {known}: answers of "
+                     f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
+        return name == self.known
+
+    def _settle(self, name: str) -> None:
+        """Make `name` the judge's from here on, unless another process has settled another name first."""
+        self.known = name
+        if self.file is not None:
+            with disk_errors_explained(self.file):
+                if not write_text(self.file, json.dumps({"name": name}) + "\n", replace=False):
+                    self.known = self._read()
+
+    def _read(self) -> str | None:
+        if self.file is None or not self.file.exists():
+            return None
+        try:
+            with disk_errors_explained(self.file):
+                return str(json.loads(self.file.read_text(encoding="utf-8"))["name"])
+        except (ValueError, LookupError, TypeError):
+            raise OpdkitError(f"{self.file} is damaged: remove it, or pass --overwrite to judge again") from None
+
+
 def retry_after_seconds(value: str) -> float:
     """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 for what is neither."""
-    try:
+    with suppress(ValueError):
         return float(value)
-    except ValueError:
-        pass
-    try:
+    with suppress(ValueError):
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-    except ValueError:
-        return 0.0
+    return 0.0
 
 
 def request_seed(seed: int, turn_id: str, question: str, vote: int) -> int:

@@ -8,10 +8,11 @@ rewards, so that a judge which rewards what visibly failed is noticed before any
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import Message
+from opdkit.config.fields import JSON
 
 _TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this
 _LOOP_CHARS, _LOOP_TIMES = 120, 4
@@ -49,7 +50,7 @@ def flags(messages: Sequence[Message], index: int, next_count: int, finish_reaso
     """Return those of tool_error, truncation, duplicate_call and loop that the turn at `index` shows."""
     following = messages[index + 1 : index + 1 + next_count]
     signs = {
-        "tool_error": any(m["role"] == "tool" and tool_failed(m["content"] or "") for m in following),
+        "tool_error": any(m["role"] == "tool" and reports_failure(m["content"] or "") for m in following),
         "truncation": is_cut_off(finish_reason),
         "duplicate_call": repeats_call(messages, index),
         "loop": loops(messages[index]["content"] or ""),
@@ -57,37 +58,31 @@ def flags(messages: Sequence[Message], index: int, next_count: int, finish_reaso
     return [name for name, shown in signs.items() if shown]
 
 
-def tool_failed(result: str) -> bool:
+def reports_failure(result: str) -> bool:
     """Return whether a tool's result reports a failure: by its JSON fields, else by how it begins or ends.
 
     A result that merely mentions errors (a file, a search result, "0 errors") does not.
     """
     text = result.strip()
     if text.startswith("{"):
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError):
-            pass  # a script, a Python literal, a result cut short: then its words are looked at, as for any other text
-        else:
-            return _json_failed(parsed)
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        return False
+        # A script, a Python literal or a result cut short is read by its words, as any other text.
+        with suppress(ValueError, RecursionError):
+            return _has_failure_fields(json.loads(text))
+    lines = [line[:300] for line in text.splitlines() if line.strip()]
     # A tool's last word is its last line, but a test runner's or a shell's may come a line or two before.
-    return bool(_FAILED_HEAD.match(lines[0][:300]) or _FAILED_TAIL.search("\n".join(s[:300] for s in lines[-2:])))
+    return bool(lines) and bool(_FAILED_HEAD.match(lines[0]) or _FAILED_TAIL.search("\n".join(lines[-2:])))
 
 
-def _json_failed(result: Any) -> bool:
-    if not isinstance(result, dict):
-        return False
-    folded = {str(k).lower().replace("_", ""): v for k, v in result.items()}
-    if any(folded.get(k) for k in ("error", "errors", "exception", "iserror")):
+def _has_failure_fields(result: JSON) -> bool:
+    fields = {key.lower().replace("_", ""): value for key, value in result.items()}
+    if any(fields.get(key) for key in ("error", "errors", "exception", "iserror")):
         return True
-    if any(folded.get(k) is False for k in ("success", "ok", "succeeded")):
+    if any(fields.get(key) is False for key in ("success", "ok", "succeeded")):
         return True
-    if any(isinstance(code := folded.get(k), int) and code != 0 for k in ("exitcode", "returncode", "exitstatus")):
+    codes = [fields.get(key) for key in ("exitcode", "returncode", "exitstatus")]
+    if any(isinstance(code, int) and code != 0 for code in codes):
         return True
-    status = folded.get("status", folded.get("statuscode"))
+    status = fields.get("status", fields.get("statuscode"))
     if isinstance(status, str):
         return status.lower() in ("error", "failed", "failure")
     return isinstance(status, int) and not isinstance(status, bool) and 400 <= status < 600
@@ -95,18 +90,15 @@ def _json_failed(result: Any) -> bool:
 
 def repeats_call(messages: Sequence[Message], index: int) -> bool:
     """Return whether the reply makes a call twice, or one that was made already since the user last spoke."""
-    seen: set[tuple[str, str]] = set()
     start = next((i for i in range(index - 1, -1, -1) if messages[i]["role"] == "user"), 0)
-    for message in messages[start:index]:
-        seen.update(_call(call) for call in message["tool_calls"])
-    for call in messages[index]["tool_calls"]:
-        if _call(call) in seen:
-            return True
-        seen.add(_call(call))
-    return False
+    earlier, own = (
+        [_comparable(call) for message in part for call in message["tool_calls"]]
+        for part in (messages[start:index], [messages[index]])
+    )
+    return len(set(own)) < len(own) or not set(own).isdisjoint(earlier)
 
 
-def _call(call: Message) -> tuple[str, str]:
+def _comparable(call: Message) -> tuple[str, str]:
     """Return name and arguments, the latter without regard to the order and spacing of their JSON."""
     try:
         return call["name"], json.dumps(json.loads(call["arguments"]), sort_keys=True)

@@ -47,23 +47,25 @@ class Choice:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-def choose(
-    decisions: Sequence[int | None], texts: Sequence[str | None], next_state: str, *, select: str, max_chars: int
-) -> Choice:
+def choose(votes: Sequence[tuple[int | None, str | None]], next_state: str, *, select: str, max_chars: int) -> Choice:
     """Filter the candidates of one turn and choose a hint.
 
-    `decisions` are 1, -1 or null (no vote) and `texts` the hints beside them. Every vote with decision 1 is a
-    candidate; one that quotes `next_state` (see `unquotable_text`) is rejected. A hint is chosen only when at least
-    half of the votes are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five
-    gives no hint, and the candidates stay in `hints` all the same.
+    `votes` are (decision, hint), the decision 1, -1 or null (no vote). Every vote with decision 1 is a candidate; one
+    that quotes `next_state` (see `unquotable_text`) is rejected. A hint is chosen only when at least half of the votes
+    are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five gives no hint,
+    and the candidates stay in `hints` all the same.
     """
-    written = [t for d, t in zip(decisions, texts, strict=True) if d == 1 and t is not None]
-    reasons = [rejection(t, next_state, max_chars=max_chars) for t in written]
-    rejected = Counter(r for r in reasons if r is not None)
-    accepted = [t for t, r in zip(written, reasons, strict=True) if r is None]
+    rejected: Counter[str] = Counter()
+    accepted = []
+    for decision, text in votes:
+        if decision == 1 and text is not None:
+            if reason := rejection(text, next_state, max_chars=max_chars):
+                rejected[reason] += 1
+            else:
+                accepted.append(text)
     hints = distinct(accepted)
-    yes, no = (sum(d == side for d in decisions) for side in (1, -1))
-    if not is_quorum(yes + no, len(decisions)):
+    yes, no = (sum(decision == side for decision, _ in votes) for side in (1, -1))
+    if not is_quorum(yes + no, len(votes)):
         return Choice(hints, None, "no_quorum", rejected)
     if yes <= no:
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
@@ -75,7 +77,7 @@ def choose(
 
 def rejection(hint: str, next_state: str, *, max_chars: int) -> str | None:
     """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one."""
-    if all(word in _JUDGEMENT or word in _EMPTY for word in words(hint)):
+    if not set(words(hint)) - _EMPTY - _JUDGEMENT:
         return "empty_judgement"
     if len(hint.strip()) < MIN_CHARS:
         return "too_short"
@@ -120,11 +122,8 @@ def consensus(hints: Sequence[str], votes: Sequence[str]) -> str:
     2004, there with BLEU). A vote that stands alone with its hint loses, however long it is; equal votes count as often
     as they were given. Ties go to the first of `hints`.
     """
-    votes_as_sets = [frozenset(words(vote)) for vote in votes]
-    likeness = []
-    for hint in hints:
-        own = frozenset(words(hint))
-        likeness.append(math.fsum(len(own & other) / len(own | other) for other in votes_as_sets))
+    own, others = ([frozenset(words(text)) for text in texts] for texts in (hints, votes))
+    likeness = [math.fsum(len(a & b) / len(a | b) for b in others) for a in own]
     return hints[likeness.index(max(likeness))]
 
 
@@ -136,11 +135,9 @@ def select_hint(hints: Sequence[str], how: str) -> str:
     by_length = sorted(hints, key=lambda hint: (len(hint), hint))
     if how == "shortest":
         return by_length[0]
-    if how == "longest":
-        return max(by_length, key=len)
-    if how == "score":
-        return max(by_length, key=specificity)
-    raise ConfigError(f"--hint-select is {how!r}; it must be one of: longest, shortest, score")
+    if how not in ("longest", "score"):
+        raise ConfigError(f"--hint-select is {how!r}; it must be one of: longest, shortest, score")
+    return max(by_length, key=len if how == "longest" else specificity)
 
 
 def specificity(hint: str) -> float:
@@ -150,5 +147,5 @@ def specificity(hint: str) -> float:
     grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
     """
     all_words = words(hint)
-    telling = {word for word in all_words if word not in _EMPTY and word not in _JUDGEMENT}
-    return len(telling) * math.exp(-len(all_words) / _SCORE_WORDS)
+    specific_words = set(all_words) - _EMPTY - _JUDGEMENT
+    return len(specific_words) * math.exp(-len(all_words) / _SCORE_WORDS)

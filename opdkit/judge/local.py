@@ -2,7 +2,7 @@
 
 Each vote has a random stream of its own, so that another batch size gives the same votes (but for rounding). The two
 questions about a turn share one copy of the turn, and all their votes (see `opdkit.model.sampling`): the questions come
-last in their prompts, and the common part of the prompts is found in their token ids.
+last in their prompts, and sampling detects the common part of the prompts in their token ids.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
-from opdkit.judge.exchange import TOO_LONG, Answer, Ask, Question
+from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question
 from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
@@ -41,14 +41,37 @@ class LocalJudge:
         answers: list[list[Answer]] = []
         with tally("judging", len(questions) * self.config.votes, "votes") as on_vote:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
-                some = questions[start : start + _QUESTIONS_AT_ONCE]
-                prompts = [self._prompt(question) for question in some]
-                samples = self._sample(some, prompts, on_vote)
-                for i, prompt in enumerate(prompts):
-                    if isinstance(prompt, str):
-                        answers.append([Answer("", error=prompt)] * self.config.votes)
-                    else:
-                        answers.append([self._answer(prompt, drawn) for drawn in samples[i]])
+                answers += self._answer(questions[start : start + _QUESTIONS_AT_ONCE], on_vote)
+        return answers
+
+    def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
+        """Return the answers to questions that are sampled together.
+
+        Prompts that leave less than --max-new-tokens of the context are sampled one by one.
+        """
+        prompts, answers = [self._prompt(question) for question in questions], []
+        longest = self.config.max_new_tokens
+        ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
+        roomy = [i for i, prompt in ids.items() if len(prompt) + longest <= self.context]
+        batches = [(roomy, longest)] if roomy else []
+        tight = [i for i, prompt in ids.items() if len(prompt) + longest > self.context]
+        batches += [([i], int(self.context) - len(ids[i])) for i in tight]
+        samples: dict[int, list[Sample]] = {}
+        for indices, new_tokens in batches:
+            requests = []
+            for i in indices:
+                streams = [token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
+                           for vote in range(self.config.votes)]  # fmt: skip
+                requests.append(Request(ids[i], streams))
+            drawn = sample(self.model, requests, temperature=self.config.temperature, max_new_tokens=new_tokens,
+                           stop_ids=self.chat.stop_ids, batch_tokens=self.config.batch_tokens,
+                           on_end=on_vote)  # fmt: skip
+            samples |= zip(indices, drawn, strict=True)
+        for i, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                answers.append([Answer("", error=prompt)] * self.config.votes)
+            else:
+                answers.append([self._read(prompt, drawn) for drawn in samples[i]])
         return answers
 
     def _prompt(self, question: Question) -> list[int] | str:
@@ -64,41 +87,7 @@ class LocalJudge:
             return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
         return ids
 
-    def _sample(
-        self, questions: Sequence[Question], prompts: Sequence[list[int] | str], on_vote: Callable[[int], None]
-    ) -> dict[int, list[Sample]]:
-        """Return the samples by the index of the question.
-
-        Prompts that leave less than --max-new-tokens of the context are sampled one by one.
-        """
-        longest = self.config.max_new_tokens
-        ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
-        roomy = [i for i, prompt in ids.items() if len(prompt) + longest <= self.context]
-        batches = [(roomy, longest)] if roomy else []
-        tight = [i for i, prompt in ids.items() if len(prompt) + longest > self.context]
-        batches += [([i], int(self.context) - len(ids[i])) for i in tight]
-        samples: dict[int, list[Sample]] = {}
-        for indices, new_tokens in batches:
-            requests = []
-            for i in indices:
-                streams = [
-                    token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
-                    for vote in range(self.config.votes)
-                ]
-                requests.append(Request(ids[i], streams))
-            drawn = sample(
-                self.model,
-                requests,
-                temperature=self.config.temperature,
-                max_new_tokens=new_tokens,
-                stop_ids=self.chat.stop_ids,
-                batch_tokens=self.config.batch_tokens,
-                on_end=on_vote,
-            )
-            samples.update(zip(indices, drawn, strict=True))
-        return samples
-
-    def _answer(self, prompt_ids: list[int], drawn: Sample) -> Answer:
+    def _read(self, prompt_ids: list[int], drawn: Sample) -> Answer:
         """Return a sample as an answer, without the stop token."""
         if drawn.finish_reason == "memory":
             tokens = f"{len(prompt_ids):,} tokens, and its answer"

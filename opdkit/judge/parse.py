@@ -8,11 +8,8 @@ import re
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.markup import final_answer
-from opdkit.judge.exchange import Answer, HintVote, RewardVote
 from opdkit.judge.prompts import QUESTIONS
-
-HINT_DECISIONS = (1, -1)
-REWARD_SCORES = (1, 0, -1)
+from opdkit.judge.votes import Answer, HintVote, RewardVote
 
 CUT_OFF = "cut off by the token limit"
 EMPTY = "empty answer"
@@ -42,7 +39,7 @@ def parse_hint(answer: Answer) -> HintVote:
     if error is None:
         # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
         outside, hint = split_hint(body)
-        decision, error = _decision(outside, "hint", HINT_DECISIONS)
+        decision, error = _decision(outside, "hint", (1, -1))
     return HintVote(decision, hint if decision == 1 else None, answer.text, error)
 
 
@@ -51,7 +48,7 @@ def parse_reward(answer: Answer) -> RewardVote:
     body, error = _visible_text(answer)
     score = None
     if error is None:
-        score, error = _decision(body, "reward", REWARD_SCORES)
+        score, error = _decision(body, "reward", (1, 0, -1))
     return RewardVote(score, answer.text, error)
 
 

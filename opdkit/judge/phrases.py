@@ -3,21 +3,20 @@
 import re
 
 
-def any_of(*patterns: str) -> re.Pattern[str]:
+def compile_any(*patterns: str) -> re.Pattern[str]:
     """Return a pattern that matches where any of `patterns` does, in any case."""
     return re.compile("|".join(f"(?:{p})" for p in patterns), re.IGNORECASE)
 
 
-# -- phrases that only look negative, and what they are read as -------------------------------------------------------
-
-GOOD_NEWS = any_of(
+# Phrases that only look negative, and what they are read as.
+GOOD_NEWS = compile_any(
     r"\bnot (?:too |so |half )?bad(?: at all)?\b",
     r"\bcan'?t (?:complain|go wrong)\b",
     r"\bcouldn'?t be better\b",
     r"\b(?:nothing|not) (?:is )?wrong\b(?! with what)",
     r"\bno,? (?:that|this|it)(?:'s| is| was) (?:good|great|perfect|right|correct|wonderful|excellent)\b",
 )
-NO_NEWS = any_of(
+NO_NEWS = compile_any(
     r"\bno,? (?:problems?|worries|need|rush|hurry|doubt|idea|pressure|questions?|issues?|errors?)\b",
     r"\bno,? (?:mistakes?|complaints|offen[cs]e|biggie|longer|matter|more|thanks|thank you)\b",
     r"\bno,? (?:that|this|it)(?:'s| is| was| will be| would be) (?:all|it|everything|ok|okay|fine|alright)\b",
@@ -34,16 +33,15 @@ NO_NEWS = any_of(
     r"\b(?:what|anything|something)(?:'s| is| was)? wrong with (?:my|the|our|his|her|their)\b",
 )
 
-# -- how a reply ends that asks the user for something -----------------------------------------------------------------
-
-ASKS = any_of(
+# How a reply ends that asks the user for something.
+ASKS = compile_any(
     r"\?[\s*_)\"']*$",
     r"\b(?:please|kindly|could you|can you)(?: \w+){0,2} (?:confirm|provide|specify|choose|select|share|enter)\b",
     r"\b(?:please|kindly|could you|can you)(?: \w+){0,2} (?:indicate|decide|tell me|let me know)\b",
     r"\blet me know (?:how|which|what|where|when|whether|if you(?:'d| would))\b",
     r"\bif (?:so|yes|not)\b.*\bplease\b",
 )
-CLOSING_FORMULA = any_of(
+CLOSING_FORMULA = compile_any(
     r"\b(?:anything|something|nothing) else\b",
     r"\b(?:any|have) (?:\w+ )?(?:further|other|more) (?:questions?|concerns?|requests?|information|options)\b",
     r"\b(?:any|have) (?:\w+ )?(?:further|other|more) (?:assistance|help)\b",
@@ -51,8 +49,7 @@ CLOSING_FORMULA = any_of(
     r"\bfeel free\b",
 )
 
-# -- corrections that say what was wanted ------------------------------------------------------------------------------
-
+# Corrections that say what was wanted.
 REPLY = (
     r"(?:that|this|it|you|your (?:answer|reply|response|explanation|summary|tone|code|version|message)|"
     r"the (?:answer|reply|response|explanation|summary|tone|text|output|result|code|last one))"
@@ -77,21 +74,21 @@ MANNERS = {
     "complicated|complex|technical|confusing": "Explain it in simpler words.",
     "fast|hasty": "Go through it step by step.",
 }
-MANNER = any_of(
+MANNER = compile_any(
     rf"{OPEN}{LEAD}(?:{ABOUT_REPLY} |)(?P<not>not |n't )?(?:(?:way|far|much|a bit|a little|kind of|still|just) )*"
     r"(?P<degree>too|very|so|overly|awfully) (?P<manner>[a-z-]+)"
 )
-COMPARATIVE = any_of(
+COMPARATIVE = compile_any(
     rf"{OPEN}{LEAD}(?:make|keep|write) (?:it|that|this|them|your \w+) (?P<x>(?:(?:a bit|a little|much) )?"
     r"(?:more|less|(?!after|over|under|other|later)\w{3,}er|simple|short|brief|concise|formal|casual|clear|sound|look|"
     rf"into|as an?)\b[^.!?;\n]*?){STOP}"
 )
-BARE_COMPARATIVE = any_of(
+BARE_COMPARATIVE = compile_any(
     rf"^{LEAD}(?P<x>(?:(?:much|a bit|a little) )?(?:shorter|longer|simpler|briefer|clearer|(?:more|less) [a-z]+))"
     r"(?:,? (?:please|pls))?[.! ]*$"
 )
 SAID = {
-    any_of(rf"{OPEN}(?P<lead>{LEAD})\b(?:i|we) {_EMPHASIS}{verb}{X}{STOP}"): hint
+    compile_any(rf"{OPEN}(?P<lead>{LEAD})\b(?:i|we) {_EMPHASIS}{verb}{X}{STOP}"): hint
     for verb, hint in {
         r"(?:said|told you)(?: that)?:? ": "Go by what was said: {x}.",
         r"asked (?:you )?(?:for|to|about|if|whether|how|what|why|where|when|who|which) ": (
@@ -101,34 +98,33 @@ SAID = {
         r"meant (?:to say )?": "Take the request to mean: {x}.",
     }.items()
 }
-USE = any_of(
+USE = compile_any(
     rf"{OPEN}(?P<lead>{LEAD})(?P<verb>use|try(?! to\b| again\b| and\b)|switch to|go with|stick to) {X}"
     rf"(?P<instead>,? instead)?{STOP}"
 )
-SHOULD = any_of(
+SHOULD = compile_any(
     rf"{OPEN}{LEAD}{REPLY} (?:really |definitely )?(?P<verb>should|shouldn't|must|mustn't|need to|needs to|have to|"
     rf"has to|ought to)(?P<not> not)? {X}{STOP}"
 )
 # "That should be all", "it should still work": what is likely, not what was wanted.
-SUPPOSED = any_of(
+SUPPOSED = compile_any(
     r"(?:still|also|now|hopefully|all|it|work|help|do|suffice)\b",
     r"be (?:all|it|fine|ok|okay|good|great|enough|possible|easy|still|sufficient)\b",
 )
-DONT = any_of(
+DONT = compile_any(
     rf"{OPEN}{LEAD}(?:don't|do not|stop|quit|never) (?P<x>(?:\w+ing|use|add|include|change|write|put|give|repeat|"
     rf"apologi[sz]e|explain|do|make|touch|remove|delete)\b[^.!?;\n]*?){STOP}"
 )
-NOT_THAT = any_of(rf"{OPEN}(?:no|nope|not that)[, ]+{X},? instead\b")
-OBJECTS = any_of(r"\b(?:no|nope|actually|instead|i said)\b")
+NOT_THAT = compile_any(rf"{OPEN}(?:no|nope|not that)[, ]+{X},? instead\b")
+OBJECTS = compile_any(r"\b(?:no|nope|actually|instead|i said)\b")
 
-# -- complaints that do not say what was wanted ------------------------------------------------------------------------
-
+# Complaints that do not say what was wanted.
 # Not the relative pronoun: "a flight that isn't full" is no complaint, "but that isn't it" is one.
 _BEFORE_THAT = ("but", "and", "think", "no", "so", "sorry", "wait", "now", "well", "actually", "oh")
 _THAT = r"(?:(?<![a-z] )|" + "|".join(rf"(?<=\b{word} )" for word in _BEFORE_THAT) + ")that"
 _SUBJECT = r"\b" + REPLY.replace("(?:that|", f"(?:{_THAT}|", 1)
 _IS = r"(?:'s| is| was|'re| are| were)?"
-COMPLAINT = any_of(
+COMPLAINT = compile_any(
     rf"{_SUBJECT}{_IS}(?: still| just| completely| totally| simply| all| so| really| also)* (?:wrong|incorrect|bad|"
     r"terrible|awful|horrible|useless|unhelpful|nonsense|garbage|rubbish|broken|false|inaccurate|ridiculous|mistaken|"
     r"unacceptable|outdated)\b",
@@ -157,14 +153,13 @@ COMPLAINT = any_of(
     rf"{OPEN}{LEAD}(?:redo|revert|undo|rewrite|rephrase|shorten|simplify|change|fix) (?:it|that|this|your|the last)\b",
     rf"{OPEN}{LEAD}(?:(?:do (?:it|that) again|try again)\b)",
 )
-OPENING_COMPLAINT = any_of(
+OPENING_COMPLAINT = compile_any(
     r"^\W*(?:wrong|incorrect|false|nonsense|terrible|bad|awful|useless|nope|not (?:that|this|it|like that))\b"
 )
 NO = re.compile(r"^\W*(?:no+|nope|nah)\b[\s,.!:-]*(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 
-# -- praise, and what says nothing -----------------------------------------------------------------------------------
-
-PRAISE = any_of(
+# Praise, and what says nothing.
+PRAISE = compile_any(
     r"\bthank(?:s| you)\b",
     r"\b(?:thx|ty|tysm|cheers|lgtm)\b",
     r"\b(?:perfect|awesome|excellent|wonderful|fantastic|amazing|brilliant|superb|beautiful|terrific|marvelous)\b",
@@ -184,16 +179,16 @@ PRAISE = any_of(
     r"\bgood\b(?= *[.!]*$)",
     r"\bi appreciate (?:it|that|this|your|you)\b",
 )
-NO_PRAISE = any_of(
+NO_PRAISE = compile_any(
     r"\b(?:not|n't|isn't|would be|will be|to be|be|how|less|hardly|if (?:it|that|this)(?: is|'s)) (?:\w+ )?(?:correct|"
     r"right|perfect|awesome|excellent|wonderful|great|good|nice|helpful|amazing|useful)\b",
     r"^\W*(?:great|good|nice) (?:question|morning|afternoon|evening|day|point)\b",
     r"\b(?:thanks|thank you) (?:in advance|anyway)\b",
 )
-BARE = any_of(
+BARE = compile_any(
     r"\W*(?:(?:ok|okay|k|fine|sure|yes|yeah|yep|yup|no|nope|nah|alright|all right|right|hm+|mhm|i see|understood|"
     r"noted|please|go ahead|continue|proceed|do it|go on)\b\W*)+"
 )
-DOUBT = any_of(
+DOUBT = compile_any(
     r"^\W*(?:are you (?:sure|certain)|really\?|why\b|how come|how so|is (?:that|this) (?:right|correct|true))"
 )

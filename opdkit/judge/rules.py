@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from opdkit.chat.openai_form import Message
 from opdkit.judge import phrases
-from opdkit.judge.exchange import HintVote, RewardVote
-from opdkit.judge.flags import tool_failed
+from opdkit.judge.flags import reports_failure
+from opdkit.judge.votes import HintVote, RewardVote
 
 _QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
 _READ_CHARS = 8000  # of a message; a reaction comes first, and what is pasted below it can be of any length
@@ -46,14 +46,11 @@ def judge(messages: Sequence[Message], index: int, next_count: int) -> Judgement
     by_user = judge_reaction(said, request, messages[index]["content"] or "") if said.strip() else None
     if by_user and by_user.reward == -1:
         return by_user
-    if any(tool_failed(result) for result in results):
+    if any(reports_failure(result) for result in results):
         return Judgement(-1, None, "a tool call failed")
     if by_user:
         return by_user
     return Judgement(1, None, "the tool calls succeeded") if results else Judgement(0, None, "nothing came next")
-
-
-# -- the user's message ---------------------------------------------------------------------------------------------
 
 
 def judge_reaction(said: str, request: str, reply: str) -> Judgement:
@@ -70,7 +67,10 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
         if len(quoted) > _QUOTED_CHARS:  # end at a word
             quoted = quoted[:_QUOTED_CHARS].rsplit(" ", 1)[0] + " ..."
         return Judgement(-1, f"User correction: {quoted}", f"a correction ({complaint!r})")
-    if _is_same_request(own, own_words(request[:_READ_CHARS])):
+    # Requests of 4 words or more that share 3 words of 4.
+    words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, own_words(request[:_READ_CHARS])))
+    shared, all_words = len(words & earlier_words), len(words | earlier_words)
+    if min(len(words), len(earlier_words)) >= 4 and 4 * shared >= 3 * all_words:
         return Judgement(-1, None, "the same request again")
     if praise := _praise(text, answering):
         return Judgement(1, None, f"praise ({praise!r})")
@@ -110,8 +110,15 @@ def instruction(text: str, answering: bool) -> str | None:
     `answering`: the reply asked a question. Then "use the gift card" or "I wanted economy" is its answer and nothing
     was wrong, unless the message says so ("no, ...", "... instead").
     """
-    if manner := _manner(text, answering):
-        return manner
+    for manner in phrases.MANNER.finditer(text):  # "too long"
+        about_reply = manner["degree"].lower() == "too" or re.search(phrases.ABOUT_REPLY, manner[0], re.IGNORECASE)
+        for words, hint in phrases.MANNERS.items():
+            if about_reply and not manner["not"] and re.fullmatch(words, manner["manner"], re.IGNORECASE):
+                return hint
+    if shorter := phrases.BARE_COMPARATIVE.search(text):  # "shorter, please"
+        return f"Make the reply {_clean(shorter['x']).lower()}."
+    if not answering and (shorter := phrases.COMPARATIVE.search(text)):  # "make it shorter"
+        return f"The reply had better be {_clean(shorter['x'])}."
     for pattern, hint in phrases.SAID.items():
         match = pattern.search(text)
         if match and (not answering or phrases.OBJECTS.search(match["lead"])):
@@ -130,20 +137,6 @@ def instruction(text: str, answering: bool) -> str | None:
         return f"Do not do this: {_clean(match['x'])}."
     match = phrases.NOT_THAT.search(text)
     return f"Rather: {_clean(match['x'])}." if match else None
-
-
-def _manner(text: str, answering: bool) -> str | None:
-    """Return the hint of a complaint about tone or length: "too long", "shorter, please", "make it shorter"."""
-    for match in phrases.MANNER.finditer(text):
-        about_reply = match["degree"].lower() == "too" or re.search(phrases.ABOUT_REPLY, match[0], re.IGNORECASE)
-        for words, hint in phrases.MANNERS.items():
-            if about_reply and not match["not"] and re.fullmatch(words, match["manner"], re.IGNORECASE):
-                return hint
-    if shorter := phrases.BARE_COMPARATIVE.search(text):
-        return f"Make the reply {_clean(shorter['x']).lower()}."
-    if not answering and (shorter := phrases.COMPARATIVE.search(text)):
-        return f"The reply had better be {_clean(shorter['x'])}."
-    return None
 
 
 def _clean(words: str) -> str:
@@ -165,9 +158,3 @@ def _praise(text: str, answering: bool) -> str | None:
     """Return the words of thanks or praise. After a question of the reply they count only where the message begins."""
     match = phrases.PRAISE.search(phrases.NO_PRAISE.sub(" ", text))
     return _clean(match[0]) if match and (not answering or match.start() < 25) else None
-
-
-def _is_same_request(said: str, request: str) -> bool:
-    """Return whether two requests of 4 words or more share 3 words of 4."""
-    ours, theirs = (set(re.findall(r"\w+", text.lower())) for text in (said, request))
-    return min(len(ours), len(theirs)) >= 4 and 4 * len(ours & theirs) >= 3 * len(ours | theirs)

@@ -1,44 +1,33 @@
 """`opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
+from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.exchange import TOO_LONG, Ask, HintVote, Question, RewardVote
 from opdkit.judge.flags import flags
-from opdkit.judge.outcomes import Outcomes
+from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import Reward, reward_of
+from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, reward_of
 from opdkit.model.folder import check_model_folder
-from opdkit.store import (
-    Counters,
-    Stage,
-    Summary,
-    check_rows_left,
-    find_outdated_upstream,
-    model_identity,
-    mostly_dropped,
-    part_count,
-    part_path,
-)
+from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.joined import LOGGED, JoinedTurn, joined_turns
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import find_outdated_upstream, model_identity, stage_dir
+from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
+from opdkit.store.stage import Stage
 from opdkit.store.tables import VERDICTS
 
 # Judges that are models: "module:function", imported only when chosen; the function opens one and returns an Ask.
 BACKENDS = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
-
-_OUTCOMES = "outcomes"  # rewards that the log brought along
-_FEW_REWARDS = 10  # that fewer rewards than this are all alike means nothing
 
 Votes = tuple[list[HintVote], list[RewardVote]]
 
@@ -58,8 +47,8 @@ class TurnToJudge:
     @property
     def questions(self) -> list[str]:
         """Questions to ask: no hint of a turn that nobody reacted to, no reward of one that has an outcome."""
-        needed = {"hint": self.joined.turn["next_count"] > 0, "reward": self.outcome is None}
-        return [name for name, asked in needed.items() if asked]
+        asked = {"hint": self.joined.turn["next_count"] > 0, "reward": self.outcome is None}
+        return [question for question in asked if asked[question]]
 
 
 def run(config: JudgeConfig) -> Summary:
@@ -99,16 +88,29 @@ def run(config: JudgeConfig) -> Summary:
     return summary
 
 
+def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
+    """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
+    if config.judge != "endpoint" or not (stage_dir(config.run, "teacher") / "manifest.json").exists():
+        return
+    if find_outdated_upstream(config.run, "teacher"):
+        return  # all targets are refused as outdated
+    if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
+        raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
+                          f"server may vote otherwise the next time: run `opdkit check {quote(config.run)} "
+                          "--recompute` first, which removes such targets")  # fmt: skip
+
+
 def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterator[TurnToJudge]:
     """Yield the turns of a part to judge, within `--limit`. The others are counted as dropped, by their reason."""
-    outcomes = Outcomes(config.good, config.bad)
-    joined_turns_of_part = joined_turns(config.run, part, LOGGED, limit=config.limit, reviews={})
-    for _, session_turns in groupby(joined_turns_of_part, key=lambda joined: joined.session_id):
-        outcome_of: Callable[[int], Reward | None] | None = None
+    conditions = {1: parse_filters(config.good, "--good"), -1: parse_filters(config.bad, "--bad")}
+    joined_of_part = joined_turns(config.run, part, LOGGED, limit=config.limit, reviews={})
+    for _, group in groupby(joined_of_part, key=lambda joined: joined.session_id):
+        session_turns = list(group)
+        indices = [joined.index for joined in session_turns]
+        outcomes = session_outcomes(session_turns[0].session, indices, conditions)
         for joined in session_turns:
             counters.rows_in += 1
-            outcome_of = outcome_of or outcomes.of_session(joined.session)
-            outcome, skip_reason = outcome_of(joined.index), joined.turn["skip_reason"]
+            outcome, skip_reason = outcomes.get(joined.index), joined.turn["skip_reason"]
             if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome is a reaction, too
                 yield TurnToJudge(joined, outcome)
             else:
@@ -122,13 +124,11 @@ def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> li
         common = turn_text(*turn.place, config.max_section_chars)
         questions += [Question(turn.joined.turn_id, name, judge_messages(common, name)) for name in turn.questions]
     answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
-    return [
-        (
-            [parse_hint(answer) for answer in answers.get((turn.joined.turn_id, "hint"), ())],
-            [parse_reward(answer) for answer in answers.get((turn.joined.turn_id, "reward"), ())],
-        )
-        for turn in turns
-    ]
+    votes = []
+    for turn_id in (turn.joined.turn_id for turn in turns):
+        hint_votes = [parse_hint(answer) for answer in answers.get((turn_id, "hint"), ())]
+        votes.append((hint_votes, [parse_reward(answer) for answer in answers.get((turn_id, "reward"), ())]))
+    return votes
 
 
 def verdict_row(
@@ -140,16 +140,11 @@ def verdict_row(
 ) -> JSON:
     """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted."""
     reward = turn.outcome or reward_of([vote.score for vote in reward_votes])
-    choice = hints.choose(
-        [vote.decision for vote in hint_votes],
-        [vote.hint for vote in hint_votes],
-        hints.unquotable_text(config.judge, *turn.place),
-        select=config.hint_select,
-        max_chars=config.max_hint_chars,
-    )
-    count_votes(counters, [*hint_votes, *reward_votes])
-    count_reward(counters, reward.reward)
-    counters.count(_OUTCOMES, int(turn.outcome is not None))
+    unquotable = hints.unquotable_text(config.judge, *turn.place)
+    choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
+                          select=config.hint_select, max_chars=config.max_hint_chars)  # fmt: skip
+    count_votes(counters, [*hint_votes, *reward_votes], reward)
+    counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))
     for reason, number in choice.rejected.items():
         counters.count("rejected hints", number, label=reason)
@@ -169,35 +164,16 @@ def verdict_row(
     }
 
 
-def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
-    """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
-    if config.judge != "endpoint" or not (stage_dir(config.run, "teacher") / "manifest.json").exists():
-        return
-    if find_outdated_upstream(config.run, "teacher"):
-        return  # all targets are refused as outdated
-    if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
-        raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
-                          f"server may vote otherwise the next time: run `opdkit check {quote(config.run)} "
-                          "--recompute` first, which removes such targets")  # fmt: skip
-
-
-# -- counts and warnings --------------------------------------------------------------------------------------------
-
-
-def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote]) -> None:
-    """Count the votes of a question, and those that failed by their kind."""
+def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], reward: Reward) -> None:
+    """Count the votes on a turn, those that failed by their kind, and the reward by its value, "-1", "0" or "+1"."""
     counters.count("votes", len(votes))
     for vote in votes:
         if vote.error:
             counters.count("failed votes", label=vote.error.partition(":")[0])  # what follows is about the one vote
-
-
-def count_reward(counters: Counters, reward: int | None) -> None:
-    """Count one reward by its value, "-1", "0" or "+1"."""
-    if reward is None:
+    if reward.reward is None:
         counters.count("no reward")
     else:
-        counters.count("rewards", label=f"{reward:+d}" if reward else "0")
+        counters.count("rewards", label=f"{reward.reward:+d}" if reward.reward else "0")
 
 
 def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
@@ -209,36 +185,32 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     if 2 * failed > votes:
         kind = counters.labels("failed votes").most_common(1)[0][0]
         share = "all" if failed == votes else f"{failed:,} of"
-        messages.append(
-            f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {_REMEDIES.get(kind, _ANOTHER_MODEL)}"
-        )
+        remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
+        messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
     if not counters.total("hints"):
         messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
-    messages += all_alike(counters)
+    messages += equal_rewards(counters)
     for flag, words in _FLAGGED.items():
         rewarded, shown = counters.labels("flags on turns rewarded +1")[flag], counters.labels("flags")[flag]
         if 2 * rewarded > shown:
-            messages.append(
-                f"{rewarded:,} of {counted(shown, 'turn')} {words} {verb(rewarded, 'was', 'were')} rewarded +1: look "
-                "at some before training on them"
-            )
+            messages.append(f"{rewarded:,} of {counted(shown, 'turn')} {words} {verb(rewarded, 'was', 'were')} "
+                            "rewarded +1: look at examples before training on them")  # fmt: skip
     conditions = [*(f"--good {text}" for text in config.good), *(f"--bad {text}" for text in config.bad)]
-    if conditions and not counters.total(_OUTCOMES):  # a misspelt field is the usual reason
+    if conditions and not counters.total("outcomes"):  # a misspelt field is the usual reason
         messages.append(f"{' and '.join(conditions)}: true of no turn, so that votes decide everywhere. What logs say "
                         "is in the column metadata of the table sessions")  # fmt: skip
     return messages
 
 
-def all_alike(counters: Counters) -> list[str]:
-    """Return a warning when many rewards have one value."""
+def equal_rewards(counters: Counters) -> list[str]:
+    """Return a warning when 10 rewards or more have one value; of fewer, that means nothing."""
     rewards = counters.labels("rewards")
-    if len(rewards) != 1 or rewards.total() < _FEW_REWARDS:
+    if len(rewards) != 1 or rewards.total() < 10:
         return []
     return [f"all {rewards.total():,} rewards are {next(iter(rewards))}: they do not tell one reply from another"]
 
 
 _REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars."}
-_ANOTHER_MODEL = "Is it the right model? A judge must be a chat model that follows instructions."
 _FLAGGED = {
     "tool_error": "after which a tool failed",
     "truncation": "that were cut off",

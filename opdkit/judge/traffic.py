@@ -12,11 +12,11 @@ import asyncio
 import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from opdkit.console import counted, say
 from opdkit.errors import OpdkitError
-from opdkit.judge.exchange import NO_ANSWER, Answer, Request
+from opdkit.judge.votes import NO_ANSWER, Answer, Request
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
@@ -31,20 +31,16 @@ _KNOWN, _REMEMBERED = 16, 128  # answers before anything is given up early; answ
 _UNLUCKY = 3
 
 
+@dataclass(eq=False)
 class FailedAttemptError(Exception):
     """Failure of an attempt that may pass."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        pause: float = 0.0,  # seconds that the server asked for, of everybody
-        limited: bool = False,  # too many requests: no fault of this one, so it costs no attempt
-        early: bool = False,  # given up before --timeout: it costs no attempt and no pause
-        insisted: Answer | None = None,  # what counts as the answer if the server says the same to the last
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.pause, self.limited, self.early, self.insisted = reason, pause, limited, early, insisted
+    reason: str
+    _: KW_ONLY
+    pause: float = 0.0  # seconds that the server asked for, of everybody
+    limited: bool = False  # too many requests: no fault of this one, so it costs no attempt
+    early: bool = False  # given up before --timeout: it costs no attempt and no pause
+    insisted: Answer | None = None  # what counts as the answer if the server says the same to the last
 
 
 @dataclass(eq=False)
@@ -63,7 +59,7 @@ class _History:
 class Traffic:
     """Requests to one server, for as long as it is asked. `where` names it in messages."""
 
-    def __init__(self, where: str, *, concurrency: int, retries: int, timeout: float) -> None:
+    def __init__(self, where: str, concurrency: int, retries: int, timeout: float) -> None:
         self.where, self.concurrency, self.retries, self.timeout = where, concurrency, retries, timeout
         self.failed_attempts: Counter[str] = Counter()  # by the kind of the failure
         self.answers = self.failures = self.failures_in_a_row = 0
@@ -130,13 +126,17 @@ class Traffic:
             finally:
                 del self._under_way[history]
                 self._slots.release()
-            self._count_failure(history, failure, clock())
-            if last_word := self._last_word(history, failure, clock()):
+            if last_word := self._count_failure(history, failure, clock()):
                 answer = last_word
                 break
             if not failure.early:
-                self._say_first_failure(failure)
-                await asyncio.sleep(failure.pause or growing_pause(request.seed, history.failures))
+                if not self._failure_said:  # a server that is down is asked for half a minute, not in silence
+                    self._failure_said = True
+                    say(f"{self.where}: {failure.reason}; trying again, with growing pauses (--retries {self.retries})")
+                longest = min(FIRST_PAUSE * 2 ** min(history.failures - 1, 32), LONGEST_PAUSE)
+                # Up to half of a growing pause is random, the same for the same request.
+                random_share = random.Random(f"{request.seed}:{history.failures}").uniform(0.5, 1.0)
+                await asyncio.sleep(failure.pause or longest * random_share)
             await self._take_slot(first_attempt=False)
         self.failures_in_a_row = 0
         self._answering.set()
@@ -157,8 +157,11 @@ class Traffic:
             if not timeout.expired():
                 timeout.reschedule(history.began + self._allowed_seconds(history))
 
-    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> None:
-        """Note a failed attempt in the history of its request and of the server."""
+    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Answer | None:
+        """Count a failed attempt. Return the answer of a request that is given up, None while it may be sent again.
+
+        Raises OpdkitError when it is the server that is given up.
+        """
         history.failures += 1
         history.early += failure.early
         history.counted += not (failure.early or failure.limited)
@@ -169,13 +172,7 @@ class Traffic:
         self._closed_until = max(self._closed_until, now + failure.pause)
         if self.failures_in_a_row >= self.concurrency:
             self._answering.clear()
-
-    def _last_word(self, history: _History, failure: FailedAttemptError, now: float) -> Answer | None:
-        """Return the answer of a request that is given up, None while it may be sent again.
-
-        Raises OpdkitError when it is the server that is given up.
-        """
-        waited = now - (history.first_failed or now)
+        waited = now - history.first_failed
         used_up = waited > LONGEST_LIMIT if failure.limited else history.counted > self.retries
         if failure.early or not used_up:
             return None
@@ -193,15 +190,3 @@ class Traffic:
             f"{failure.reason}). Check that it runs and takes requests at that address, then start the same command "
             "again: finished parts are kept, and nothing was written for the others."
         )
-
-    def _say_first_failure(self, failure: FailedAttemptError) -> None:
-        """Say once that an attempt failed: a server that is down is asked for half a minute, not in silence."""
-        if not self._failure_said:
-            self._failure_said = True
-            say(f"{self.where}: {failure.reason}; trying again, with growing pauses (--retries {self.retries})")
-
-
-def growing_pause(seed: int, failures: int) -> float:
-    """Return the seconds to wait after so many failures; up to half of it is random, the same for the same request."""
-    growing = min(FIRST_PAUSE * 2 ** min(failures - 1, 32), LONGEST_PAUSE)
-    return growing * random.Random(f"{seed}:{failures}").uniform(0.5, 1.0)

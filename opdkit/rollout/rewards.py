@@ -5,19 +5,16 @@ in the logged reply.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from opdkit.chat.template import Chat
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
-from opdkit.judge.criterion import hint_messages, open_criterion_judge, question_id, visible
-from opdkit.judge.exchange import Ask, Question, RewardVote
+from opdkit.judge.criterion import FOLLOWS_HINT, criterion_messages, question_id, visible
 from opdkit.judge.parse import parse_reward
-from opdkit.judge.stage import count_reward, count_votes
-from opdkit.judge.votes import Reward, reward_of
-from opdkit.model.load import load_tokenizer
+from opdkit.judge.stage import count_votes
+from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
 from opdkit.store import PartWriter, read_part
-from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, read_verdicts
 from opdkit.store.turn_ids import answered_turn_id
 
@@ -25,35 +22,22 @@ NOT_JUDGED = Reward(None, "not_judged", None)
 EMPTY = Reward(-1, "empty", None)  # rewarded, or left out, saying nothing would become a habit
 
 
-@dataclass(frozen=True)
-class ReplyJudge:
-    """Model of `--judge-model`, and the chat template of the student."""
-
-    ask: Ask
-    chat: Chat
-
-
-def open_reply_judge(config: RolloutConfig) -> ReplyJudge:
-    """Open the judge of `--judge-model`."""
-    chat = Chat(load_tokenizer(config.model), parse_pairs(config.template_arg, "--template-arg"))
-    return ReplyJudge(open_criterion_judge(config, stage_dir(config.run, "judge")), chat)
-
-
 def write_verdicts(
-    config: RolloutConfig, judge: ReplyJudge | None, part: int, reviews: Reviews, out: PartWriter
+    config: RolloutConfig, judge: tuple[Ask, Chat] | None, part: int, reviews: Reviews, out: PartWriter
 ) -> None:
-    """Write the verdicts on one part of the replies, which are read from where they were committed."""
-    sessions = read_part(config.run, "sessions", part)
-    turns = read_part(config.run, "turns", part)
+    """Write the verdicts on one part of the replies, which are read from where they were committed.
+
+    `judge`: the model of `--judge-model`, and the chat template of the student; without one there are no rewards.
+    """
+    sessions, turns = read_part(config.run, "sessions", part), read_part(config.run, "turns", part)
     logged = {verdict["turn_id"]: verdict for verdict in read_verdicts(config.from_run, part, reviews)}
     verdicts = [logged[answered_turn_id(session["session_id"])] for session in sessions]
     out.counters.rows_in = len(sessions)
     judged: Sequence[tuple[list[RewardVote], Reward]] = [([], NOT_JUDGED)] * len(sessions)
     if judge is not None:
-        judged = judge_replies(judge, sessions, [verdict["hint"] for verdict in verdicts])
+        judged = judge_replies(*judge, sessions, [verdict["hint"] for verdict in verdicts])
         for votes, reward in judged:
-            count_votes(out.counters, votes)
-            count_reward(out.counters, reward.reward)
+            count_votes(out.counters, votes, reward)
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
     for turn, verdict, (votes, reward) in zip(turns, verdicts, judged, strict=True):
         row = {
@@ -63,36 +47,32 @@ def write_verdicts(
             "reward": reward.reward,
             "reward_status": reward.status,
             "reward_agreement": reward.agreement,
-            "hints": verdict["hints"],
-            "hint": verdict["hint"],
-            "hint_status": verdict["hint_status"],
+            **{name: verdict[name] for name in ("hints", "hint", "hint_status")},
         }
         out.rows("verdicts", [row])
 
 
 def judge_replies(
-    judge: ReplyJudge, sessions: Sequence[JSON], hints: Sequence[str]
+    ask: Ask, chat: Chat, sessions: Sequence[JSON], hints: Sequence[str]
 ) -> list[tuple[list[RewardVote], Reward]]:
     """Return the votes on the last message of each session, and the reward that they add up to.
 
-    Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
+    `chat` is the template of the student. Equal replies to one prompt are one question. A reply that shows its reader
+    nothing is not asked about: it gets -1.
     """
     names: list[str] = []  # of the question about each session
     questions: dict[str, Question] = {}
     for session, hint in zip(sessions, hints, strict=True):
         *before, reply = session["messages"]
-        thinking = judge.chat.opens_thinking(judge.chat.prompt_ids(before, session["tools"]))
+        thinking = chat.opens_thinking(chat.prompt_ids(before, session["tools"]))
         text = visible(reply["content"] or "", thinking)
         name = question_id(answered_turn_id(session["session_id"]), text)
         names.append(name)
         if text:
-            questions[name] = Question(name, "criterion", hint_messages(before, hint, text))
-    answers = judge.ask(list(questions.values())) if questions else []
-    votes_of = {
-        name: [parse_reward(answer) for answer in of_question]
-        for name, of_question in zip(questions, answers, strict=True)
-    }
-    return [
-        (votes_of[name], reward_of([vote.score for vote in votes_of[name]])) if name in votes_of else ([], EMPTY)
-        for name in names
-    ]
+            questions[name] = Question(name, "criterion", criterion_messages(before, FOLLOWS_HINT, text, hint))
+    answers = ask(list(questions.values())) if questions else []
+    judged: dict[str, tuple[list[RewardVote], Reward]] = {}
+    for name, of_question in zip(questions, answers, strict=True):
+        votes = [parse_reward(answer) for answer in of_question]
+        judged[name] = votes, reward_of([vote.score for vote in votes])
+    return [judged.get(name, ([], EMPTY)) for name in names]

@@ -9,16 +9,20 @@ So no prompt is answered twice after a kill in between, and the student is relea
 
 from dataclasses import replace
 
+from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.rollout import RolloutConfig
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.stage import all_alike
+from opdkit.judge.criterion import open_criterion_judge
+from opdkit.judge.stage import equal_rewards
 from opdkit.model.folder import check_model_folder
+from opdkit.model.load import load_tokenizer
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
-from opdkit.rollout.rewards import open_reply_judge, write_verdicts
+from opdkit.rollout.rewards import write_verdicts
 from opdkit.store import Counters, Stage, Summary, manifest, model_identity, mostly_dropped, part_count
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.template_args import template_args_of
@@ -44,11 +48,16 @@ def run(config: RolloutConfig) -> Summary:
                 write_replies(config, student, hinted_turns(config, part, reviews), out)
         del student  # a local judge may need the room
     if todo := verdicts.todo():
-        judge = open_reply_judge(config) if config.judge_model else None
+        judge = None
+        if config.judge_model:
+            chat = Chat(load_tokenizer(config.model), parse_pairs(config.template_arg, "--template-arg"))
+            judge = open_criterion_judge(config, stage_dir(config.run, "judge")), chat
         for part in todo:
             with verdicts.writing(part) as out:
                 write_verdicts(config, judge, part, reviews, out)
-    summary = merge_summaries(replies.summary(), verdicts.summary())
+    first, last = replies.summary(), verdicts.summary()  # one closing line: hinted turns in, replies out
+    first.counters.merge(Counters(seconds=last.counters.seconds, counts=last.counters.counts))
+    summary = replace(last, stage="rollout", counters=first.counters, where=first.where)
     if config.judge_model is None:
         say(f"the replies are not judged: in {config.run} only objectives that learn from hints can train; "
             "--judge-model gives rewards")  # fmt: skip
@@ -57,18 +66,14 @@ def run(config: RolloutConfig) -> Summary:
     return summary
 
 
-# -- setting up -----------------------------------------------------------------------------------------------------
-
-
 def check_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
     """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
     if not any(hinted_turns(config, part, reviews) for part in range(parts)):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
-        raise OpdkitError(
-            f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in the closing "
-            f"line of `opdkit judge {quote(config.from_run)}` why, and try a stronger --judge"
-            + (" or a larger --limit" if config.limit else "")
-        )
+        larger = " or a larger --limit" if config.limit else ""
+        raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
+                          f"the closing line of `opdkit judge {quote(config.from_run)}` why, and try a stronger "
+                          f"--judge{larger}")  # fmt: skip
 
 
 def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:
@@ -99,16 +104,6 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     )
 
 
-# -- results ---------------------------------------------------------------------------------------------------------
-
-
-def merge_summaries(replies: Summary, verdicts: Summary) -> Summary:
-    """Return one closing line for both stages: hinted turns in, replies out."""
-    counters = replies.counters
-    counters.merge(Counters(seconds=verdicts.counters.seconds, counts=verdicts.counters.counts))
-    return replace(verdicts, stage="rollout", counters=counters, where=replies.where)
-
-
 def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
     """Return messages about what looks wrong with the replies as a whole."""
     messages = mostly_dropped("rollout", counters)
@@ -129,4 +124,4 @@ def warnings(config: RolloutConfig, counters: Counters) -> list[str]:
             f"{failed:,} of {counted(votes, 'vote')} failed, {counted(unrewarded, 'reply')} "
             f"{verb(unrewarded, 'has', 'have')} no reward: is --judge-model a chat model that follows instructions?"
         )
-    return messages + all_alike(counters)
+    return messages + equal_rewards(counters)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.judge.endpoint import Endpoint, request_seed
-from opdkit.judge.exchange import Question
+from opdkit.judge.votes import Question
 
 from .pairs import save_rows
 

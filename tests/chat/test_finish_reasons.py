@@ -20,9 +20,9 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.exchange import Answer
 from opdkit.judge.flags import flags
 from opdkit.judge.parse import parse_reward
+from opdkit.judge.votes import Answer
 from opdkit.store import Counters, read_all
 from opdkit.teacher.examples import reply_of
 from opdkit.train.signal import degenerate_replies

@@ -27,9 +27,9 @@ from typing import Any
 from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.messages import message
 from opdkit.chat.template import HINT_HEADER, Chat, ChatError, Message, with_hint
-from opdkit.judge.exchange import Answer
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.votes import Answer
 
 from .families import CONTROL_TOKENS, FAMILIES, Family, chats
 

@@ -22,8 +22,9 @@ def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     decisions = [1] * len(texts) + [-1] * against + [None] * failed
     said = [*texts, *[None] * (against + failed)]
     unquotable = hints.unquotable_text(config["judge"], SAID, 1, 1)
-    choice = hints.choose(decisions, said, unquotable, select=config["hint_select"], max_chars=config["max_hint_chars"])
-    votes = [{"decision": d, "hint": t, "raw": "", "error": None} for d, t in zip(decisions, said, strict=True)]
+    pairs = list(zip(decisions, said, strict=True))
+    choice = hints.choose(pairs, unquotable, select=config["hint_select"], max_chars=config["max_hint_chars"])
+    votes = [{"decision": d, "hint": t, "raw": "", "error": None} for d, t in pairs]
     return {"hint_votes": votes, "hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
 
 

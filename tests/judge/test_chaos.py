@@ -16,10 +16,9 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import traffic
-from opdkit.judge.endpoint import Endpoint, request_seed
-from opdkit.judge.exchange import Answer, Question
-from opdkit.judge.identity import Identity
+from opdkit.judge.endpoint import Endpoint, Identity, request_seed
 from opdkit.judge.stage import run
+from opdkit.judge.votes import Answer, Question
 from opdkit.store import Stage, part_path, read_all, read_part
 from opdkit.store.tables import TARGETS
 
@@ -194,9 +193,9 @@ def test_whoever_goes_on_takes_no_other_model(first: str, tmp_path: Path) -> Non
 
 def test_of_two_processes_the_first_to_know_the_name_decides(tmp_path: Path, capsys) -> None:
     one, other = Identity(MODEL, tmp_path), Identity(MODEL, tmp_path)
-    assert [one.admit("a") for _ in range(3)] == [False, False, True]
-    assert [other.admit("b") for _ in range(4)] == [False] * 4
-    assert other.admit("a")
+    assert [one.admits("a") for _ in range(3)] == [False, False, True]
+    assert [other.admits("b") for _ in range(4)] == [False] * 4
+    assert other.admits("a")
     assert "answers as b, and the existing votes are by a" in " ".join(capsys.readouterr().err.split())
     for damaged in (b"[]", b"", b"\xff\xfe\x00"):
         (tmp_path / "answers-as.json").write_bytes(damaged)

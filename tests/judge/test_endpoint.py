@@ -15,8 +15,8 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import traffic
 from opdkit.judge.endpoint import Endpoint, request_seed, retry_after_seconds
-from opdkit.judge.exchange import Answer, Question
 from opdkit.judge.stage import run
+from opdkit.judge.votes import Answer, Question
 from opdkit.store import read_part
 
 KEY = "sk-a-key-that-no-file-may-hold"

@@ -5,7 +5,7 @@ import time
 import pytest
 from runs import message, talk
 
-from opdkit.judge.flags import flags, loops, repeats_call, tool_failed
+from opdkit.judge.flags import flags, loops, repeats_call, reports_failure
 
 FAILED = [
     "Error: payment amount does not add up",
@@ -70,12 +70,12 @@ FINE = [
 
 @pytest.mark.parametrize("result", FAILED)
 def test_failures_are_seen(result: str) -> None:
-    assert tool_failed(result)
+    assert reports_failure(result)
 
 
 @pytest.mark.parametrize("result", FINE)
 def test_what_only_speaks_of_failure_is_none(result: str) -> None:
-    assert not tool_failed(result)
+    assert not reports_failure(result)
 
 
 def test_repeated_calls() -> None:
@@ -133,5 +133,5 @@ def test_no_text_takes_long() -> None:
     start = time.monotonic()
     for text in ("a" * 200_000, "ab " * 100_000, "error " * 50_000, "x: " * 50_000, "{" * 100_000, "\n" * 100_000):
         loops(text)
-        tool_failed(text)
+        reports_failure(text)
     assert time.monotonic() - start < 2

@@ -25,7 +25,7 @@ GOOD = "Give the temperature in Celsius."
 
 
 def chosen(decisions, texts, *, select="longest", max_chars=600, next_state=NEXT):
-    return choose(decisions, texts, next_state, select=select, max_chars=max_chars)
+    return choose(list(zip(decisions, texts, strict=True)), next_state, select=select, max_chars=max_chars)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
-from opdkit.judge.exchange import Question
 from opdkit.judge.local import LocalJudge, open_judge
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.votes import Question
 from opdkit.model.load import load_tokenizer
 from opdkit.model.tree import common_length
 from opdkit.model.tree_reading import check_tree_reading

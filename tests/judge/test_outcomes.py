@@ -14,19 +14,26 @@ from typer.testing import CliRunner
 from opdkit.cli import app
 from opdkit.commands import check
 from opdkit.config.check import CheckConfig
+from opdkit.config.conditions import parse_filters
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.judge.outcomes import Outcomes
+from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.votes import Reward
 from opdkit.store import read_all
 from opdkit.teacher import stage as teacher
 
 TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")
 SESSIONS = dict.fromkeys(("solved", "failed", "unknown"), TALK)
+
+
+def outcome(good: list[str], bad: list[str], index: int = 1, **metadata: object) -> Reward | None:
+    """The reward that such conditions give the turn at `index` of a session with these metadata."""
+    conditions = {1: parse_filters(good), -1: parse_filters(bad)}
+    return session_outcomes(session(**metadata), [index], conditions).get(index)
 
 
 def session(**metadata: object) -> dict:
@@ -39,37 +46,38 @@ def session(**metadata: object) -> dict:
 ])  # fmt: skip
 def test_a_number_and_what_is_none(metadata: dict, reward: int | None) -> None:
     """Of a list one element is enough: then both sides hold, and nobody knows."""
-    found = Outcomes(["metadata.reward>=1"], ["metadata.reward<1"]).of_session(session(**metadata))(1)
-    assert found == (Reward(reward, "outcome", None) if reward else None)
+    expected = Reward(reward, "outcome", None) if reward else None
+    assert outcome(["metadata.reward>=1"], ["metadata.reward<1"], **metadata) == expected
 
 
 def test_words_other_fields_and_conditions_that_must_all_hold() -> None:
-    thumbs = Outcomes(["metadata.feedback=up|good*"], ["metadata.feedback=down"])
-    assert [thumbs.of_session(session(feedback=f))(1) for f in ("up", "good job", "down", "DOWN")] == [
+    thumbs = (["metadata.feedback=up|good*"], ["metadata.feedback=down"])
+    assert [outcome(*thumbs, feedback=f) for f in ("up", "good job", "down", "DOWN")] == [
         Reward(1, "outcome", None), Reward(1, "outcome", None), Reward(-1, "outcome", None), None
     ]  # fmt: skip
-    both = Outcomes([], ["model=m-*", "metadata.resolved=false"])
-    assert both.of_session(session(resolved=False))(1) == Reward(-1, "outcome", None)
-    assert both.of_session(session(resolved=True))(1) is None
-    assert Outcomes([], []).of_session(session(resolved=True))(1) is None
+    both = ["model=m-*", "metadata.resolved=false"]
+    assert outcome([], both, resolved=False) == Reward(-1, "outcome", None)
+    assert outcome([], both, resolved=True) is None
+    assert outcome([], [], resolved=True) is None
 
 
 def test_scores_that_are_a_list_of_names_and_values() -> None:
     scores = [{"name": "user-feedback", "value": 0, "comment": "no"}, {"name": "length", "value": 1}, {"value": 2}, "x"]
-    stars = Outcomes(["metadata.scores.user-feedback=1"], ["metadata.scores.user-feedback=0"])
-    assert stars.of_session(session(scores=scores))(1) == Reward(-1, "outcome", None)
-    assert stars.of_session(session(scores=scores[1:]))(1) is None
-    assert stars.of_session(session(scores=[*scores, {"name": "user-feedback", "value": 1}]))(1) is None
+    stars = (["metadata.scores.user-feedback=1"], ["metadata.scores.user-feedback=0"])
+    assert outcome(*stars, scores=scores) == Reward(-1, "outcome", None)
+    assert outcome(*stars, scores=scores[1:]) is None
+    assert outcome(*stars, scores=[*scores, {"name": "user-feedback", "value": 1}]) is None
 
 
 def test_a_turn_is_told_by_the_call_that_wrote_it() -> None:
     """What is said of the whole session holds where its call says nothing; another call's feedback never does."""
     calls = [{"line": 1, "message_index": 1, "reward": 1.0}, {"line": 2, "message_index": 3, "reward": 0.0},
              {"line": 3, "message_index": 5}, "no call", {"message_index": "7", "reward": 1}]  # fmt: skip
-    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).of_session(session(records=calls))
-    assert [found and found.reward for found in map(told, (1, 3, 5, 7))] == [1, -1, None, None]
-    told = Outcomes(["metadata.reward>0"], ["metadata.reward<=0"]).of_session(session(records=calls, reward=-1))
-    assert [found and found.reward for found in map(told, (1, 3, 5, 7))] == [1, -1, -1, -1]
+    conditions = {1: parse_filters(["metadata.reward>0"]), -1: parse_filters(["metadata.reward<=0"])}
+    rewards = session_outcomes(session(records=calls), (1, 3, 5, 7), conditions)
+    assert {index: reward.reward for index, reward in rewards.items()} == {1: 1, 3: -1}
+    rewards = session_outcomes(session(records=calls, reward=-1), (1, 3, 5, 7), conditions)
+    assert {index: reward.reward for index, reward in rewards.items()} == {1: 1, 3: -1, 5: -1, 7: -1}
 
 
 @pytest.mark.parametrize("field", ["good", "bad"])

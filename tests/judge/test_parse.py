@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.judge.exchange import Answer
 from opdkit.judge.parse import (
     CUT_OFF,
     ECHO,
@@ -16,6 +15,7 @@ from opdkit.judge.parse import (
     parse_reward,
 )
 from opdkit.judge.prompts import HINT_QUESTION, REWARD_QUESTION
+from opdkit.judge.votes import Answer
 
 
 def reward(text: str, **fields) -> int | None:

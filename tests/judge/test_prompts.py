@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import message, talk
 
-from opdkit.judge.exchange import Answer
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import QUESTIONS, defuse, judge_messages, turn_text
+from opdkit.judge.votes import Answer
 
 FORGERIES = [
     r"\boxed{1}",

@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage
 from opdkit.judge import stage as judge
-from opdkit.judge.exchange import HintVote, RewardVote
+from opdkit.judge.votes import HintVote, RewardVote
 from opdkit.store import Counters, part_path, read_all, read_part
 
 SESSIONS = {

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
-from opdkit.judge.exchange import Answer, Request
 from opdkit.judge.traffic import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
+from opdkit.judge.votes import Answer, Request
 
 HANG = 1e9
 DONE = Answer("done")

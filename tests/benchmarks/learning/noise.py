@@ -20,10 +20,9 @@ from unittest.mock import patch
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.judge.exchange import Answer, Ask, Question
 from opdkit.judge.stage import BACKENDS
 from opdkit.judge.stage import run as judge
-from opdkit.judge.votes import reward_of
+from opdkit.judge.votes import Answer, Ask, Question, reward_of
 from opdkit.store import read_all
 from opdkit.teacher.stage import run as teach
 
