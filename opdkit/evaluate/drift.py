@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from opdkit.errors import ConfigError
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.model.scoring import batch_by_length, response_logits_by_rows, score, token_logprobs
+from opdkit.model.scoring import response_logits_by_rows, score, token_logprobs
 from opdkit.store import read_all
 from opdkit.store.stable_hash import stable_hash
 
@@ -95,7 +95,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batc
     shift_of: dict[tuple[int, ...], Shift] = {}
     items = list(distinct.items())
     lengths, budget = [len(s) for _, s in items], budget_of(before, "comparing two models")
-    for attempt in budget.batches(lengths, batch_tokens, batch_by_length):
+    for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
             shifts = _batch_shifts(before, after, [items[i][1] for i in attempt.items])
             shift_of.update(zip((items[i][0] for i in attempt.items), shifts, strict=True))

@@ -1,4 +1,4 @@
-"""Model folders: checked, with what to do about one that is not a model, and named. Imports nothing heavy."""
+"""Checks and names of model folders. Nothing heavy is imported."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.js
 
 
 def check_model_folder(name: str) -> None:
-    """Raise OpdkitError, saying what is there and what to do, for a path that is not a model folder.
+    """Raise OpdkitError, saying what the path holds and what to pass instead, unless it is a model folder.
 
-    A name on the hub passes: its download shows what it is.
+    A name on the hub passes; it is checked when it is downloaded.
     """
     path = Path(name)
     if path.is_file():
@@ -46,23 +46,23 @@ def read_config(folder: Path) -> JSON:
 
 
 def weights_name(model: str, files: Mapping[str, str]) -> str:
-    """Return the name that a rollout records for the model that it sampled from, such as "model@3fa9c2d1e07b".
+    """Return the name under which rollouts record a model: folder name and digest, such as "model@3fa9c2d1e07b".
 
-    It is the folder's name with a digest of the weights: every training calls its folder `model`, so that the name
-    alone does not tell two rounds apart. `files` are the digests of `model_identity`. A hub model keeps its name.
+    Every training run names its folder `model`; the digest of the weights tells the rounds apart. `files` (file name ->
+    digest) comes from `model_identity`. A model on the hub keeps its name.
     """
     digest = weights_digest(files)
     return f"{Path(model).resolve().name}@{digest}" if digest else model
 
 
 def weights_digest(files: Mapping[str, str]) -> str | None:
-    """Return a digest of the files that decide a model's log-probs (config.json, weights); None without `files`."""
+    """Return one digest of config.json and the weights, the files that determine log-probs; None without `files`."""
     decisive = {name: f for name, f in files.items() if name == "config.json" or name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:12] if decisive else None
 
 
 def _describe(folder: Path) -> str:
-    """Say what a folder without a config.json is, and what to pass instead."""
+    """Return a description of a folder without a config.json, and what to pass instead."""
     if (adapter := folder / "adapter_config.json").is_file():
         try:
             base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])

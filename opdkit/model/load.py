@@ -1,18 +1,13 @@
-"""Models and tokenizers from disk or hub, and the seeded generators of all random numbers."""
+"""Loading of models and tokenizers from a folder or the hub, and seeded random generators."""
 
+import math
 import os
-import sys
 from pathlib import Path
 
 import torch
 import transformers
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -23,14 +18,14 @@ from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
 from opdkit.store.stable_hash import stable_hash
 
-transformers_logging.disable_progress_bar()  # of loading weights; opdkit has bars of its own
+transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder or a hub name.
 
-    Raises OpdkitError when the folder lacks it, and ConfigError when it has no fast backend (`tokenizer.json`), without
-    which text from logs cannot be kept apart from control tokens.
+    Raises OpdkitError when it is missing, and ConfigError when it has no fast backend (`tokenizer.json`): only that
+    keeps text from logs apart from control tokens.
     """
     path, any_of = Path(name), ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if path.is_file():
@@ -57,20 +52,18 @@ def load_model(
     device_map: str | dict[str, str | int] | None = None,
     tensor_parallel: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal language model in evaluation mode, from safetensors, running none of the folder's own code.
+    """Load a causal language model in evaluation mode, from safetensors. Code in the folder is never run.
 
-    `device` "auto" is the launcher's GPU (LOCAL_RANK) where there is one, else the CPU; `dtype` "auto" is bfloat16 on
-    a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: all GPUs ("auto"), and
-    what does not fit there stays in memory or on disk; or layer by layer, as a dict. With `tensor_parallel` each
-    process of the default group holds a share of every layer.
+    `device` "auto" is this process's GPU (LOCAL_RANK), or the CPU where there is no GPU. `dtype` "auto" is bfloat16 on
+    a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: "auto" is all GPUs,
+    then main memory, then disk; a dict maps layer names to devices. With `tensor_parallel` each process of the default
+    process group holds a share of every layer.
 
     Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
     """
     check_model_folder(name)
     _check_model_type(name)
     place = resolve_device(device)
-    if not sys.stderr.isatty():
-        transformers.utils.logging.disable_progress_bar()  # it would fill the log of a batch job
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name,
@@ -91,8 +84,8 @@ def load_model(
 
 
 def input_device(model: nn.Module) -> torch.device:
-    """Return the device on which a model takes its token ids: the first one of a model that is spread over several."""
-    hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk are on no device
+    """Return the device for the token ids that a model reads: the first one where it is spread over several."""
+    hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk have no device
     device: torch.device = model.device if hook is None else torch.device(hook.execution_device)
     return device
 
@@ -126,15 +119,13 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """Return the torch dtype of a `--dtype`."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    return kinds[dtype]
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
     """Raise ConfigError, showing the first tokens that differ, unless both give every token the same id.
 
-    Two vocabularies of one size can number their tokens differently; log-probs gathered by the other one's ids would
-    belong to other tokens.
+    Vocabularies of equal size can number their tokens differently; then the same id means different tokens.
     """
     ids_a, ids_b = a.get_vocab(), b.get_vocab()
     if ids_a == ids_b:
@@ -150,23 +141,21 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
 
 def context_length(model: PreTrainedModel) -> int:
     """Return how many tokens the model was built to read. Raises ConfigError when its configuration does not say."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if length is None:
+    length = known_context(model)
+    if length == math.inf:
         raise ConfigError(f"the configuration of {model.name_or_path} names no context length; pass --max-tokens")
     return int(length)
 
 
 def known_context(model: PreTrainedModel) -> float:
-    """Return `context_length`, or infinity where the configuration names none."""
-    try:
-        return context_length(model)
-    except ConfigError:
-        return float("inf")
+    """Return how many tokens the model was built to read; infinity when its configuration does not say."""
+    length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return math.inf if length is None else length
 
 
 def token_generator(seed: int, *parts: str | int) -> torch.Generator:
-    """Return a CPU generator that depends on (seed, parts) alone, such as (seed, turn_id, vote).
+    """Return a CPU generator that depends only on the seed and the parts, such as (seed, turn_id, vote).
 
-    So its numbers are the same in whatever order, process or shard they are drawn.
+    Its numbers are the same whatever the order, process or shard.
     """
     return torch.Generator().manual_seed(stable_hash(seed, *parts, bits=63))

@@ -1,16 +1,18 @@
-"""Reactions to memory that runs out: fewer tokens at once from then on; an item that does not fit alone is set aside.
+"""Running out of memory: the work is split into smaller pieces, and an item too large by itself is set aside.
 
 budget = budget_of(model, "scoring")
-for attempt in budget.batches(lengths, batch_tokens, batches_by_length):
+for attempt in budget.batches(lengths, batch_tokens):
     with attempt:
         results |= zip(attempt.items, score(attempt.items))
     if attempt.too_large:
-        ...  # one item that does not fit by itself
+        ...  # a single item that does not fit
 """
 
 import gc
+import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -49,23 +51,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
-class Attempt:
+@dataclass
+class Attempt(AbstractContextManager["Attempt", bool]):
     """Work that may run out of memory, as the body of a `with` statement. Other errors pass through.
 
-    Afterwards `failed` says whether memory ran out; then the body ended early and nothing of its work is held any more.
-    In `lockstep`, where other processes run the same forwards and may have had room, it raises TooLargeError instead.
+    Afterwards `failed` says whether memory ran out: the body was interrupted and the memory that it held is free again.
+    `too_large` says that it failed with a single item. In `lockstep`, where other processes run the same forwards and
+    may have had room, it raises TooLargeError instead.
     """
 
-    def __init__(self, items: Sequence[int] = (), *, lockstep: bool = False) -> None:
-        self.items, self.lockstep, self.failed = list(items), lockstep, False
-
-    @property
-    def too_large(self) -> bool:
-        """True when a single item did not fit."""
-        return self.failed and len(self.items) == 1
-
-    def __enter__(self) -> "Attempt":
-        return self
+    items: list[int] = field(default_factory=list)  # indices of what is worked on
+    lockstep: bool = False
+    failed: bool = False
+    too_large: bool = False
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, position: TracebackType | None
@@ -76,7 +74,7 @@ class Attempt:
         if self.lockstep:
             remedy = "with --tensor-parallel it cannot be made smaller on the way; lower --batch-tokens"
             raise TooLargeError("a batch", remedy) from error
-        self.failed = True
+        self.failed, self.too_large = True, len(self.items) == 1
         cause: BaseException | None = error
         while cause is not None:
             traceback.clear_frames(cause.__traceback__)
@@ -87,15 +85,13 @@ class Attempt:
         return True
 
 
+@dataclass
 class Budget:
-    """Limit of tokens at once: as many as the caller asks for, at most half of the fewest that did not fit."""
+    """Limit on the tokens of one kind of work that are processed together. It only ever gets lower."""
 
-    def __init__(self, work: str, *, lockstep: bool = False) -> None:
-        self.work, self.lockstep, self.most = work, lockstep, float("inf")
-
-    def within(self, tokens: int) -> int:
-        """Return `tokens`, or fewer where that many would not fit."""
-        return int(min(tokens, self.most))
+    work: str  # named in the warning
+    lockstep: bool = False
+    most: int = sys.maxsize  # tokens; half of the smallest number that did not fit
 
     def halve(self, tokens: int) -> None:
         """Allow at most half of `tokens` from now on, since that many did not fit."""
@@ -103,19 +99,16 @@ class Budget:
             self.most = max(1, tokens // 2)
             warn(f"{self.work}: {tokens:,} tokens at once do not fit into memory; going on with {self.most:,}")
 
-    def batches(
-        self, lengths: Sequence[int], tokens: int, group: Callable[[Sequence[int], int], Sequence[list[int]]]
-    ) -> Iterator[Attempt]:
-        """Yield batches of items, as indices into `lengths` (tokens), until each is done or too large by itself.
+    def batches(self, lengths: Sequence[int], tokens: int, most_items: int = sys.maxsize) -> Iterator[Attempt]:
+        """Yield `batch_by_length` batches of items, given by their `lengths` (tokens), until each is done or too large.
 
-        `group(lengths, tokens)` makes the batches; the longest item times the number of items is a batch's size. Where
-        a batch fails, what is left is grouped again, within half of its size.
+        After a batch fails, the remaining items are batched again, with at most half of its (padded) tokens.
         """
         waiting = list(range(len(lengths)))
         while waiting:
             done = set[int]()
-            for members in group([lengths[i] for i in waiting], self.within(tokens)):
-                attempt = Attempt([waiting[k] for k in members], lockstep=self.lockstep)
+            for members in batch_by_length([lengths[i] for i in waiting], min(tokens, self.most), most_items):
+                attempt = Attempt([waiting[k] for k in members], self.lockstep)
                 yield attempt
                 if attempt.failed and not attempt.too_large:
                     self.halve(len(attempt.items) * max(lengths[i] for i in attempt.items))
@@ -124,10 +117,10 @@ class Budget:
             waiting = [i for i in waiting if i not in done]
 
     def halves(self, lengths: Sequence[int]) -> Iterator[Attempt]:
-        """Yield all items as one batch of indices into `lengths` (tokens), then the halves of each batch that fails."""
+        """Yield all items, given by `lengths` (tokens), as one batch, then both halves of each batch that fails."""
         waiting = [list(range(len(lengths)))] if lengths else []
         while waiting:
-            attempt = Attempt(waiting.pop(0), lockstep=self.lockstep)
+            attempt = Attempt(waiting.pop(0), self.lockstep)
             yield attempt
             if attempt.failed and not attempt.too_large:
                 self.halve(sum(lengths[i] for i in attempt.items))
@@ -135,13 +128,29 @@ class Budget:
                 waiting = [attempt.items[:middle], attempt.items[middle:], *waiting]
 
 
+def batch_by_length(lengths: Sequence[int], batch_tokens: int, most_items: int = sys.maxsize) -> list[list[int]]:
+    """Return batches of indices, each with at most `most_items` and (items * longest) within `batch_tokens`.
+
+    An item that is longer than `batch_tokens` goes alone. The longest items come first, so that a batch that does not
+    fit into memory fails at once and not at the end.
+    """
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        size = len(batches[-1]) + 1 if batches else 0
+        if batches and size * lengths[batches[-1][0]] <= batch_tokens and size <= most_items:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+    return batches
+
+
 @dataclass
 class ModelState:
-    """Facts that this process has found out about a loaded model. `state_of` keeps them on the model."""
+    """Facts about a loaded model that this process has found out. `state_of` stores them on the model."""
 
     lockstep: bool = False  # several processes share the layers and run the same forwards
-    reads_trees: bool | None = None  # the answer of `check_tree_reading`; None before it was asked
-    tree_compared: bool = False  # log-probs of a real tree were compared with those of plain reading
+    reads_trees: bool | None = None  # result of `check_tree_reading`; None before it ran
+    tree_compared: bool = False  # log-probs of a real tree were compared with those of padded batches
     budgets: dict[str, Budget] = field(default_factory=dict)  # kind of work -> its budget
 
 
@@ -153,6 +162,6 @@ def state_of(model: nn.Module) -> ModelState:
 
 
 def budget_of(model: nn.Module, work: str) -> Budget:
-    """Return the budget for one kind of work with a model; whoever asks again gets the same one."""
+    """Return the budget for one kind of work with a model, always the same object."""
     state = state_of(model)
-    return state.budgets.setdefault(work, Budget(work, lockstep=state.lockstep))
+    return state.budgets.setdefault(work, Budget(work, state.lockstep))

@@ -1,4 +1,4 @@
-"""Output layer of a model apart from the layers below it: only the rows that are asked for are multiplied.
+"""Output layer of a model, run separately from the layers below it, so that logits are computed for chosen rows only.
 
 Shapes: n rows, H hidden size, V vocabulary.
 """
@@ -16,7 +16,7 @@ class OutputLayer:
     """Part of a model that turns its last hidden states into logits."""
 
     def __init__(self, model: nn.Module, output: Any) -> None:
-        """Take `output` from the layers below; only its type is kept."""
+        """Remember the type of `output`, which the layers below returned, and none of its tensors."""
         self._model: Any = model
         self._output = replace(output, **dict.fromkeys(output))
 
@@ -30,7 +30,7 @@ class OutputLayer:
 
 
 def has_separate_output_layer(model: nn.Module) -> bool:
-    """Return whether the output layer is no part of the decoder, so that both can run apart."""
+    """Return whether the output layer is outside the decoder, so that each can run without the other."""
     whole: Any = model
     head, body = whole.get_output_embeddings(), whole.get_decoder()
     return body is not None and body is not model and all(module is not head for module in body.modules())

@@ -1,7 +1,7 @@
-"""Trees of sequences side by side in one row, read in one forward that gradients flow through.
+"""Trees of sequences packed side by side in one row, which training reads in one differentiable forward.
 
-No padding, no mask over the whole row: each tree attends to itself alone, as a causal sequence where it is one, else
-under the mask of its branches. Shapes: N response tokens of all sequences, n tokens of the row, H hidden size.
+There is no padding and no mask over the whole row: each tree attends to itself only, causally where it has no branches,
+else under a mask. Shapes: N response tokens of all sequences, n tokens of the row, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ from opdkit.model.tree_reading import check_tree_reading
 
 ATTENTION = "opdkit_packed"
 
-# Rows of a branching tree's mask that are handled at once: what is right of them is left out.
+# Rows of a branching tree's mask in one block. A block ends at its last row: keys to the right of that are left out.
 _BLOCK = 1024
 
-_ROUNDING = 1e-3  # nats between the two ways of reading, in float32 and better
-_HALF_ROUNDING = 0.25  # and in half precision, where a logit of 20 is rounded by 0.06
+_ROUNDING = 1e-3  # largest difference in nats between packed and plain reading, in float32 and float64
+_HALF_ROUNDING = 0.25  # the same in half precision, which rounds a logit of 20 by 0.06
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Pack:
-    """Packed row: n tokens with their positions, who attends to whom, and which predict the N response tokens."""
+    """Packed row: n tokens, their positions, the blocks of attention, and the nodes that predict response tokens."""
 
     ids_1n: Tensor
     positions_1n: Tensor
@@ -51,9 +51,8 @@ class Pack:
 
     @classmethod
     def of(cls, trees: Sequence[Sequence[PromptResponse]], device: torch.device) -> "Pack":
-        """Pack trees, each given as sequences that begin alike, so that the row holds each of their tokens once."""
-        passes, nodes, blocks = list[Pass](), list[int](), list[Block]()
-        first = 0
+        """Pack trees, each given as sequences with a common prefix; the row holds each token of a tree once."""
+        passes, nodes, blocks, first = list[Pass](), list[int](), list[Block](), 0
         for sequences in trees:
             plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], sum(map(len, sequences)))
             for i, s in enumerate(sequences):
@@ -71,7 +70,7 @@ class Pack:
 
 
 def _blocks(one: Pass, first: int, device: torch.device) -> Iterator[Block]:
-    """Yield the blocks in which one tree, whose tokens begin at `first`, attends to itself."""
+    """Yield the blocks in which a tree attends to itself; its tokens begin at `first` in the row."""
     if one.is_chain:
         yield Block(first, first, first + len(one), None)
         return
@@ -84,15 +83,15 @@ def _blocks(one: Pass, first: int, device: torch.device) -> Iterator[Block]:
 
 
 def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
-    """Return the hidden states [N, H] that predict the response tokens, and the layer that makes logits of them.
+    """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
 
     The model must have been prepared by `enable_packing`.
     """
-    body: Any = model
-    output = body.get_decoder()(
+    whole: Any = model
+    output = whole.get_decoder()(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
-        # The model makes no mask of its own where it is given one; `_attend` uses the blocks instead.
+        # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.ids_1n.device),
         use_cache=False,
         packed_blocks=pack.blocks,
@@ -101,10 +100,10 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
 
 
 def enable_packing(model: nn.Module) -> bool:
-    """Switch a model to the attention that `read_packed` needs; return False, and warn, where its numbers would differ.
+    """Switch a model to the attention of `read_packed`, or return False and warn where its numbers would differ.
 
-    Decided by what the model is and by a few made-up sequences, alike in every process. Where nothing is packed, the
-    model gives the numbers that it gave before; where the answer is False, it is left as it was.
+    Checked with the model's architecture and a few made-up sequences, the same in every process. Without packed blocks
+    the new attention gives the model's own numbers. When the result is False, the model is unchanged.
     """
     whole: Any = model
     config = whole.config.get_text_config(decoder=True)
@@ -112,7 +111,7 @@ def enable_packing(model: nn.Module) -> bool:
     if before not in ("sdpa", ATTENTION):
         problem = f"its attention ({before}) is not torch's own (sdpa)"
     elif not check_tree_reading(whole):
-        problem = "it cannot read what turns have in common once"
+        problem = "it cannot read the common prefix of turns once"
     else:
         config._attn_implementation = ATTENTION
         difference = _largest_difference(whole)
@@ -128,9 +127,9 @@ def enable_packing(model: nn.Module) -> bool:
 @torch.inference_mode()
 def _largest_difference(model: Any) -> float:
     """Return the largest difference (nats) of a log-prob between packed and plain reading; inf where packing fails."""
-    draw = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     size = min(model.get_input_embeddings().weight.shape[0], 1000)
-    a, b, c, d = torch.randint(0, size, (4, 12), generator=draw).tolist()
+    a, b, c, d = torch.randint(0, size, (4, 12), generator=generator).tolist()
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
     trees = [chain, fork, [PromptResponse(d, c)]]
@@ -158,20 +157,14 @@ def _attend(
     packed_blocks: tuple[Block, ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend block by block to a packed row, [1, heads, n, size] each; as torch does where nothing is packed."""
+    """Attend block by block in a packed row; query, key, value are [1, heads, n, size]. Without blocks, call sdpa."""
     if packed_blocks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    parts = [
-        sdpa_attention_forward(
-            module,
-            query[:, :, b.start : b.stop],
-            key[:, :, b.first : b.stop],
-            value[:, :, b.first : b.stop],
-            b.mask,
-            **options,
-        )[0]
-        for b in packed_blocks
-    ]
+    parts = []
+    for b in packed_blocks:
+        rows, keys = slice(b.start, b.stop), slice(b.first, b.stop)
+        inputs = query[:, :, rows], key[:, :, keys], value[:, :, keys]
+        parts.append(sdpa_attention_forward(module, *inputs, b.mask, **options)[0])
     return torch.cat(parts, dim=1), None
 
 

@@ -1,9 +1,9 @@
-"""Log-probs of given tokens under a model. One path for student and teacher, so that equal inputs give equal numbers.
+"""Log-probs of given tokens under a model. Student and teacher share this code, so equal inputs give equal numbers.
 
     logprobs_of(Mixture((model,)), [LogprobQuery((PromptResponse(prompt_ids, response_ids),))], batch_tokens=16384)
 
-Shapes: B sequences, L padded length, R response tokens of one sequence, N response tokens of the batch, n some of these
-N, K most likely tokens, M further tokens, H hidden size, V vocabulary. All log-probs are natural logs of the softmax
+Shapes: B sequences of a batch, L padded length, R response tokens of one sequence, N response tokens of the batch, n of
+a slice of those N, K most likely tokens, M further tokens, V vocabulary. All log-probs are natural logs of the softmax
 over the whole vocabulary at temperature 1, in float32.
 """
 
@@ -12,30 +12,31 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from opdkit.model.load import input_device
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.output_layer import forward_replaced, has_separate_output_layer
 
-# Float32 logits in memory at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
-# What is computed from them (their softmax, the keys of a sort) is a small multiple of it.
+# Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
+# Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
 _LOGITS = 1 << 25
 
 
 @dataclass(frozen=True)
 class PromptResponse:
-    """Response after a prompt, both as token ids and neither empty; scored as log p(response | prompt)."""
+    """Prompt and the response that follows it, as token ids; neither is empty. Scored as log p(response | prompt)."""
 
     prompt_ids: list[int]
     response_ids: list[int]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for an empty part: the first token of a sequence has no probability."""
+        """Raise ValueError for an empty part: without a prompt, the first token has no probability."""
         if not self.prompt_ids or not self.response_ids:
             raise ValueError("a sequence needs at least one prompt token and one response token")
 
@@ -45,7 +46,7 @@ class PromptResponse:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Models whose probabilities are averaged: log sum_j w_j p_j. The weights are positive and their sum is 1."""
+    """Models whose probabilities are averaged: log sum_j w_j p_j, with positive weights w_j that sum to 1."""
 
     models: tuple[PreTrainedModel, ...]
     weights: tuple[float, ...] = (1.0,)
@@ -53,9 +54,9 @@ class Mixture:
 
 @dataclass(frozen=True)
 class LogprobQuery:
-    """Question to a mixture about one response, which each of its models reads after a prompt of its own.
+    """Query for the log-probs of one response. `sequences` holds the prompt and response for each model of a mixture.
 
-    `at` [R, M] holds further token ids whose log-probs are asked for at each position.
+    `at` [R, M] are further token ids whose log-probs are requested at each position of the response.
     """
 
     sequences: tuple[PromptResponse, ...]
@@ -64,7 +65,7 @@ class LogprobQuery:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Answer to a query, on the CPU: log-probs in float32, token ids in int64."""
+    """Result of a query, on the CPU: log-probs in float32, token ids in int64."""
 
     logprobs: Tensor  # [R] of the response's own tokens
     top_ids: Tensor  # [R, K] most likely first
@@ -72,47 +73,40 @@ class Logprobs:
     at: Tensor  # [R, M]
 
 
-class ResponseLogits(Protocol):
-    """Logits at the N response positions of some sequences under one model, one sequence after the other."""
-
-    device: torch.device
-
-    def logits(self, rows: slice) -> Tensor:
-        """Return logits [n, V] in the model's own dtype for some of the N positions."""
-
-
-# -- one batch under one model --------------------------------------------------------------------------------------
+# Reads some sequences with a model. Returns a function that maps a slice of their N response positions, one sequence
+# after the other, to logits [n, V] in the model's own dtype.
+Reader = Callable[[PreTrainedModel, list[PromptResponse]], Callable[[slice], Tensor]]
 
 
 class PaddedBatch:
-    """Sequences side by side, padded on the right, as one model reads them: a ResponseLogits.
+    """Sequences that one model reads side by side, padded on the right; called with a slice, it returns logits.
 
-    With `keep_hidden` the layers below the output layer run once, however often logits are asked for.
+    With `keep_hidden` the layers below the output layer run once, however often it is called.
     """
 
     def __init__(self, model: nn.Module, sequences: Sequence[PromptResponse], *, keep_hidden: bool = True) -> None:
         self.model, inner = model, _unwrapped(model)
-        self.head, self.device = inner.get_output_embeddings(), input_device(inner)
+        self.head, device = inner.get_output_embeddings(), input_device(inner)
         self._body = inner.get_decoder() if keep_hidden and has_separate_output_layer(inner) else None
-        self._hidden: Any = None  # what the layers below the output layer return, once they have run
-        # Padding is id 0 under a mask of 0. The tokenizer's pad token plays no part: there may be none, or it may be
-        # the end token, which must stay visible where it was sampled.
+        self._hidden: Any = None  # output of the layers below the output layer, once they have run
+        # Padding is id 0 under a mask of 0. The tokenizer's pad token is not used: there may be none, or it may be the
+        # end token, which must stay visible where it was sampled.
         longest = max(len(s) for s in sequences)
         ids = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for s in sequences]
         mask = [[1] * len(s) + [0] * (longest - len(s)) for s in sequences]
         rows = [b for b, s in enumerate(sequences) for _ in s.response_ids]
         positions = [len(s.prompt_ids) - 1 + t for s in sequences for t in range(len(s.response_ids))]
         self._ids_BL, self._mask_BL, self._rows_N, self._positions_N = (
-            torch.tensor(x, dtype=torch.long, device=self.device) for x in (ids, mask, rows, positions)
+            torch.tensor(x, dtype=torch.long, device=device) for x in (ids, mask, rows, positions)
         )
 
-    def logits(self, rows: slice) -> Tensor:
-        """Return logits [n, V] in the model's own dtype for some of the N response positions; differentiable."""
+    def __call__(self, rows: slice) -> Tensor:
+        """Return logits [n, V] in the model's own dtype for a slice of the N response positions; differentiable."""
         rows_n, positions_n = self._rows_N[rows], self._positions_N[rows]
 
         def keep_response(_module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            # Before the output layer, so that what a model does after it (soft-capping, scaling) still happens. The
-            # hidden states of a model on several devices are on its last one.
+            # Runs before the output layer, so that what a model does after it (soft-capping, scaling) still happens.
+            # The hidden states of a model on several devices are on its last one.
             at = rows_n.to(args[0].device), positions_n.to(args[0].device)
             return (args[0][at].unsqueeze(0), *args[1:])
 
@@ -130,28 +124,28 @@ class PaddedBatch:
 
 
 def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tuple[Tensor, list[int]]:
-    """Return float32 logits [N, V] that predict the response tokens, one sequence after the other, and each R.
+    """Return float32 logits [N, V] that predict the response tokens, and the number of rows R of each sequence.
 
-    Row t of a response comes from the position before its token t. Only these N positions go through the output
-    layer. Differentiable; `model` may be wrapped (DistributedDataParallel, PEFT).
+    The rows of a sequence follow those of the one before it. Only these N positions go through the output layer.
+    Differentiable. `model` may be wrapped (DistributedDataParallel, PEFT).
     """
-    logits_NV = PaddedBatch(model, sequences, keep_hidden=False).logits(slice(None))
+    logits_NV = PaddedBatch(model, sequences, keep_hidden=False)(slice(None))
     return logits_NV.float(), [len(s.response_ids) for s in sequences]
 
 
 def response_logits_by_rows(model: nn.Module, sequences: Sequence[PromptResponse]) -> Iterator[Tensor]:
-    """Yield the rows of `response_logits`, `rows_at_once` at a time: long replies take no more memory than short ones.
+    """Yield the rows of `response_logits`, at most `rows_at_once` at a time, to bound memory for long replies.
 
     The layers below the output layer run once.
     """
-    batch, rows = PaddedBatch(model, sequences), rows_at_once(model)
-    for start in range(0, sum(len(s.response_ids) for s in sequences), rows):
-        yield batch.logits(slice(start, start + rows)).float()
+    batch, step = PaddedBatch(model, sequences), rows_at_once(model)
+    for start in range(0, sum(len(s.response_ids) for s in sequences), step):
+        yield batch(slice(start, start + step)).float()
 
 
 def rows_at_once(*models: nn.Module) -> int:
-    """Return how many rows of logits may be in memory together: 0.13 GB of the largest vocabulary in float32."""
-    return max(1, _LOGITS // max(map(_vocabulary, models)))
+    """Return how many rows of logits may be held together: 0.13 GB in float32 for the largest vocabulary."""
+    return max(1, _LOGITS // max(_unwrapped(model).get_input_embeddings().weight.shape[0] for model in models))
 
 
 def _unwrapped(model: nn.Module) -> Any:
@@ -160,18 +154,8 @@ def _unwrapped(model: nn.Module) -> Any:
     return model
 
 
-def _vocabulary(model: nn.Module) -> int:
-    return int(_unwrapped(model).get_input_embeddings().weight.shape[0])
-
-
-# -- log-probs ------------------------------------------------------------------------------------------------------
-
-
 def score(model: PreTrainedModel, sequences: Sequence[PromptResponse], *, batch_tokens: int) -> list[Tensor]:
-    """Return log p(response token | everything before it), float32 [R] on the CPU per sequence, in the order given.
-
-    `logprobs_of` says more.
-    """
+    """Return log p(response token | all tokens before it), float32 [R] on the CPU for each sequence, in order."""
     answers = logprobs_of(Mixture((model,)), [LogprobQuery((s,)) for s in sequences], batch_tokens=batch_tokens)
     return [answer.logprobs for answer in answers]
 
@@ -184,22 +168,22 @@ def logprobs_of(
     batch_tokens: int,
     top: int = 0,
     vocabulary: int | None = None,
-    read: Callable[[PreTrainedModel, list[PromptResponse]], ResponseLogits] = PaddedBatch,
+    read: Reader = PaddedBatch,
 ) -> list[Logprobs]:
-    """Return the log-probs that each query asks for, in order, and those of its `top` most likely tokens.
+    """Return the log-probs of each query, in order, and those of the `top` most likely of the first `vocabulary` ids.
 
-    The most likely tokens are among the first `vocabulary` ids. Sequences of like length share a batch of at most
-    `batch_tokens` padded tokens (a longer one goes alone), and of fewer where that does not fit into memory. `read` is
-    how a batch is read; `opdkit.model.tree_reading` reads in fewer tokens what sequences have in common.
+    Sequences of similar length share a batch of at most `batch_tokens` padded tokens (a longer one goes alone), and of
+    fewer where that does not fit into memory. `read` runs the model on a batch; `opdkit.model.tree_reading` has one
+    that reads common prefixes once.
 
-    A log-prob that is not finite is returned as it is: the caller decides, and never sees a made-up number. Raises
-    TooLargeError where a single sequence does not fit into memory.
+    A log-prob that is not finite is returned as it is, for the caller to handle. Raises TooLargeError when a single
+    sequence does not fit into memory.
     """
-    size = min(_vocabulary(model) for model in mixture.models)
+    size = min(model.get_input_embeddings().weight.shape[0] for model in mixture.models)
     size = min(size, vocabulary or size)
     answers: dict[int, Logprobs] = {}
     lengths = [max(map(len, query.sequences)) for query in queries]
-    for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens, batch_by_length):
+    for attempt in budget_of(mixture.models[0], "scoring").batches(lengths, batch_tokens):
         with attempt:
             batch = _logprobs_of_batch(mixture, [queries[i] for i in attempt.items], top, size, read)
             answers |= zip(attempt.items, batch, strict=True)
@@ -209,89 +193,67 @@ def logprobs_of(
 
 
 def _logprobs_of_batch(
-    mixture: Mixture,
-    queries: list[LogprobQuery],
-    top: int,
-    vocabulary: int,
-    read: Callable[[PreTrainedModel, list[PromptResponse]], ResponseLogits],
+    mixture: Mixture, queries: list[LogprobQuery], top: int, vocabulary: int, read: Reader
 ) -> list[Logprobs]:
     """Return the answers of one batch. At most `rows_at_once` rows of logits are in memory at any time."""
     batches = [read(model, [q.sequences[j] for q in queries]) for j, model in enumerate(mixture.models)]
-    ids_NM = _asked_ids(queries).to(batches[0].device)
+    ids_NM = _requested_ids(queries)
     step, parts = rows_at_once(*mixture.models), list[tuple[Tensor, Tensor, Tensor]]()
     for start in range(0, len(ids_NM), step):
         rows = slice(start, start + step)
-        each_nV = list[Tensor]()
+        logprobs_by_model = list[Tensor]()  # [n, V] each
         for batch in batches:
-            each_nV.append(torch.log_softmax(batch.logits(rows), dim=-1, dtype=torch.float32)[:, :vocabulary])
-        logprobs_nV = each_nV[0]  # one model alone is left as it is, bit for bit
-        if len(each_nV) > 1:
-            weighted = (x.to(logprobs_nV.device) + math.log(w) for x, w in zip(each_nV, mixture.weights, strict=True))
-            logprobs_nV = reduce(torch.logaddexp, weighted)
-        top_ids_nK, top_nK = most_likely(logprobs_nV, top) if top else (ids_NM[rows, :0], logprobs_nV[:, :0])
-        asked_nM = logprobs_nV.gather(-1, ids_NM[rows])
-        parts.append((asked_nM.cpu(), top_ids_nK.cpu(), top_nK.cpu()))
+            logprobs_by_model.append(torch.log_softmax(batch(rows), dim=-1, dtype=torch.float32)[:, :vocabulary])
+        logprobs_nV = logprobs_by_model[0]  # exact for a single model: it is not averaged
+        if len(batches) > 1:
+            weighted = zip(logprobs_by_model, mixture.weights, strict=True)
+            logprobs_nV = reduce(torch.logaddexp, (x.to(logprobs_nV.device) + math.log(w) for x, w in weighted))
+        ids_nM = ids_NM[rows].to(logprobs_nV.device)
+        top_ids_nK, top_nK = most_likely(logprobs_nV, top) if top else (ids_nM[:, :0], logprobs_nV[:, :0])
+        parts.append((logprobs_nV.gather(-1, ids_nM).cpu(), top_ids_nK.cpu(), top_nK.cpu()))
     lengths = [len(q.sequences[0].response_ids) for q in queries]
     columns = [torch.cat(column).split(lengths) for column in zip(*parts, strict=True)]
     return [
         Logprobs(
-            logprobs=asked_RM[:, 0].clone(),
+            logprobs=requested_RM[:, 0].clone(),
             top_ids=top_ids_RK.clone(),
             top=top_RK.clone(),
-            at=asked_RM[:, 1 : 1 + (0 if q.at is None else q.at.shape[1])].clone(),
+            at=requested_RM[:, 1 : 1 + (0 if q.at is None else q.at.shape[1])].clone(),
         )
-        for q, asked_RM, top_ids_RK, top_RK in zip(queries, *columns, strict=True)
+        for q, requested_RM, top_ids_RK, top_RK in zip(queries, *columns, strict=True)
     ]
 
 
-def _asked_ids(queries: Sequence[LogprobQuery]) -> Tensor:
-    """Return [N, 1 + M] each response's own token and then those of `at`, filled up with 0 to the widest `at`."""
-    width = max(0 if q.at is None else q.at.shape[1] for q in queries)
+def _requested_ids(queries: Sequence[LogprobQuery]) -> Tensor:
+    """Return [N, 1 + M] for each response position its own token, then those of `at`, padded with 0 to the widest."""
     blocks = []
     for q in queries:
-        response_ids = q.sequences[0].response_ids
-        block = torch.zeros(len(response_ids), 1 + width, dtype=torch.long)
-        block[:, 0] = torch.tensor(response_ids)
-        if q.at is not None:
-            block[:, 1 : 1 + q.at.shape[1]] = q.at
-        blocks.append(block)
-    return torch.cat(blocks)
-
-
-def batch_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Return batches of indices: (members * longest) stays within `batch_tokens`; a longer one goes alone.
-
-    The longest come first, so that a batch that does not fit into memory fails at once and not at the end.
-    """
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= batch_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
+        own_R1 = torch.tensor(q.sequences[0].response_ids)[:, None]
+        blocks.append(own_R1 if q.at is None else torch.cat([own_R1, q.at], -1))
+    width = max(block.shape[1] for block in blocks)
+    return torch.cat([pad(block, (0, width - block.shape[1])) for block in blocks])
 
 
 def token_logprobs(logits_NV: Tensor, ids_N: Tensor) -> Tensor:
-    """Return [N] the log-softmax of each row at its token, in float32.
+    """Return the log-softmax [N] of each row at its token, in float32 for logits of any dtype.
 
-    Whatever the dtype of the logits: a log-softmax in bfloat16 is off by 2e-2.
+    In bfloat16 a log-softmax is off by 2e-2.
     """
     return torch.log_softmax(logits_NV, dim=-1, dtype=torch.float32).gather(-1, ids_N.unsqueeze(-1)).squeeze(-1)
 
 
 def most_likely(logprobs_NV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return ids and log-probs [N, count] of the most likely tokens of each row, most likely first, ties by lower id.
+    """Return ids and log-probs [N, count] of the most likely tokens of each row, in descending order, ties by lower id.
 
-    Logits in bfloat16 are often equal, and `torch.topk` picks different ones of them on different devices.
+    Logits in bfloat16 are often equal, and `torch.topk` breaks such ties differently on different devices.
     """
     size = logprobs_NV.shape[-1]
     values, ids = logprobs_NV.topk(min(count + 1, size))
     if size > count:
-        tied = values[:, count - 1] == values[:, count]  # some tokens as likely as the last one were left out
+        tied = values[:, count - 1] == values[:, count]  # a token as likely as the last one was left out
         values, ids = values[:, :count], ids[:, :count]
         if tied.any():
-            # Exactly and slowly, by keys that order by log-prob and then by id.
+            # Slow but exact: keys that order by log-prob, then by id.
             rows_nV = logprobs_NV[tied]
             bits = rows_nV.contiguous().view(torch.int32)
             ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats

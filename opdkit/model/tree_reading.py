@@ -1,12 +1,12 @@
-"""Log-probs of sequences that begin alike: a model reads each token of their tree once (see `opdkit.model.tree`).
+"""Log-probs of sequences with common prefixes: a model reads each token of their tree once (see `opdkit.model.tree`).
 
     trees = read_trees([(model, sequences)], batch_tokens)
     logprobs_of(Mixture((model,)), queries, batch_tokens=batch_tokens, read=trees.batch)
 
-Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted.
+Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted, H hidden size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,30 +20,23 @@ from opdkit.errors import OpdkitError
 from opdkit.model.load import input_device
 from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, has_separate_output_layer
-from opdkit.model.scoring import (
-    LogprobQuery,
-    Mixture,
-    PaddedBatch,
-    PromptResponse,
-    ResponseLogits,
-    logprobs_of,
-)
+from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
 from opdkit.model.tree import Pass, Plan, plan_passes
 
-# Tokens of branches that are read in one pass. Each of them is compared with all the others and with the prefix, most
-# of it for nothing: many more would cost time, many fewer would leave a GPU idle.
+# Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
+# and the mask hides most of it: many more would cost time, many fewer would leave a GPU idle.
 PACK_TOKENS = 512
 
-# Share of the tokens that a tree must save; else padded batches, which need no mask of their own, are as good.
+# Share of the tokens that a tree must save; otherwise padded batches, which need no mask for branches, are as good.
 _MIN_SAVED = 0.1
 
-# Tokens of a trunk that are read at once where it is longer than the budget: what the layers make of them is thrown
-# away before the next are read, so that only keys and values grow with the length of a session. In one piece it needs
-# no mask and takes three quarters of the time (a trunk of 8,192 tokens on a CPU).
+# A trunk of more tokens than this, and than the budget, is read in pieces: activations of a piece are freed before the
+# next one, and only keys and values grow with the length of a session. Reading the trunk in one piece needs no mask
+# and takes three quarters of the time (8,192 tokens on a CPU).
 _CHUNK = 4096
 
-# The largest difference in a log-prob between the two ways of reading that is rounding, in nats. Half precision rounds
-# a logit of 20 by 0.06, now and then by more: there the mean over many tokens decides.
+# The largest difference in a log-prob between the two ways of reading that counts as rounding, in nats. Half precision
+# rounds a logit of 20 by 0.06, sometimes by more: there the mean over many tokens decides.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_ROUNDING = 0.1
 
@@ -53,29 +46,29 @@ _COMPARED_TOKENS = 4096
 
 @dataclass
 class TreesRead:
-    """Trees that models have read, and how many tokens went through their layers."""
+    """Trees that models have read, and how many tokens went through the layers of the models."""
 
-    by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; none: padded batches
-    tokens: int = 0  # read, once all batches are
-    saved: int = 0  # that padded batches would read besides
+    by_model: dict[int, "ReadTree"] = field(default_factory=dict)  # id(model) -> its tree; absent: padded batches
+    tokens: int = 0  # read, including those of the padded batches to come
+    saved: int = 0  # tokens that padded batches would read in addition
 
-    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> ResponseLogits:
-        """Return the logits of some of the sequences, from the model's tree or else in a padded batch."""
+    def batch(self, model: PreTrainedModel, sequences: list[PromptResponse]) -> Callable[[slice], Tensor]:
+        """Return the logits of some of the sequences, from the model's tree or else from a padded batch."""
         tree = self.by_model.get(id(model))
         return PaddedBatch(model, sequences) if tree is None else tree.batch(model, sequences)
 
 
 def read_trees(
-    asked: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
+    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
 ) -> TreesRead:
-    """Let each model read the tree of its sequences, where that saves enough and gives the model's own numbers.
+    """Let each model read the tree of its sequences, where that saves enough tokens and gives the model's own numbers.
 
-    With `whole` False, all is left to padded batches. Raises OpdkitError where the first tree that a model reads gives
-    other numbers than padded batches.
+    With `whole` False, nothing is read here and all sequences are left to padded batches. Raises OpdkitError when the
+    first tree that a model reads gives other numbers than padded batches.
     """
     trees = TreesRead()
-    for model in {id(model): model for model, _ in asked}.values():
-        sequences = [s for m, some in asked if m is model for s in some]
+    for model in {id(model): model for model, _ in readings}.values():
+        sequences = [s for reader, given in readings if reader is model for s in given]
         if not whole:
             trees.tokens += sum(map(len, sequences))
             continue
@@ -86,7 +79,7 @@ def read_trees(
             continue
         tree = ReadTree(model, sequences, plan, max(_CHUNK, batch_tokens))
         if not bool(tree.hidden_WH.isfinite().all()):
-            # A masked NaN is still a NaN times 0. Read in padded batches, it stays with the turns that have it.
+            # A masked NaN is still a NaN times 0. In padded batches it affects only the turns that have it.
             trees.tokens += plan.tokens + total
             continue
         if not state_of(model).tree_compared:
@@ -97,23 +90,20 @@ def read_trees(
     return trees
 
 
-# -- checks of a model ----------------------------------------------------------------------------------------------
-
-
 def check_tree_reading(model: PreTrainedModel) -> bool:
-    """Check once per model that a tree gives the numbers of padded batches; return whether it does, and warn if not.
+    """Check once per model that a tree gives the numbers of padded batches. Return the result, and warn if it does not.
 
-    The answer comes from the build of the model and from a small tree of made-up sequences (early forks, late forks,
-    forks in branches; one pass and many), the same ones every time: whatever the order of a run's sessions, they are
-    all read in one way. `read_trees` compares real sequences, once, and stops where they differ.
+    The check looks at the model's architecture and reads a small tree of made-up sequences (early forks, late forks,
+    forks in branches; one pass and many). They are always the same, so that the order of a run's sessions does not
+    matter. `read_trees` also compares real sequences, once, and raises where they differ.
     """
     state = state_of(model)
     if state.reads_trees is None:
         problem = _build_problem(model)
         if problem is None:
-            draw = torch.Generator().manual_seed(0)
+            generator = torch.Generator().manual_seed(0)
             size = min(model.get_input_embeddings().weight.shape[0], 1000)
-            a, b, c, d = torch.randint(0, size, (4, 16), generator=draw).tolist()
+            a, b, c, d = torch.randint(0, size, (4, 16), generator=generator).tolist()
             pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
             sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
             queries = [LogprobQuery((s,)) for s in sequences]
@@ -126,7 +116,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
                     difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
                     worst = max(worst, difference)
-            except Exception as error:  # whatever a model makes of an argument that it was not written for
+            except Exception as error:  # models react in any way to arguments that they do not support
                 if is_out_of_memory(error):
                     raise
                 problem = f"it cannot be read with a mask and a cache ({type(error).__name__})"
@@ -140,53 +130,49 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
 
 
 def _build_problem(model: PreTrainedModel) -> str | None:
-    """Return what of a model's build rules out a tree: a token must see its ancestors, all of them, and only them."""
+    """Return why a model's architecture rules out trees, or None: a token must see exactly its ancestors."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in ("sdpa", "eager"):
-        return f"its attention ({config._attn_implementation}) takes no mask of our own"
+        return f"its attention ({config._attn_implementation}) takes no custom mask"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-        return "not all of its layers see all that comes before a token"
+        return "not all of its layers see all tokens before a token"
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
     every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
     if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
-        return "its position embeddings depend on the length of what is read"
+        return "its position embeddings depend on the number of tokens read"
     if not has_separate_output_layer(model):
-        return "its output layer cannot be told from the layers below"
+        return "its output layer cannot be run separately"
     return None
 
 
 def _difference(differences: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Return how far log-probs are apart, and how far they may be, in nats: the largest, in half precision the mean.
+    """Return the largest absolute difference (in half precision the mean), and the limit for it, in nats.
 
-    NaN is infinitely far apart.
+    NaN becomes infinity.
     """
-    whole = _ROUNDING.get(dtype)
-    difference = float(differences.abs().mean() if whole is None else differences.abs().max())
-    return (difference if difference == difference else float("inf")), _HALF_ROUNDING if whole is None else whole
+    limit = _ROUNDING.get(dtype)
+    difference = float(differences.abs().mean() if limit is None else differences.abs().max())
+    return (difference if difference == difference else float("inf")), _HALF_ROUNDING if limit is None else limit
 
 
 def _compare_with_padded(tree: "ReadTree") -> None:
     """Raise OpdkitError unless real sequences of a tree have the log-probs of padded batches."""
     model = tree.model
     queries = [LogprobQuery((s,)) for s in _choose_compared(tree.sequences, _COMPARED_TOKENS)]
-    in_tree, padded = (
-        torch.cat([answer.logprobs for answer in answers])
-        for answers in (
-            logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, read=tree.batch),
-            logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS),
-        )
-    )
-    difference, limit = _difference(in_tree - padded, model.dtype)
+    in_tree = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS, read=tree.batch)
+    padded = logprobs_of(Mixture((model,)), queries, batch_tokens=_COMPARED_TOKENS)
+    differences = torch.cat([a.logprobs - b.logprobs for a, b in zip(in_tree, padded, strict=True)])
+    difference, limit = _difference(differences, model.dtype)
     if difference > limit:
         raise OpdkitError(
             f"{model.name_or_path or type(model).__name__}: the log-probs of a conversation read once differ by "
-            f"{difference:.1g} nats from those of its turns read one by one, and more than {limit:g} is no rounding. "
+            f"{difference:.1g} nats from those of its turns read one by one, which is more than rounding ({limit:g}). "
             "Nothing is written; pass --turn-by-turn, and report the model to opdkit"
         )
 
 
 def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[PromptResponse]:
-    """Return the shortest sequence, then the longest ones that fit into so many tokens with it."""
+    """Return the shortest sequence, then the longest ones, within `tokens` in total."""
     shortest, *rest = sorted(sequences, key=len)
     chosen, room = [shortest], tokens - len(shortest)
     for sequence in reversed(rest):
@@ -195,46 +181,28 @@ def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[P
     return chosen
 
 
-# -- one tree -------------------------------------------------------------------------------------------------------
-
-
 class ReadTree:
     """Tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan, most: int) -> None:
         """Read the passes of the plan; a trunk of more than `most` tokens in pieces."""
-        self.model, self.sequences = model, list(sequences)  # kept alive: they are known by their identity
+        self.model, self.sequences = model, list(sequences)  # rows are found by id(sequence), so these must live on
         nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         with torch.inference_mode():
             self.output_layer, self.hidden_WH = _hidden_states(model, plan.passes, nodes_W, most)
 
-    def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> ResponseLogits:
-        """Return the logits of some of its sequences, one sequence after the other."""
-        device = self.hidden_WH.device
-        rows_N = torch.cat([self._rows[id(s)] for s in sequences]).to(device)
-        return _TreeRows(self.output_layer, self.hidden_WH, rows_N, device)
-
-
-@dataclass
-class _TreeRows:
-    """Response positions of some sequences of a tree, as rows of its hidden states: a ResponseLogits."""
-
-    output_layer: OutputLayer
-    hidden_WH: Tensor
-    rows_N: Tensor
-    device: torch.device
-
-    def logits(self, rows: slice) -> Tensor:
-        """Return logits [n, V] in the model's own dtype."""
-        return self.output_layer(self.hidden_WH[self.rows_N[rows]])
+    def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
+        """Return the logits of some of its sequences, as `opdkit.model.scoring.Reader` describes."""
+        rows_N = torch.cat([self._rows[id(s)] for s in sequences]).to(self.hidden_WH.device)
+        return lambda rows: self.output_layer(self.hidden_WH[rows_N[rows]])
 
 
 def _hidden_states(
     model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, most: int
 ) -> tuple[OutputLayer, Tensor]:
-    """Return the last hidden states [W, H] of these nodes, and the layer that makes logits of them."""
+    """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
     device, body = input_device(model), cast(Any, model).get_decoder()
     cache, hidden, first = DynamicCache(config=model.config), list[Tensor](), 0
     pieces = list[tuple[Pass, range]]()
@@ -248,11 +216,11 @@ def _hidden_states(
             cache.crop(one.prefix - cache.get_seq_length())
         ids_1n = torch.tensor([one.ids[piece.start : piece.stop]], device=device)
         # A chain needs no positions and mask: the model makes them from the cache, as when it generates text.
-        given: dict[str, Tensor] = {}
+        branching: dict[str, Tensor] = {}
         if not one.is_chain:
-            given["position_ids"] = torch.tensor([one.positions], device=device)
-            given["attention_mask"] = _mask(one, model)
-        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **given)
+            branching["position_ids"] = torch.tensor([one.positions], device=device)
+            branching["attention_mask"] = _mask(one, model)
+        output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **branching)
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
         first += len(piece)
@@ -260,7 +228,7 @@ def _hidden_states(
 
 
 def _mask(one: Pass, model: PreTrainedModel) -> Tensor:
-    """Return [1, 1, n, prefix + n] which tokens each token sees: bool for sdpa, 0 or a lowest number for eager."""
+    """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
     device = input_device(model)
     visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
     order_n = torch.arange(len(one), device=device)
@@ -269,5 +237,9 @@ def _mask(one: Pass, model: PreTrainedModel) -> Tensor:
     seen = torch.cat([before_nk, within_nn], -1)[None, None]
     if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
         return seen
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros(seen.shape, dtype=model.dtype, device=device).masked_fill(~seen, lowest)
+    return additive_mask(seen, model.dtype)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to attention scores: 0 where visible, the lowest number of the dtype elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)

@@ -184,7 +184,7 @@ def batch_sessions(
     waiting, tokens, last = list[Example](), 0, None
     for teacher, examples in sessions:
         size = sum(example.readings.tokens for example in examples)
-        if last is not None and (teacher is not last or tokens + size > budget.within(batch_tokens)):
+        if last is not None and (teacher is not last or tokens + size > min(batch_tokens, budget.most)):
             yield last, waiting
             waiting, tokens = [], 0
         waiting, tokens, last = [*waiting, *examples], tokens + size, teacher
@@ -214,7 +214,7 @@ def score_replies(
             replies, tokens = [example.readings for example in batch], Counter[str]()
             mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
             with attempt:
-                size, whole = budget.within(config.batch_tokens), not config.turn_by_turn
+                size, whole = min(config.batch_tokens, budget.most), not config.turn_by_turn
                 scores = score_session(
                     student, mixture, replies, options, batch_tokens=size, whole=whole, counted=tokens
                 )

@@ -7,7 +7,8 @@ forwards without exchange.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.model.scoring import PromptResponse, batch_by_length
+from opdkit.model.memory import batch_by_length
+from opdkit.model.scoring import PromptResponse
 from opdkit.model.tree import common_length
 
 

@@ -53,7 +53,7 @@ def optimizer_step(
         plan = plan_forwards(
             sequences,
             [turn.session_id for turn in batch],
-            budget.within(config.micro_batch_tokens),
+            min(config.micro_batch_tokens, budget.most),
             accelerator.process_index,
             accelerator.num_processes,
             packed=accelerator.unwrap_model(model).packed,

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from opdkit.model import scoring
 from opdkit.model.load import load_model
@@ -11,7 +9,6 @@ from opdkit.model.scoring import (
     LogprobQuery,
     Mixture,
     PromptResponse,
-    batch_by_length,
     logprobs_of,
     most_likely,
     response_logits,
@@ -362,20 +359,6 @@ def test_models_of_one_tokenizer_with_more_and_fewer_rows(tiny):
     p, q = (full(m, sequences(1)[0]).double().exp()[:, :97] for m in (wide, narrow))
     torch.testing.assert_close(
         answer.top.double(), ((p + q) / 2).log().sort(-1, descending=True).values, atol=1e-5, rtol=0
-    )
-
-
-# -- batches --------------------------------------------------------------------------------------------------------
-
-
-@given(lengths=st.lists(st.integers(1, 50), max_size=30), batch_tokens=st.integers(1, 200))
-def test_batches_hold_every_sequence_once_within_the_budget(lengths, batch_tokens):
-    found = batch_by_length(lengths, batch_tokens)
-    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
-    for batch in found:
-        assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_tokens
-    assert [max(lengths[i] for i in b) for b in found] == sorted(
-        (max(lengths[i] for i in b) for b in found), reverse=True
     )
 
 

@@ -293,14 +293,14 @@ def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
     for x, y in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(numbers(x), numbers(y), strict=True))
     assert counted["tokens saved"] == 0
-    assert capsys.readouterr().err.count("not all of its layers see all that comes before a token") == 1
+    assert capsys.readouterr().err.count("not all of its layers see all tokens") == 1
 
 
 def test_attention_without_a_mask_reads_plainly(capsys):
     model = build("LlamaConfig", {})
     model.config._attn_implementation = "flash_attention_2"
     assert not check_tree_reading(model)
-    assert "its attention (flash_attention_2) takes no mask of our own" in capsys.readouterr().err
+    assert "attention (flash_attention_2)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -311,7 +311,7 @@ def test_positions_that_depend_on_the_length_read_plainly(kind, capsys):
         rope |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
     model = build("LlamaConfig", {"rope_parameters": rope, "max_position_embeddings": 64})
     assert not check_tree_reading(model)
-    assert "position embeddings depend on the length" in capsys.readouterr().err
+    assert "position embeddings depend" in capsys.readouterr().err
 
 
 def test_a_model_that_takes_no_notice_of_the_mask_is_found_out(monkeypatch, capsys):

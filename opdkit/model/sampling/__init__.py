@@ -1,15 +1,12 @@
-"""Sampling from a model: each prompt is read once, each sample has a random stream of its own.
+"""Sampling from a model: each prompt is read once, and each sample has a random stream of its own.
 
-The judge's votes, the evaluation's replies and fresh rollouts come from here. A sample depends on its own generator and
-on the model alone (but for rounding), never on the prompts that share its batch. That rules out the continuous batching
-of transformers (`generate_batch`, 5.23): all its requests draw from one global stream (`torch.multinomial` without a
-generator), in the order in which they happen to be scheduled. shared.py does the same with one stream per sample.
+The judge's votes, the replies of evaluation and rollouts are sampled here. A sample depends only on its generator and
+on the model (apart from rounding), never on the prompts in its batch. The continuous batching of transformers
+(`generate_batch`, 5.23) cannot do that: all requests draw from one global stream (`torch.multinomial` without a
+generator), in the order in which they happen to be scheduled.
 
-    samples.py    requests, samples, how a token is drawn
-    shared.py     several samples look at one copy of their prompt's KV cache
-    copied.py     each sample has a copy of it: for models whose layers do not see all tokens
-    batches.py    which prompts and samples share a copy
-    attention.py  attention without copies of keys and values for each query head
+`sample_shared` keeps one copy of a prompt's KV cache for all of its samples. `sample_copied` gives each sample a copy,
+for models with layers that do not see all tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,15 +33,18 @@ def sample(
     batch_tokens: int,
     on_end: Callable[[int], None] = lambda count: None,
 ) -> list[list[Sample]]:
-    """Sample from `model`: for each request one Sample per generator, in the order given. Temperature 0 is greedy.
+    """Return for each request one Sample per generator, in order. Temperature 0 is greedy.
 
-    `batch_tokens` bounds the tokens whose keys and values are held at once, prompts and samples at their longest; a
-    single sample that needs more runs alone. Where a batch does not fit into memory, it is halved, and its unfinished
-    samples are restarted; a sample that does not fit alone gets the reason "memory". `on_end` is called with the number
-    of samples that have just ended.
+    `batch_tokens` limits the tokens in the KV cache, with prompts and samples at their full length; a single sample
+    that needs more runs alone. Where a batch does not fit into memory, its unfinished samples are restarted in smaller
+    batches; a sample that does not fit alone ends with the reason "memory". `on_end` is called with the number of
+    samples that have just ended.
     """
     rule = SamplingRule(temperature, max_new_tokens, stop_ids, on_end)
-    samplings = [[Sampling(g, max_new_tokens) for g in request.generators] for request in requests]
+    samplings = [
+        [Sampling(torch.rand(max_new_tokens, generator=g, dtype=torch.float64)) for g in request.generators]
+        for request in requests
+    ]
     prompts = [request.prompt_ids for request in requests]
     run = sample_shared if check_tree_reading(model) else sample_copied
     run(model, prompts, samplings, rule, batch_tokens)

@@ -1,8 +1,7 @@
-"""Attention (sdpa) for several masked queries over few key heads, without copies of keys and values per query head.
+"""Attention (sdpa) for several masked queries and grouped key heads, without a copy of keys and values per query head.
 
-transformers 5.23 repeats keys and values over the query heads that share them, at every step, unless there is a single
-query or no mask. Here the queries of those heads become queries of one head instead, as transformers itself does where
-there is one: the numbers are the same.
+transformers 5.23 repeats keys and values for the query heads that share them, at every step, unless there is a single
+query or no mask. Here the queries of those heads become queries of one head. The numbers are the same.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ _NAME = "opdkit_grouped_sdpa"
 
 @contextmanager
 def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model that uses sdpa group its query heads within the `with` block; leave other models as they are."""
+    """Switch a model from sdpa to this attention within the `with` block; leave other models unchanged."""
     if model.config.get_text_config(decoder=True)._attn_implementation != "sdpa":
         yield
         return
@@ -34,7 +33,7 @@ def grouped_heads(model: PreTrainedModel) -> Iterator[None]:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Return what sdpa does for query [B, H, n, D], key and value [B, H / G, S, D] and mask [B, 1, n, S]."""
+    """Return the output of sdpa for query [B, H, n, D], key and value [B, H / G, S, D] and mask [B, 1, n, S]."""
     groups = query.shape[1] // key.shape[1]
     own_bias = kwargs.get("position_bias") is not None
     if groups == 1 or query.shape[2] == 1 or attention_mask is None or attention_mask.shape[1] > 1 or own_bias:
@@ -42,7 +41,7 @@ def _attention(
     B, H, n, D = query.shape
     folded = query.reshape(B, H // groups, groups * n, D)
     mask = attention_mask.repeat(1, 1, groups, 1)
-    # Not `module`: it would repeat the keys for its groups, of which there are none any more.
+    # Not `module`, which would repeat the keys once per group.
     output, _ = sdpa_attention_forward(_NO_GROUPS, folded, key, value, mask, **kwargs)  # [B, G n, H / G, D]
     return output.transpose(1, 2).reshape(B, H, n, -1).transpose(1, 2), None
 

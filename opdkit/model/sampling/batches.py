@@ -1,4 +1,4 @@
-"""Batches of samples: prompts that are read together, and samples that share a copy. Arithmetic on token ids only."""
+"""Batches of samples: which prompts are read together, and which samples share a copy of the KV cache."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,14 +6,15 @@ from itertools import pairwise
 
 from opdkit.model.tree import common_length
 
-# Tokens after the common prefix that are read at once; their mask has a row for each and a column for all before it.
+# Tokens after the common prefix that are read in one pass. Their mask has a row per token, and a column per token and
+# token of the prefix.
 _MAX_SUFFIX_TOKENS = 1024
 
 # Samples that run side by side: each has logits over the whole vocabulary.
 MAX_SAMPLES = 256
 
-# How many times a prompt's tokens the new tokens of the samples that share one copy of it may come to. On a CPU (10
-# million weights) sharing still won at 6 times a prompt of 520 tokens, and lost by a sixth at 9 times one of 320.
+# New tokens of all samples that share one copy of a prompt, at most this many times its tokens. On a CPU (10 million
+# weights) sharing was faster at 6 times a prompt of 520 tokens, and a sixth slower at 9 times a prompt of 320.
 _MAX_NEW_PER_PROMPT_TOKEN = 8
 
 
@@ -32,23 +33,23 @@ class SharedPrompt:
 
     group: PromptGroup
     samples: tuple[tuple[int, int], ...]
-    slots: int  # tokens held at the longest: the group's and those of its samples
+    slots: int  # tokens held: the group's and those of its samples at full length
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Shared prompts of similar size. `rows` of them run side by side; the next one takes the row of one that ended."""
+    """Shared prompts of similar size. `rows` of them run side by side; the next one takes over a row that is done."""
 
     shared: tuple[SharedPrompt, ...]
     rows: int
     slots: int  # of the largest shared prompt
-    samples: int  # of the shared prompt that has most
+    samples: int  # of the shared prompt with the most samples
 
 
 def plan_batches(
     prompts: Sequence[list[int]], counts: Sequence[int], max_new_tokens: int, batch_tokens: int
 ) -> Iterator[Batch]:
-    """Yield batches of `counts[i]` samples of each prompt i, with at most `batch_tokens` tokens held.
+    """Yield batches of `counts[i]` samples of each prompt i, with at most `batch_tokens` tokens in the KV cache.
 
     A single sample that needs more runs alone.
     """
@@ -67,36 +68,32 @@ def plan_batches(
 
 
 def group_prompts(prompts: Sequence[list[int]]) -> list[PromptGroup]:
-    """Return groups that hold each prompt once; prompts go together where that saves half of all but the first."""
-    order = sorted(range(len(prompts)), key=lambda i: prompts[i])  # those that begin alike are neighbours
+    """Return groups that hold each prompt once. Prompts share a group where the prefix is half of each, or more."""
+    order = sorted(range(len(prompts)), key=lambda i: prompts[i])  # prompts that begin alike are neighbours
     common = [common_length(prompts[a], prompts[b]) for a, b in pairwise(order)]
-    groups, members, prefix = list[PromptGroup](), order[:1], len(prompts[order[0]]) if order else 0
-    for k, i in enumerate(order[1:]):
-        shorter = min(prefix, common[k])
-        suffix_tokens = sum(len(prompts[j]) - shorter for j in (*members, i))
-        nearer_to_next = k + 1 < len(common) and common[k + 1] > common[k]
-        alike = 2 * shorter >= max(len(prompts[j]) for j in (*members, i)) and suffix_tokens <= _MAX_SUFFIX_TOKENS
-        if alike and not nearer_to_next:
-            members, prefix = [*members, i], shorter
-        else:
-            groups.append(_make_group(prompts, members, prefix))
-            members, prefix = [i], len(prompts[i])
-    return [*groups, _make_group(prompts, members, prefix)] if members else groups
-
-
-def _make_group(prompts: Sequence[list[int]], members: Sequence[int], prefix: int) -> PromptGroup:
-    return PromptGroup(prefix, tuple(members), prefix + sum(len(prompts[i]) - prefix for i in members))
+    groups = list[tuple[list[int], int]]()  # members, length of their common prefix
+    for k, i in enumerate(order):
+        if groups:
+            members, prefix = [*groups[-1][0], i], min(groups[-1][1], common[k - 1])
+            half = 2 * prefix >= max(len(prompts[j]) for j in members)
+            suffix_tokens = sum(len(prompts[j]) - prefix for j in members)
+            nearer_to_next = k < len(common) and common[k] > common[k - 1]
+            if half and suffix_tokens <= _MAX_SUFFIX_TOKENS and not nearer_to_next:
+                groups[-1] = members, prefix
+                continue
+        groups.append(([i], len(prompts[i])))
+    return [PromptGroup(n, tuple(group), n + sum(len(prompts[i]) - n for i in group)) for group, n in groups]
 
 
 def _share_prompts(
     group: PromptGroup, prompts: Sequence[list[int]], counts: Sequence[int], max_new_tokens: int, batch_tokens: int
 ) -> Iterator[SharedPrompt]:
-    """Yield the samples of a group, as many together as fit; where not one of each prompt fits, prompt by prompt."""
+    """Yield the samples of a group, as many together as fit; prompt by prompt where one of each does not fit."""
     samples = [(i, k) for i in group.prompts for k in range(counts[i])]
     room = (batch_tokens - group.tokens) // max_new_tokens
     if len(group.prompts) > 1 and room < len(group.prompts):
         for i in group.prompts:
-            single = _make_group(prompts, [i], len(prompts[i]))
+            single = PromptGroup(len(prompts[i]), (i,), len(prompts[i]))
             yield from _share_prompts(single, prompts, counts, max_new_tokens, batch_tokens)
         return
     most = max(1, min(room, samples_per_copy(group.tokens, max_new_tokens)))
@@ -106,8 +103,8 @@ def _share_prompts(
 
 
 def samples_per_copy(tokens: int, max_new_tokens: int) -> int:
-    """Return how many samples share one copy of so many prompt tokens.
+    """Return how many samples share one copy of a group of prompts that has so many tokens.
 
-    Each sample is also compared with the tokens of the others, which a mask then hides: the price of not copying.
+    The cost of sharing: attention also compares each sample with the tokens of the others, which a mask then hides.
     """
     return min(MAX_SAMPLES, max(1, _MAX_NEW_PER_PROMPT_TOKEN * tokens // max_new_tokens))

@@ -1,7 +1,7 @@
-"""Requests, samples, and the rule by which a token is drawn. Shapes: R samples that grow together, V vocabulary."""
+"""Requests, samples, and the rule by which tokens are drawn. Shapes: R samples side by side, V vocabulary."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Sample:
-    """Finished sample. `logprobs` are those of its tokens at temperature 1 (nats); the stop token is included.
+    """Finished sample: token ids with the stop token, and their log-probs at temperature 1 (nats).
 
-    A sample that does not fit into memory by itself has the reason "memory" and no tokens.
+    A sample that does not fit into memory by itself has the finish reason "memory" and no tokens.
     """
 
     ids: list[int]
@@ -27,18 +27,18 @@ class Sample:
     finish_reason: str  # "stop", "length" or "memory"
 
 
+@dataclass(eq=False)
 class Sampling:
-    """Sample while it grows. All random numbers are drawn up front (one per token): a restarted one is identical."""
+    """Sample in progress. All random numbers are drawn up front (one per token): a restarted sample is identical."""
 
-    def __init__(self, generator: torch.Generator, max_new_tokens: int) -> None:
-        self.ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.finish_reason: str | None = None  # None until it ends; see Sample
-        self.uniforms = torch.rand(max_new_tokens, generator=generator, dtype=torch.float64)
+    uniforms: Tensor  # [max_new_tokens] float64 in [0, 1)
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str | None = None  # None until it ends; see Sample
 
 
 def restart(samplings: Iterable[Sampling], finish_reason: str | None = None) -> None:
-    """Drop the tokens of samples, to grow them again, or to end them without tokens for a reason."""
+    """Drop the tokens of samples. With a `finish_reason` they end without tokens; otherwise they can start again."""
     for sampling in samplings:
         sampling.ids, sampling.logprobs, sampling.finish_reason = [], [], finish_reason
 
@@ -50,15 +50,14 @@ class SamplingRule:
     temperature: float
     max_new_tokens: int
     stop_ids: frozenset[int]
-    on_end: Callable[[int], None] = lambda count: None  # called with the number of samples that have just ended
+    on_end: Callable[[int], None]  # called with the number of samples that have just ended
 
-    def extend(self, samplings: Sequence[Sampling], logits_RV: Tensor) -> list[bool]:
-        """Draw the next token of each sample from float32 logits; return which samples continue after it."""
+    def extend(self, samplings: Sequence[Sampling], logits_RV: Tensor) -> None:
+        """Draw the next token of each sample from float32 logits, and set the finish reason of samples that end."""
         if self.temperature == 0:
             token_R = logits_RV.argmax(-1)
         else:
-            # Inverse transform sampling. The sum is in float64, where 150,000 terms still add up to the same total in
-            # any order.
+            # Inverse transform sampling. In float64, 150,000 terms add up to the same total in any order.
             cdf_RV = torch.softmax(logits_RV / self.temperature, dim=-1).double().cumsum(-1)
             uniform_R = torch.stack([s.uniforms[len(s.ids)] for s in samplings]).to(logits_RV.device)
             threshold_R = uniform_R * cdf_RV[:, -1]
@@ -72,7 +71,5 @@ class SamplingRule:
                 sampling.finish_reason = "stop"
             elif len(sampling.ids) >= self.max_new_tokens:
                 sampling.finish_reason = "length"
-        continues = [sampling.finish_reason is None for sampling in samplings]
-        if not all(continues):
-            self.on_end(continues.count(False))
-        return continues
+        if ended := sum(sampling.finish_reason is not None for sampling in samplings):
+            self.on_end(ended)

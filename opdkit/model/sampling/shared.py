@@ -1,14 +1,14 @@
-"""Sampling with each prompt held once: its samples are several queries of one row, and a mask keeps them apart.
+"""Sampling with one KV cache per prompt: its samples are queries of the same row, and a mask keeps them apart.
 
     slots     0 1 2 3 4 5   6 7     8 9      10      11      12 ...
               prefix        suffix  suffix   new tokens of samples a, b, c, wherever a slot is free
                             of p    of q     a       b       c
 
-The common prefix of a group's prompts is read once, what follows it in one more pass. The new tokens lie behind them in
-whatever slot of the row is free: a mask says which sample sees which slot, and positions are given. A sample that ends
-leaves its slots to the others, and a row whose samples have all ended takes the next prompts that wait.
+The common prefix of a group's prompts is read once, and all suffixes in one more pass. New tokens take any free slot of
+the row: a mask says which sample sees which slot, and positions are passed to the model. A sample that ends frees its
+slots for the others. A row whose samples have all ended takes the next waiting prompts.
 
-Shapes: B rows, n queries of a row (its samples, padded to the row that has most), S slots, R samples of all rows, V
+Shapes: B rows, n queries of a row (its samples, padded to the row with the most), S slots, R samples of all rows, V
 vocabulary.
 """
 
@@ -16,6 +16,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from opdkit.model.memory import Attempt, budget_of
 from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
+from opdkit.model.tree_reading import additive_mask
 
 
 def sample_shared(
@@ -36,16 +38,16 @@ def sample_shared(
     rule: SamplingRule,
     batch_tokens: int,
 ) -> None:
-    """Grow the samples of each prompt to their ends. Prompts that are being read come on top of `batch_tokens`.
+    """Sample until all samples of each prompt have ended. The prompt that is being read comes on top of `batch_tokens`.
 
-    Where a batch does not fit into memory, its unfinished samples are restarted in smaller ones.
+    Where a batch does not fit into memory, its unfinished samples are restarted in smaller batches.
     """
     budget = budget_of(model, "sampling")
     with grouped_heads(model):
         while left := [i for i, group in enumerate(samplings) if any(s.finish_reason is None for s in group)]:
             waiting = [prompts[i] for i in left]
             unfinished = [[s for s in samplings[i] if s.finish_reason is None] for i in left]
-            tokens, counts = budget.within(batch_tokens), [len(group) for group in unfinished]
+            tokens, counts = min(batch_tokens, budget.most), [len(group) for group in unfinished]
             for batch in plan_batches(waiting, counts, rule.max_new_tokens, tokens):
                 with Attempt(lockstep=budget.lockstep) as attempt:
                     _run_batch(model, waiting, unfinished, rule, batch)
@@ -53,7 +55,7 @@ def sample_shared(
                     failed = [unfinished[i][k] for shared in batch.shared for i, k in shared.samples]
                     failed = [s for s in failed if s.finish_reason is None]
                     restart(failed)
-                    if batch.rows == batch.samples == 1:  # the one that was running did not fit by itself
+                    if batch.rows == batch.samples == 1:  # the running sample did not fit by itself
                         restart(failed[:1], "memory")
                     else:
                         budget.halve(batch.rows * batch.slots)
@@ -69,8 +71,8 @@ def _run_batch(
         vacant = [b for b, row in enumerate(rows.rows) if not row.queries]
         while waiting and vacant:
             shared = waiting.popleft()
-            if last is None or last.group != shared.group:  # the next shared prompt may be of the same group
-                last = None  # free its memory before the next one is read
+            if last is None or last.group != shared.group:  # neighbours may belong to the same group
+                last = None  # free its memory before the next group is read
                 last = _read_group(model, prompts, shared.group)
             rows.load(vacant[0], last, shared, samplings, rule)
             if rows.rows[vacant[0]].queries:  # else all of its samples have ended with their first token
@@ -80,12 +82,9 @@ def _run_batch(
             rows.step(rule)
 
 
-# -- prompts --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _GroupCache:
-    """Group of prompts that has been read: the KV cache of its tokens, prefix first, and the logits after each."""
+    """Group of prompts that has been read: the KV cache of its tokens, prefix first, and logits after each prompt."""
 
     group: PromptGroup
     cache: DynamicCache
@@ -95,54 +94,34 @@ class _GroupCache:
 
 
 def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) -> _GroupCache:
-    cache = DynamicCache(config=model.config)
-    ids_1n = torch.tensor([prompts[group.prompts[0]][: group.prefix]], device=model.device)
+    """Read the prefix of a group, then all suffixes in one pass, in which each sees the prefix and itself."""
+    cache, prefix = DynamicCache(config=model.config), group.prefix
+    ids_1n = torch.tensor([prompts[group.prompts[0]][:prefix]], device=model.device)
     output = model(input_ids=ids_1n, past_key_values=cache, use_cache=True, logits_to_keep=1)
-    logits = {i: output.logits[0, -1].float() for i in group.prompts if len(prompts[i]) == group.prefix}
-    suffixes = {i: prompts[i][group.prefix :] for i in group.prompts if len(prompts[i]) > group.prefix}
-    slots = {i: [range(group.prefix)] for i in group.prompts}
-    start = group.prefix
-    for i, suffix in suffixes.items():
-        slots[i].append(range(start, start + len(suffix)))
-        start += len(suffix)
+    logits = {i: output.logits[0, -1].float() for i in group.prompts if len(prompts[i]) == prefix}
+    suffixes = {i: prompts[i][prefix:] for i in group.prompts if len(prompts[i]) > prefix}
+    lengths = [len(suffix) for suffix in suffixes.values()]
+    slots = {i: [range(prefix)] for i in group.prompts}
+    for i, n, start in zip(suffixes, lengths, accumulate(lengths, initial=prefix), strict=False):
+        slots[i].append(range(start, start + n))
     if suffixes:
-        logits |= _read_suffixes(model, cache, group.prefix, suffixes)
+        causal = [torch.ones(n, n, dtype=torch.bool).tril() for n in lengths]
+        visible_nS = torch.cat([torch.ones(sum(lengths), prefix, dtype=torch.bool), torch.block_diag(*causal)], -1)
+        output = model(
+            input_ids=torch.tensor([[t for suffix in suffixes.values() for t in suffix]], device=model.device),
+            attention_mask=additive_mask(visible_nS.to(model.device), model.dtype)[None, None],
+            position_ids=torch.tensor([[prefix + k for n in lengths for k in range(n)]], device=model.device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=torch.tensor(lengths, device=model.device).cumsum(0) - 1,
+        )
+        logits |= zip(suffixes, output.logits[0].float(), strict=True)
     return _GroupCache(group, cache, slots, {i: len(prompts[i]) for i in group.prompts}, logits)
-
-
-def _read_suffixes(model: Any, cache: DynamicCache, prefix: int, suffixes: dict[int, list[int]]) -> dict[int, Tensor]:
-    """Read all suffixes in one pass, each seeing the prefix and itself; return the logits [V] after each."""
-    lengths = [len(s) for s in suffixes.values()]
-    ids_1n = torch.tensor([[t for s in suffixes.values() for t in s]], device=model.device)
-    positions_1n = torch.tensor([[prefix + k for n in lengths for k in range(n)]], device=model.device)
-    causal = [torch.ones(n, n, dtype=torch.bool).tril() for n in lengths]
-    visible_nS = torch.cat([torch.ones(sum(lengths), prefix, dtype=torch.bool), torch.block_diag(*causal)], -1)
-    last = torch.tensor(lengths, device=model.device).cumsum(0) - 1
-    output = model(
-        input_ids=ids_1n,
-        attention_mask=_additive_mask(~visible_nS, model)[None, None],
-        position_ids=positions_1n,
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=last,
-    )
-    return dict(zip(suffixes, output.logits[0].float(), strict=True))
-
-
-def _additive_mask(hidden: Tensor, model: Any) -> Tensor:
-    """Return what is added to attention scores: 0, or the lowest number of the dtype where `hidden`."""
-    lowest = torch.finfo(model.dtype).min
-    return torch.zeros(hidden.shape, dtype=model.dtype, device=model.device).masked_fill(
-        hidden.to(model.device), lowest
-    )
-
-
-# -- rows -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class _Query:
-    """Sample as a query of its row: `number` is its line in the row's mask, `slots` hold its new tokens."""
+    """Sample as a query of its row: `number` is its line in the row's mask, and `slots` hold its new tokens."""
 
     sampling: Sampling
     number: int
@@ -152,16 +131,16 @@ class _Query:
 
 @dataclass
 class _Row:
-    """Samples of one shared prompt that have not ended, and the slots that nobody uses."""
+    """Samples of one shared prompt that have not ended, and the free slots."""
 
     queries: list[_Query] = field(default_factory=list)
-    free: list[int] = field(default_factory=list)  # a heap: low slots first, so that few are looked at
-    used: int = 0  # slots up to the last one that was ever in use
+    free: list[int] = field(default_factory=list)  # a heap: low slots first, so that attention reads few
+    used: int = 0  # slots up to the highest one that was ever in use
 
 
 @dataclass
 class _Step:
-    """Where the cache puts the tokens of a step, and how many slots attention looks at."""
+    """Rows and slots in which the cache stores the tokens of a step, and the number of slots that attention reads."""
 
     rows_B1: Tensor
     slots_Bn: Tensor
@@ -169,7 +148,7 @@ class _Step:
 
 
 class _SlotLayer(DynamicLayer):
-    """Keys and values of a layer in buffers [B, heads, S + 1, head size]; the last slot is where padding goes."""
+    """Keys and values of a layer in buffers [B, heads, S + 1, head size]; padding goes to the last slot."""
 
     def __init__(self, step: _Step, prompt: DynamicLayer, rows: int, slots: int) -> None:
         super().__init__()
@@ -196,8 +175,9 @@ class _Rows:
         nothing = torch.zeros(0, 0, dtype=torch.long)
         self.now = _Step(nothing, nothing, 0)
         self.cache: Cache | None = None
-        # Added to attention scores. The last line is for padding, which must see something: the first token.
-        self.mask_BnS = _additive_mask(torch.ones(rows, samples + 1, slots, dtype=torch.bool), model)
+        # Added to attention scores. The last line is for padding, which must see at least one token: the first.
+        self.lowest = torch.finfo(model.dtype).min
+        self.mask_BnS = torch.full((rows, samples + 1, slots), self.lowest, dtype=model.dtype, device=model.device)
         self.mask_BnS[:, -1, 0] = 0
 
     def load(
@@ -214,15 +194,15 @@ class _Rows:
         tokens = prompt.group.tokens
         for layer, source in zip(self.cache.layers, prompt.cache.layers, strict=True):
             layer.keys[b, :, :tokens], layer.values[b, :, :tokens] = source.keys[0], source.values[0]
-        row, self.mask_BnS[b, :-1] = self.rows[b], torch.finfo(self.model.dtype).min
+        row, self.mask_BnS[b, :-1] = self.rows[b], self.lowest
         row.free, row.used = list(range(tokens, self.slots)), tokens
         queries = [_Query(samplings[i][k], n, prompt.lengths[i]) for n, (i, k) in enumerate(shared.samples)]
         for query, (i, _) in zip(queries, shared.samples, strict=True):
             for slots in prompt.slots[i]:
                 self.mask_BnS[b, query.number, slots.start : slots.stop] = 0
         logits_RV = torch.stack([prompt.logits[i] for i, _ in shared.samples])
-        continues = rule.extend([query.sampling for query in queries], logits_RV)
-        row.queries = [query for query, goes_on in zip(queries, continues, strict=True) if goes_on]
+        rule.extend([query.sampling for query in queries], logits_RV)
+        row.queries = [query for query in queries if query.sampling.finish_reason is None]
 
     def drop_vacant(self) -> None:
         """Remove the rows whose samples have all ended."""
@@ -236,17 +216,7 @@ class _Rows:
             self.cache.batch_select_indices(keep_B)
 
     def step(self, rule: SamplingRule) -> None:
-        """Read the last token of every sample and draw the next one; samples that end leave their slots."""
-        queries = [(row, query) for row in self.rows for query in row.queries]
-        continues = rule.extend([query.sampling for _, query in queries], self._logits())
-        for (row, query), goes_on in zip(queries, continues, strict=True):
-            if not goes_on:
-                row.queries = [other for other in row.queries if other is not query]
-                for slot in query.slots:
-                    heapq.heappush(row.free, slot)
-
-    def _logits(self) -> Tensor:
-        """Read the last token of every sample; return float32 logits [R, V], row by row."""
+        """Read the last token of every sample and draw the next one. Samples that end free their slots."""
         n = max(len(row.queries) for row in self.rows)
         padding = (0, 0, self.slots, self.mask_BnS.shape[1] - 1)
         inputs = list[list[tuple[int, int, int, int]]]()  # [B, n] of id, position, slot and line of the mask
@@ -271,5 +241,10 @@ class _Rows:
             past_key_values=self.cache,
             use_cache=True,
         )
-        logits_RV: Tensor = output.logits[real_Bn].float()
-        return logits_RV
+        logits_RV = output.logits[real_Bn].float()
+        rule.extend([query.sampling for row in self.rows for query in row.queries], logits_RV)
+        for row in self.rows:
+            ended = [query for query in row.queries if query.sampling.finish_reason is not None]
+            row.queries = [query for query in row.queries if query.sampling.finish_reason is None]
+            for slot in (slot for query in ended for slot in query.slots):
+                heapq.heappush(row.free, slot)
