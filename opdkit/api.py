@@ -132,7 +132,7 @@ class Run:
 
     def calibrate(self, labels: MaybePath = None, **options: Any) -> Any:
         """Measure the judge against labels of people; return the measures, which the command prints."""
-        return self._run("calibrate", "opdkit.commands.calibrate:measure", labels=labels, **options)
+        return self._run("calibrate", "opdkit.commands.calibrate.command:measure", labels=labels, **options)
 
     def report(self, *, out: MaybePath = None, **options: Any) -> Any:
         """Write the run as one HTML file that opens offline."""

@@ -15,7 +15,6 @@
 A run need not be finished: what a stage has not written is null or [].
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from opdkit.judge.candidates import explain_candidates
 from opdkit.store import manifest, parts_of_turns
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.reading import has_stage
-from opdkit.store.reviews import Reviews, reviews_in_force
+from opdkit.store.reviews import reviews_in_force
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")
 _SESSION = ("source", "line", "format", "model")
@@ -45,40 +44,29 @@ def turn_view(run: Path, turn_id: str) -> JSON:
     return next(turn_views(run, [turn_id]))
 
 
-def turn_views(run: Path, turn_ids: Sequence[str], reviews: Reviews | None = None) -> Iterator[JSON]:
-    """Yield turns with everything, in the order of the parts, and within a part as they are given.
+def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
+    """Yield turns with everything, in the order of the log; each part is read once.
 
-    Each part is read once. `reviews` are the decisions in force, if the caller has read them. Raises OpdkitError for a
-    turn that the run does not have, before the first view.
+    Raises OpdkitError for a turn that the run does not have, before the first view.
     """
     parts = parts_of_turns(run, turn_ids)
     unknown = next((name for name in turn_ids if name not in parts), None)
     if unknown is not None:
         raise OpdkitError(f"{run} has no turn {unknown!r}; {nearest_turns(run, unknown)}")
-    by_part: defaultdict[int, list[str]] = defaultdict(list)
-    for name in dict.fromkeys(turn_ids):
-        by_part[parts[name]].append(name)
-    reviews = reviews_in_force(run) if reviews is None else reviews
+    reviews = reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
     columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
     token_texts: TokenTexts | None = None
-    for part in sorted(by_part):
-        joined = joined_turns(run, part, columns, reviews=reviews, turn_ids=by_part[part], partial=True)
-        turns = {turn.turn_id: turn for turn in joined}
-        for turn in (turns[name] for name in by_part[part]):
+    for part in sorted(set(parts.values())):
+        for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
             if turn.targets and token_texts is None:
-                token_texts = _open_token_texts(run)
+                try:
+                    token_texts = open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
+                except OpdkitError as error:  # without the teacher's tokenizer the ids are shown
+                    warn(str(error))
+                    token_texts = ids_as_texts
             targets = [_target(row, token_texts or ids_as_texts) for row in turn.targets]
             yield _view(turn, judge) | {"targets": targets}
-
-
-def _open_token_texts(run: Path) -> TokenTexts:
-    """Open the teacher's tokenizer; without it, warn, and show the ids."""
-    try:
-        return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
-    except OpdkitError as error:
-        warn(str(error))
-        return ids_as_texts
 
 
 def _view(turn: JoinedTurn, judge: JSON) -> JSON:

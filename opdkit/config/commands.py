@@ -97,10 +97,10 @@ COMMANDS: dict[str, Command] = {
     "status": Command(StatusConfig, "opdkit.commands.status:run", "opdkit status runs/try"),
     "check": Command(CheckConfig, "opdkit.commands.check:run", "opdkit check runs/try"),
     "export": Command(
-        ExportConfig, "opdkit.commands.export:run", "opdkit export runs/try runs/try/kto.parquet --to trl-kto"
+        ExportConfig, "opdkit.commands.export.command:run", "opdkit export runs/try runs/try/kto.parquet --to trl-kto"
     ),
     "calibrate": Command(
-        CalibrateConfig, "opdkit.commands.calibrate:run", "opdkit calibrate runs/try sample_data/labels.jsonl"
+        CalibrateConfig, "opdkit.commands.calibrate.command:run", "opdkit calibrate runs/try sample_data/labels.jsonl"
     ),
     "demo": Command(DemoConfig, "opdkit.commands.demo:run", "opdkit demo"),
 }

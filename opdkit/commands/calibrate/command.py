@@ -90,16 +90,15 @@ def measure(config: CalibrateConfig) -> Calibration:
     confusions_S = np.stack(list(by_session.values()))
     matrix = confusions_S.sum(0).reshape(3, 3)
     resampled_B = resample_sums(confusions_S, config.seed).reshape(-1, 3, 3)
-    accuracy, kappa = (
-        None if np.isnan(value) else float(value)
-        for value in (agreement.accuracy(matrix), agreement.kappa(matrix, config.kappa_weights))
-    )
+    statistics = (agreement.accuracy(matrix), agreement.kappa(matrix, config.kappa_weights))
+    accuracy, kappa = (None if np.isnan(value) else float(value) for value in statistics)
     # Calibration and hints, on labels of one turn.
     single = [(case, case.turns[0]) for case in cases if len(case.turns) == 1]
     agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
     levels, error = agreement.calibration([share for share, _ in agreed], [right for _, right in agreed])
     hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
     stored, points, used = measure_curve(cases, config)
+    measured = [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None]
     return Calibration(
         rows=read.rows,
         set_aside=dict((read.set_aside + dropped).most_common()),
@@ -117,10 +116,7 @@ def measure(config: CalibrateConfig) -> Calibration:
         stored_votes=stored,
         curve=points,
         curve_labels=used,
-        votes_worth_paying=voting.worth_paying(
-            [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None],
-            config.tolerance,
-        ),
+        votes_worth_paying=voting.worth_paying(measured, config.tolerance),
         hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
     )
 
@@ -139,9 +135,8 @@ def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list
     for case in full:
         sums = by_session.setdefault(case.session_id, np.zeros((len(sizes), 2)))
         for i, k in enumerate(sizes):
-            rewards = voting.session_distribution(
-                config.session_reward, (voting.of_subsets(voting.counts_of(turn.scores), k) for turn in case.turns)
-            )
+            turns = (voting.of_subsets(voting.counts_of(turn.scores), k) for turn in case.turns)
+            rewards = voting.session_distribution(config.session_reward, turns)
             sums[i] += rewards.get(case.label, 0.0), 1 - rewards.get(None, 0.0)
     sums_S = np.stack(list(by_session.values()))
     resampled_B = resample_sums(sums_S.reshape(len(sums_S), -1), config.seed).reshape(-1, len(sizes), 2)

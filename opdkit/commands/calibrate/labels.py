@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,7 @@ WORDS = {
     "-1": -1, "-1.0": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
 }  # fmt: skip
 _UNLABELLED = "no label yet"
-_EXAMPLES = 3  # rows that an error quotes
-_GUESSES = 3  # unknown ids for which a similar one is looked for
+_EXAMPLES = 3  # rows that an error quotes, and unknown ids for which a similar one is looked for
 _VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward", "reward_status", "reward_agreement", "hint"]
 
 
@@ -165,9 +164,7 @@ def _label(row: JSON | str, line: int) -> Label:
     return Label(kind, fields[kind].strip(), WORDS[word], line, wanted)
 
 
-def match_verdicts(
-    run: Path, labels: Sequence[Label], file: Path | None = None
-) -> tuple[list[Case], Counter[str], list[str]]:
+def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[list[Case], Counter[str], list[str]]:
     """Return labels with their verdicts, the number of others by reason, and similar ids for some unknown ones.
 
     `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, such as for a run that is
@@ -201,7 +198,7 @@ def match_verdicts(
     unknown = [label for label in missing if label.id not in known[label.kind]]
     reasons = Counter({"not judged": len(missing) - len(unknown), "unknown id": len(unknown)})
     guesses = []
-    for label in unknown[:_GUESSES]:
+    for label in unknown[:_EXAMPLES]:
         where = f"{file}:{label.line}" if file else f"review {label.line}"
         guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
     return cases, +reasons, guesses

@@ -4,6 +4,7 @@ from rich.table import Table as RichTable
 
 from opdkit.commands.calibrate.agreement import CLASSES
 from opdkit.commands.calibrate.command import Calibration
+from opdkit.commands.turn_line import signed
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, printable, stdout, verb
 from opdkit.evaluate.bootstrap import Interval
@@ -31,10 +32,9 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     weights = "" if config.kappa_weights == "none" else f", {config.kappa_weights} weights"
     _print(f"Cohen's kappa{weights} {_number(measured.kappa, measured.kappa_interval)}{reason}")
 
-    table = RichTable("label", *(f"judged {c:+d}" if c else "judged 0" for c in CLASSES), "precision", "recall")
+    table = RichTable("label", *(f"judged {signed(label)}" for label in CLASSES), "precision", "recall")
     for row, scores in zip(measured.confusion, measured.classes, strict=True):
-        name = f"{scores.label:+d}" if scores.label else "0"
-        table.add_row(name, *(f"{n:,}" for n in row), _number(scores.precision), _number(scores.recall))
+        table.add_row(signed(scores.label), *(f"{n:,}" for n in row), _number(scores.precision), _number(scores.recall))
     stdout.print(table)
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")

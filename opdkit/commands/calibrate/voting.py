@@ -106,9 +106,7 @@ def worth_paying(points: Sequence[tuple[int, float, float]], tolerance: float) -
     `points` are (votes, accuracy, coverage). None without points.
     """
     known = [point for point in points if not math.isnan(point[1])]
-    if not known:
-        return None
-    best, widest = max(p[1] for p in known), max(p[2] for p in known)
+    best, widest = (max((point[column] for point in known), default=0.0) for column in (1, 2))
     # Rounding must not decide between two that are equal.
     enough = [k for k, hit, cover in known if hit >= best - tolerance - 1e-9 and cover >= widest - tolerance - 1e-9]
     return min(enough, default=None)

@@ -51,10 +51,10 @@ def read_judged_turns(
         judged = []
         for joined in group:
             counters.rows_in += 1
-            if joined.decided is not None:
-                judged.append(JudgedTurn(joined.session, joined.turn, joined.decided))
+            row, verdict = joined.turn, joined.decided
+            if verdict is not None:
+                judged.append(JudgedTurn(joined.session, row, verdict))
             else:
-                row = joined.turn
                 counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield judged
 

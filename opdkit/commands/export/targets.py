@@ -7,11 +7,11 @@ session have in common is uploaded, and paid for, once.
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 
 import pyarrow as pa
 
 from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
-from opdkit.commands.export.files import PLAIN
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
@@ -30,6 +30,11 @@ Rows = Iterator[JSON]
 RowOfTurn = Callable[[JudgedTurn, Rewards, int], JSON]
 
 FEWEST_LINES = 10  # OpenAI takes no smaller file
+# A message of role and text, which every reader takes. Other messages hold objects of any shape (a call's arguments):
+# as JSON, which `datasets` returns unchanged. As a struct each message would get every key of all others, and
+# templates that ask whether a message has `tool_calls` would see that all of them do.
+PLAIN = pa.struct({"role": pa.string(), "content": pa.string()})
+ANY = pa.json_(pa.string())
 MESSAGES = pa.list_(PLAIN)  # of another message type where the messages of a run need it
 _TEXT = pa.string()
 
@@ -150,7 +155,8 @@ def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
     Every call needs an id, and every result the id of a call right before it. Where the log has none (ShareGPT),
     results belong to calls in their order, and ids are made up.
     """
-    linked, waiting, number = list[Message](), list[tuple[str, str]](), 0  # (logged id, id) of calls without a result
+    linked, waiting = list[Message](), list[tuple[str, str]]()  # (logged id, id) of calls without a result
+    numbers = count()
     for message in messages:
         if message["role"] == "tool":
             logged = message["tool_call_id"] or ""
@@ -162,10 +168,8 @@ def link_tool_calls(messages: list[Message]) -> tuple[list[Message], str]:
             continue
         if waiting:
             return linked, "a tool call without its result"
-        calls = []
-        for call in message["tool_calls"]:
-            calls.append(call | {"id": call["id"] or f"call_{number}"})
-            number += 1
+        numbered = zip(message["tool_calls"], numbers, strict=False)
+        calls = [call | {"id": call["id"] or f"call_{number}"} for call, number in numbered]
         if len({call["id"] for call in calls}) < len(calls):
             return linked, "tool calls that share an id"
         waiting = [(old["id"], new["id"]) for old, new in zip(message["tool_calls"], calls, strict=True)]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.listed import Listing
-from opdkit.commands.report.tallies import Advantages, Hints, Shares, Votes
+from opdkit.commands.report.listed import draw
+from opdkit.commands.report.tallies import Advantages, Largest, Shares, Verdicts
 from opdkit.commands.run_turns import read_turns
-from opdkit.commands.turn_line import TurnLine
+from opdkit.commands.turn_line import TurnLine, turn_line
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
@@ -30,22 +30,28 @@ class Collected(NamedTuple):
 def collect(run: Path, rows: int) -> Collected:
     """Fold over the finished parts, with one part and `rows` lines in memory.
 
+    The lines are those with the largest advantages, and a fair draw of the others.
+
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
-    votes, hints, advantages, shares = Votes(), Hints(), Advantages(), Shares()
-    listing, seen = Listing(rows), Counter[str]()
-    for turn in read_turns(run):
-        for tally in (votes, hints, advantages, shares, listing):
+    verdicts, advantages, shares, seen = Verdicts(), Advantages(), Shares(), Counter[str]()
+    strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
+    for number, turn in enumerate(read_turns(run)):
+        for tally in (verdicts, advantages, shares):
             tally.add(turn)
+        line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
+        if line.strength is not None:
+            strongest.add(line, line.strength)
+        drawn.add(line, (line.hint_status is not None, draw(line.turn_id)))
         seen["turns"] += 1
         seen["trainable"] += turn.turn["trainable"]
         seen["reviewed"] += turn.review is not None
         if (verdict := turn.decided) is not None:
             seen["reward"] += verdict["reward"] is not None
             seen["hint"] += verdict["hint"] is not None
-    if not listing.total:
+    if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
     finished = stages.summaries(run)
     totals = shares.result()
@@ -55,17 +61,20 @@ def collect(run: Path, rows: int) -> Collected:
         "stages": stages.progress(run, finished),
         "notices": [*stages.notices(run, finished), *dominant(totals)],
         "funnel": stages.funnel(run, finished, seen, totals["total"].get("tokens", 0)),
-        "votes": votes.result() if "judge" in finished else None,
-        "hints": hints.result(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
+        "votes": verdicts.votes() if "judge" in finished else None,
+        "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
         "advantages": advantages.result() if "teacher" in finished else None,
         "shares": totals,
         "training": training(run) if "train" in finished else None,
         "evaluation": evaluation(run) if "eval" in finished and not stages.of_another(run, "eval") else None,
         "configuration": stages.configuration(run, finished),
-        "turns": listing.total,
+        "turns": seen["turns"],
         "reviewed": seen["reviewed"],
     }
-    return Collected(summary, listing.lines())
+    lines = strongest.items()
+    numbers = {line.number for line in lines}
+    lines += [line for line in drawn.items() if line.number not in numbers]
+    return Collected(summary, lines[:rows])
 
 
 def dominant(shares: JSON) -> list[str]:

@@ -7,38 +7,12 @@ from typing import Any
 
 import xxhash
 
-from opdkit.commands.report.tallies import Largest
-from opdkit.commands.run_turns import STATES, RunTurn
-from opdkit.commands.turn_line import CHARS, TurnLine, turn_line
+from opdkit.commands.run_turns import STATES
+from opdkit.commands.turn_line import CHARS, TurnLine
 from opdkit.config.fields import JSON
 
 
-class Listing:
-    """Turns with the largest advantages and a fair draw of the others, at most `most` of a run of any length."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._strongest: Largest[TurnLine] = Largest(most // 2)
-        self._drawn: Largest[TurnLine] = Largest(most)
-        self.total = 0
-
-    def add(self, turn: RunTurn) -> None:
-        """Add the next turn of the run. The list shows the verdict of the votes, and the review beside it."""
-        line = turn_line(self.total, turn, turn.verdict)
-        self.total += 1
-        if line.strength is not None:
-            self._strongest.add(line, line.strength)
-        self._drawn.add(line, (line.hint_status is not None, _draw(line.turn_id)))
-
-    def lines(self) -> list[TurnLine]:
-        """Return the lines, those with the largest advantages first."""
-        strongest = self._strongest.items()
-        numbers = {line.number for line in strongest}
-        others = (line for line in self._drawn.items() if line.number not in numbers)
-        return [*strongest, *others][: self._most]
-
-
-def _draw(turn_id: str) -> int:
+def draw(turn_id: str) -> int:
     """Return a number that depends on the id alone, so that every report of a run draws the same turns."""
     return xxhash.xxh64_intdigest(turn_id.encode())
 
@@ -51,7 +25,7 @@ def choose_whole(lines: Sequence[TurnLine], most: int) -> list[str]:
     scored = [line for line in lines if line.strength is not None]
     strongest = sorted(scored, key=lambda line: (-(line.strength or 0.0), line.number))
     kinds: dict[tuple[Any, ...], list[TurnLine]] = defaultdict(list)
-    for line in sorted(lines, key=lambda line: _draw(line.turn_id)):
+    for line in sorted(lines, key=lambda line: draw(line.turn_id)):
         kind = (line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None)
         kinds[kind].append(line)
     groups = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))

@@ -22,12 +22,9 @@ TERMS = ("reward", "teacher", "support", "divergence")
 
 def summaries(run: Path) -> dict[str, Summary]:
     """Return the stages that the run has, in order, each with the totals of its finished parts."""
-    finished = {}
-    for stage in SHOWN:
-        if has_stage(run, stage):
-            primary = next(table for table in TABLES.values() if table.stage == stage)
-            finished[stage] = summary_of(run, stage, primary, part_count(run, stage))
-    return finished
+    primary = {table.stage: table for table in reversed(TABLES.values())}  # the first table of each stage
+    stages = [stage for stage in SHOWN if has_stage(run, stage)]
+    return {stage: summary_of(run, stage, primary[stage], part_count(run, stage)) for stage in stages}
 
 
 def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
@@ -119,11 +116,9 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
     return levels
 
 
-def _level(
-    stage: str, name: str, unit: str, count: int, dropped: Counter[str] | None = None, part_of: str | None = None
-) -> JSON:
-    reasons = [(reason, n) for reason, n in (dropped or Counter()).most_common() if n]
-    return {"stage": stage, "name": name, "unit": unit, "count": count, "dropped": reasons, "part_of": part_of}
+def _level(stage: str, name: str, unit: str, count: int, lost: Counter[str] | None = None, part_of: str = "") -> JSON:
+    dropped = [(reason, n) for reason, n in (lost or Counter()).most_common() if n]
+    return {"stage": stage, "name": name, "unit": unit, "count": count, "dropped": dropped, "part_of": part_of or None}
 
 
 def _unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
@@ -137,11 +132,9 @@ def configuration(run: Path, finished: dict[str, Summary]) -> list[JSON]:
     entries = []
     for stage in finished:
         pinned, command = manifest(run, stage), command_of(run, stage)
-        defaults = {field.name: field.default for field in fields_of(COMMANDS[command].config)}
-        options = []
-        for key, value in pinned["configuration"].items():
-            default = defaults.get(key)
-            options.append([key, value, value != (list(default) if isinstance(default, tuple) else default)])
+        defaults = {field.name: list(field.default) if isinstance(field.default, tuple) else field.default
+                    for field in fields_of(COMMANDS[command].config)}  # fmt: skip
+        options = [[key, value, value != defaults.get(key)] for key, value in pinned["configuration"].items()]
         inputs = pinned["plan"].get("inputs", {})
         models = [[name, one["name"]] for name, one in inputs.items() if isinstance(one, dict) and "name" in one]
         entries.append({"stage": stage, "command": command, "fingerprint": pinned["fingerprint"],

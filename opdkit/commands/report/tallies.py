@@ -61,18 +61,21 @@ class Commonest:
         return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
 
 
-class Votes:
-    """Votes, and the rewards that they agreed on."""
+class Verdicts:
+    """Votes, the rewards that they agreed on, and hints: their lengths, the commonest, and why turns have none."""
+
+    WIDTH = 20  # characters per bar of the lengths
 
     def __init__(self) -> None:
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
-        self._agreement = Counter[float]()
+        self._agreement, self._hint_statuses = Counter[float](), Counter[str]()
+        self._characters, self._lengths, self._common = 0, Counter[int](), Commonest()
 
     def add(self, turn: RunTurn) -> None:
-        """Count the votes of a turn, and the verdict that they make."""
-        verdict = turn.verdict
-        if verdict is None:
+        """Count votes and reward as the judge gave them, and the hint as the decision in force leaves it."""
+        verdict, decided = turn.verdict, turn.decided
+        if verdict is None or decided is None:
             return
         for question, value in (("reward", "score"), ("hint", "decision")):
             for vote in verdict[f"{question}_votes"]:
@@ -84,9 +87,14 @@ class Votes:
         self._statuses[verdict["reward_status"]] += 1
         if verdict["reward_agreement"] is not None:
             self._agreement[round(verdict["reward_agreement"], 2)] += 1
+        self._hint_statuses[decided["hint_status"]] += 1
+        if (hint := decided["hint"]) is not None:
+            self._characters += len(hint)
+            self._lengths[len(hint) // self.WIDTH] += 1
+            self._common.add(hint)
 
-    def result(self) -> JSON:
-        """Return the counts, for the summary of the page."""
+    def votes(self) -> JSON:
+        """Return the counts of votes and rewards, for the summary of the page."""
         voted = self._agreement.total()
         return {
             "judged": self._rewards.total(),
@@ -100,35 +108,15 @@ class Votes:
             "unanimous": self._agreement[1.0] / voted if voted else None,
         }
 
-
-class Hints:
-    """Hints: their lengths, the commonest of them, and why turns have none."""
-
-    WIDTH = 20  # characters per bar
-
-    def __init__(self) -> None:
-        self._characters, self._lengths, self._statuses = 0, Counter[int](), Counter[str]()
-        self._common = Commonest()
-
-    def add(self, turn: RunTurn) -> None:
-        """Count the hint of a turn, as the decision in force leaves it."""
-        if (verdict := turn.decided) is None:
-            return
-        self._statuses[verdict["hint_status"]] += 1
-        if (hint := verdict["hint"]) is not None:
-            self._characters += len(hint)
-            self._lengths[len(hint) // self.WIDTH] += 1
-            self._common.add(hint)
-
-    def result(self, rejected: Counter[str]) -> JSON:
-        """Return the counts. `rejected` holds the candidates that failed the filter, from the judge's counters."""
+    def hints(self, rejected: Counter[str]) -> JSON:
+        """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter."""
         count = self._lengths.total()
         return {
             "count": count,
             "mean_length": self._characters / count if count else None,
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
-            "statuses": self._statuses.most_common(),
+            "statuses": self._hint_statuses.most_common(),
             "common": [[text[:600], times] for text, times in self._common.most(20)],
             "undercounted": self._common.missed,
             "rejected": rejected.most_common(),
@@ -170,18 +158,16 @@ class Advantages:
         counts = bars[inside]
         counts[0] += bars[starts < -self.SHOWN].sum()
         counts[-1] += bars[starts >= self.SHOWN].sum()
-        quantiles = []
-        below = np.cumsum(self._fine)
-        for q in (0.05, 0.25, 0.5, 0.75, 0.95) if self._tokens else ():
-            place = int(np.searchsorted(below, q * self._tokens))
-            quantiles.append([q, round((place + 0.5) * self.FINE - self.EDGE, 4)])
+        ranks = np.array([0.05, 0.25, 0.5, 0.75, 0.95] if self._tokens else [])
+        places = np.searchsorted(np.cumsum(self._fine), ranks * self._tokens)
+        values = [round((place + 0.5) * self.FINE - self.EDGE, 4) for place in places.tolist()]
         return {
             "tokens": self._tokens,
             "mean": self._sum / self._tokens if self._tokens else None,
             "near_zero": self._near / self._tokens if self._tokens else None,
             "bar": self.BAR,
             "bars": [[float(start), int(count)] for start, count in zip(starts[inside], counts, strict=True)],
-            "quantiles": quantiles,
+            "quantiles": [[rank, value] for rank, value in zip(ranks.tolist(), values, strict=True)],
             "reward_tokens": dict(self._by_reward),
             "overlap": self._overlap / self._overlaps if self._overlaps else None,
         }
@@ -194,7 +180,7 @@ class Shares:
     """
 
     def __init__(self, most: int = 20) -> None:
-        self._most, self._ended = most, 0
+        self._most = most
         self._sources = defaultdict[str, Counter[str]](Counter)
         self._session: tuple[str, str, Counter[str]] | None = None
         self._sessions: Largest[tuple[str, str, Counter[str]]] = Largest(most)
@@ -203,7 +189,8 @@ class Shares:
         """Count a turn for its source and for its session."""
         source, session = turn.session["source"], logged_session_id(turn.session_id)
         if self._session is None or self._session[:2] != (source, session):
-            self._end_session()
+            if self._session is not None:
+                self._sessions.add(self._session, _furthest(self._session[2]))
             self._session = (source, session, Counter())
             self._sources[source]["sessions"] += 1
         verdict = turn.decided
@@ -214,15 +201,10 @@ class Shares:
         self._session[2].update(counts)
         self._sources[source].update(counts)
 
-    def _end_session(self) -> None:
+    def result(self) -> JSON:
+        """Return the totals, and the largest sources and sessions. Call it once, after all turns."""
         if self._session is not None:
             self._sessions.add(self._session, _furthest(self._session[2]))
-            self._ended += 1
-            self._session = None
-
-    def result(self) -> JSON:
-        """Return the totals, and the largest sources and sessions."""
-        self._end_session()
         sources = sorted(self._sources.items(), key=lambda item: _furthest(item[1]), reverse=True)
         total, rest = Counter[str](), Counter[str]()
         for place, (_, counts) in enumerate(sources):
@@ -235,7 +217,7 @@ class Shares:
             "sources": [{"source": name, **counts} for name, counts in sources[: self._most]],
             "other_sources": {"count": len(sources) - self._most, **rest} if rest else None,
             "sessions": [{"source": source, "session": name, **counts} for source, name, counts in sessions],
-            "session_count": self._ended,
+            "session_count": total["sessions"],
         }
 
 

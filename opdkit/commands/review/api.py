@@ -16,10 +16,6 @@ from opdkit.store.reviews import Ledger, Review
 _FIELDS = ("turn_id", "action", "reward", "hint", "note")
 
 
-class UnknownTurnError(OpdkitError):
-    """Raised for a turn that the run does not have."""
-
-
 class Api:
     """Answers of one run to one reviewer's page. Used by several threads at once."""
 
@@ -31,17 +27,14 @@ class Api:
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()
 
-    def turn(self, turn_id: str) -> JSON:
-        """Return a turn with everything. Raises UnknownTurnError."""
-        if turn_id not in parts_of_turns(self.run, [turn_id]):
-            raise UnknownTurnError(f"there is no turn {turn_id}")
-        return turn_view(self.run, turn_id)
+    def turn(self, turn_id: str) -> JSON | None:
+        """Return a turn with everything; None if the run does not have it."""
+        return turn_view(self.run, turn_id) if parts_of_turns(self.run, [turn_id]) else None
 
     def decisions(self) -> JSON:
         """Return turn_id -> the decision in force."""
         with self._lock:
-            in_force = self._ledger.in_force()
-        return {name: review.to_json() for name, review in in_force.items()}
+            return {turn_id: review.to_json() for turn_id, review in self._ledger.in_force().items()}
 
     def decide(self, document: object) -> JSON:
         """Add one decision, and return {"review": the decision now in force on its turn, or null}.

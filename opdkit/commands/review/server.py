@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from opdkit.commands.review.api import Api, UnknownTurnError
+from opdkit.commands.review.api import Api
 from opdkit.config.fields import JSON
 from opdkit.config.review import ReviewConfig
 from opdkit.console import say, warn
@@ -109,8 +109,6 @@ class Handler(BaseHTTPRequestHandler):
             status, answer = HTTPStatus.OK, self._answer(urlsplit(self.path).path)
         except RefusedError as error:
             status, answer = error.args[0], {"error": error.args[1]}
-        except UnknownTurnError as error:
-            status, answer = HTTPStatus.NOT_FOUND, {"error": str(error)}
         except OpdkitError as error:
             status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
             answer = {"error": str(error)}
@@ -137,7 +135,10 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/api/reviews":
             return api.decide(self._read_decision()) if is_post else api.decisions()
         if path.startswith("/api/turns/") and not is_post:
-            return api.turn(unquote(path.removeprefix("/api/turns/")))
+            turn_id = unquote(path.removeprefix("/api/turns/"))
+            if (view := api.turn(turn_id)) is None:
+                raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no turn {turn_id}")
+            return view
         raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _check_sender(self) -> None:

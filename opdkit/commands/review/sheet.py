@@ -29,9 +29,8 @@ from opdkit.store.joined import joined_turns
 from opdkit.store.reviews import Ledger, Review, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 
-SHOWN = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint")
 FILLED_IN = ("reward", "hint", "note", "action")
-COLUMNS = (*SHOWN, *FILLED_IN, "decision")
+COLUMNS = ("turn_id", "request", "reply", "next_state", "voted_reward", "voted_hint", *FILLED_IN, "decision")
 NEEDED = ("turn_id", *FILLED_IN, "decision")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 _NONE = "none"

@@ -1,6 +1,6 @@
 """Choice of the turns: filters first, then the worst, the best, a draw, or the first of the run."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 import regex
@@ -28,8 +28,7 @@ class Chosen:
     lines: list[TurnLine] = field(default_factory=list)
     passed: int = 0  # turns that pass the filters
     seen: int = 0  # all turns
-    reward_statuses: Counter[str] = field(default_factory=Counter)  # of all turns
-    hint_statuses: Counter[str] = field(default_factory=Counter)
+    statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # of all turns, by column
 
 
 def is_ranked(config: ShowConfig) -> bool:
@@ -52,11 +51,11 @@ def choose_turns(config: ShowConfig) -> Chosen:
     for turn in read_turns(config.run):
         line = turn_line(chosen.seen, turn, turn.decided)
         chosen.seen += 1
-        if line.reward_status is not None:
-            chosen.reward_statuses[line.reward_status] += 1
-        if line.hint_status is not None:
-            chosen.hint_statuses[line.hint_status] += 1
-        if config.status is not None and config.status not in (line.reward_status, line.hint_status):
+        statuses = {"reward_status": line.reward_status, "hint_status": line.hint_status}
+        for column, status in statuses.items():
+            if status is not None:
+                chosen.statuses[column][status] += 1
+        if config.status is not None and config.status not in statuses.values():
             continue
         if pattern is not None and not _matches(pattern, turn):
             continue
@@ -64,7 +63,7 @@ def choose_turns(config: ShowConfig) -> Chosen:
         rank = _rank(config, line)
         if rank is not None:
             largest.add(line, rank)
-    known = sorted({*chosen.reward_statuses, *chosen.hint_statuses} | STATUSES)
+    known = sorted(STATUSES.union(*chosen.statuses.values()))
     if config.status is not None and config.status not in known:
         raise ConfigError(f"--status is {config.status!r}; {did_you_mean(config.status, known)}")
     chosen.lines = largest.items()
@@ -86,12 +85,9 @@ def _matches(pattern: regex.Pattern[str], turn: RunTurn) -> bool:
     """Return True if the pattern is found in the request, the reply or a hint of a turn."""
     request, reply, _ = turn_messages(turn)
     decided = turn.decided or {"hints": [], "hint": None}
-    hints = [*decided["hints"], decided["hint"] or ""]
+    texts = [messages_text(request), messages_text(reply).strip(), *decided["hints"], decided["hint"] or ""]
     try:
-        texts = [messages_text(request), messages_text(reply).strip(), *hints]
         return any(pattern.search(text, timeout=_PATIENCE) for text in texts)
     except TimeoutError:
-        raise ConfigError(
-            f"--grep {pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {turn.turn_id}: "
-            "write it without a repetition inside a repetition"
-        ) from None
+        raise ConfigError(f"--grep {pattern.pattern!r} takes more than {_PATIENCE:g} seconds on turn {turn.turn_id}: "
+                          "write it without a repetition inside a repetition") from None  # fmt: skip

@@ -60,7 +60,6 @@ def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:
     message = f"no turn has {' and '.join(conditions)}, of {chosen.seen:,}"
     if config.status is None:
         return message
-    counts = {"reward_status": chosen.reward_statuses, "hint_status": chosen.hint_statuses}
     statuses = "; ".join(f"{name}: " + ", ".join(f"{status} {n:,}" for status, n in counter.most_common())
-                         for name, counter in counts.items() if counter)  # fmt: skip
+                         for name, counter in chosen.statuses.items() if counter)  # fmt: skip
     return f"{message}; " + (statuses or f"none is judged: `opdkit judge {quote(config.run)}`")

@@ -38,11 +38,6 @@ def level(token: JSON) -> int:
     return steps if advantage > 0 else -steps
 
 
-def has_colour(console: Console) -> bool:
-    """Return True if the console shows colours."""
-    return console.is_terminal and not console.no_color and console.color_system is not None
-
-
 def reply_text(tokens: Sequence[JSON], *, colour: bool) -> Text:
     """Return the tokens of a target one after the other. Tokens that were not sampled, and so not trained, are dim."""
     line = Text("  ")
@@ -63,7 +58,7 @@ def legend(*, colour: bool) -> Text:
     return line.append(f"   (from {', '.join(f'{step:g}' for step in bounds)} nats)")
 
 
-def print_logprobs(tokens: Sequence[JSON], console: Console) -> None:
+def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) -> None:
     """Print each token with its log-probs (nats): a table, or tab-separated values for a pipe."""
     columns = ("#", "token", "id", "old", "teacher", "advantage", "")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
@@ -75,7 +70,7 @@ def print_logprobs(tokens: Sequence[JSON], console: Console) -> None:
         advantage = "" if token["advantage"] is None else with_sign(token["advantage"], 4)
         row = [str(n), _visible(token["text"]).replace("\n  ", ""), str(token["id"]), *numbers, advantage,
                "" if token["trained"] else "not sampled"]  # fmt: skip
-        style = _STYLES.get(level(token), "") if has_colour(console) else ""
+        style = _STYLES.get(level(token), "") if colour else ""
         table.add_row(*(Text(cell, style=style if k == 1 else "") for k, cell in enumerate(row)))
         rows.append("\t".join(row))
     if console.is_terminal:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from opdkit.commands.show.tokens import has_colour, legend, one_line, print_logprobs, reply_text
+from opdkit.commands.show.tokens import legend, one_line, print_logprobs, reply_text
 from opdkit.commands.turn_line import call_text, signed
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, with_sign
@@ -18,7 +18,8 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
     """Print a view of `turn_view`. Text of the log and of the judge is shown, never interpreted."""
     for text in (*_conversation(view), *_verdict(view)):
         console.print(text, soft_wrap=True)
-    review, colour = view["review"] or {}, has_colour(console)
+    colour = console.is_terminal and not console.no_color and console.color_system is not None
+    review = view["review"] or {}
     for target in view["targets"]:
         console.print(_target_head(target), soft_wrap=True)
         decided = ("hint",) if target["written"] is not None else ("hint", "reward")
@@ -29,7 +30,7 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
         if any(token["teacher"] is not None for token in target["tokens"]):
             console.print(legend(colour=colour), soft_wrap=True)
         if logprobs:
-            print_logprobs(target["tokens"], console)
+            print_logprobs(target["tokens"], console, colour=colour)
     console.print()
 
 
@@ -95,11 +96,9 @@ def _target_head(target: JSON) -> Text:
     facts = [f"{counted(len(target['tokens']), 'token')} after a prompt of {target['prompt_tokens']:,}"]
     facts += [f"{counted(target['cut_messages'], 'message')} cut"] if target["cut_messages"] else []
     facts += [f"overlap {target['overlap']:.2f}"] if target["overlap"] is not None else []
-    if values:
-        total, mean = sum(values), sum(values) / len(values)
-        facts.append(f"advantages: sum {with_sign(total, 3)}, mean {with_sign(mean, 4)} nats")
-    else:
-        facts.append("no hint, so no advantages")
+    total, mean = sum(values), sum(values) / max(1, len(values))
+    signal = f"advantages: sum {with_sign(total, 3)}, mean {with_sign(mean, 4)} nats"
+    facts.append(signal if values else "no hint, so no advantages")
     return _title(f"target, {reply}: {'; '.join(facts)}")
 
 

@@ -11,8 +11,8 @@ from labelled_runs import labelled_run
 from sample_world import DATA
 from sklearn.metrics import cohen_kappa_score
 
-from opdkit.commands.calibrate import Calibration, measure, run
 from opdkit.commands.calibrate.agreement import HintScore
+from opdkit.commands.calibrate.command import Calibration, measure, run
 from opdkit.commands.calibrate.voting import of_independent
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.errors import OpdkitError

@@ -9,7 +9,7 @@ from judged_runs import message, session, turn, verdict, write_run
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import TypeAdapter
 
-from opdkit.commands.export import run as export
+from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.commands.export.targets import link_tool_calls
 from opdkit.config.export import ExportConfig

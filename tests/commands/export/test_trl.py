@@ -7,7 +7,7 @@ import pytest
 from sample_world import MODEL
 
 from opdkit.chat.template import Chat, with_hint
-from opdkit.commands.export import run as export
+from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.export import ExportConfig
 from opdkit.model.load import load_model, load_tokenizer

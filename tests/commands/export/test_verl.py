@@ -6,7 +6,7 @@ import pytest
 from sample_world import MODEL
 
 from opdkit.chat.openai_form import openai_message
-from opdkit.commands.export import run as export
+from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.export import ExportConfig
 from opdkit.model.load import load_tokenizer
