@@ -17,7 +17,7 @@ from opdkit.config.fields import StageConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train.objective.losses import divergence, policy_gradient
 
 HERE = Path(__file__).parent

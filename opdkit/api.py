@@ -19,7 +19,7 @@ from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
 from opdkit.config.fields import Field, convert, fields_of, find_option
 
 if TYPE_CHECKING:
-    from opdkit.store import Summary
+    from opdkit.store.footers import Summary
     from opdkit.store.frames import RunTable
     from opdkit.store.reviews import Reviews
 
@@ -167,7 +167,7 @@ class Run:
         started = [stage for stage in STAGES if (self.path / stage / "manifest.json").exists()]
         if not started:
             return f"Run({str(self.path)!r})\n  nothing is done yet"
-        from opdkit.store import part_count, summary_of
+        from opdkit.store.reading import part_count, summary_of
         from opdkit.store.tables import TABLES
 
         lines = [f"Run({str(self.path)!r})"]

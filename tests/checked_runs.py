@@ -18,9 +18,11 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.store import Counters, Stage, manifest, model_identity, part_path, read_all, read_counters, read_part
 from opdkit.store.digests import forget_digest
-from opdkit.store.plans import stage_dir
+from opdkit.store.footers import Counters, read_counters
+from opdkit.store.plans import manifest, model_identity, stage_dir
+from opdkit.store.reading import part_path, read_all, read_part
+from opdkit.store.stage import Stage
 from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
 
 Row = dict[str, Any]

@@ -8,7 +8,8 @@ from opdkit.chat.template import Chat, with_hint
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.model.load import load_tokenizer
-from opdkit.store import Stage, read_all
+from opdkit.store.reading import read_all
+from opdkit.store.stage import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
 HINT = "Answer in one short sentence."

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from opdkit.store import part_count
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_count
 from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parent.parent

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")

@@ -17,7 +17,7 @@ from opdkit.api import Run
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import fields_of
 from opdkit.config.judge import JudgeConfig
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review, append
 
 ROOT = Path(__file__).parent.parent

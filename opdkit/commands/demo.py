@@ -16,7 +16,8 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.store import part_path, read_all, read_counters
+from opdkit.store.footers import read_counters
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.running import run_stage
 
 

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from opdkit.config.command_line import quote
-from opdkit.store import part_count, read_arrow
+from opdkit.store.reading import part_count, read_arrow
 
 _SHOWN = 5
 _COMPARED = 2000  # names that are compared letter by letter: those with the longest common beginning

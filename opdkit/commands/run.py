@@ -10,7 +10,7 @@ from opdkit.config.run import ORDER, RunConfig
 from opdkit.console import say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
-from opdkit.store import Summary
+from opdkit.store.footers import Summary
 from opdkit.store.running import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.store import joined, part_count, read_arrow
-from opdkit.store.reading import is_written
+from opdkit.store import joined
+from opdkit.store.reading import is_written, part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force
 
 # Of the verdicts without the judge's answers in full, which are most of the table.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.store import file_identity
+from opdkit.store.plans import file_identity
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -25,9 +25,9 @@ from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.candidates import explain_candidates
-from opdkit.store import manifest, parts_of_turns
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import manifest
+from opdkit.store.reading import has_stage, parts_of_turns
 from opdkit.store.reviews import reviews_in_force
 
 _TURN = ("turn_id", "session_id", "message_index", "kind", "trainable", "skip_reason", "finish_reason", "next_count")

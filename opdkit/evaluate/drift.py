@@ -14,7 +14,7 @@ from opdkit.errors import ConfigError
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.model.scoring import response_logits_by_rows, score, token_logprobs
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from opdkit.extract.formats.detect import remedy
 from opdkit.extract.inputs.files import Input, is_damage, open_plain
 from opdkit.extract.inputs.parquet import Rows, is_parquet
 from opdkit.extract.inputs.survey import SurveyedInput
-from opdkit.store import PartWriter
+from opdkit.store.stage import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input

@@ -31,9 +31,11 @@ from opdkit.extract.preview import check_any_readable, copy_head, print_report
 from opdkit.extract.redact import SHAPES, Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
-from opdkit.store import Counters, PartWriter, Stage, Summary, stopping
+from opdkit.store import stopping
+from opdkit.store.footers import Counters, Summary
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
+from opdkit.store.stage import PartWriter, Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
 TABLES = [SESSIONS, TURNS, REJECTED]

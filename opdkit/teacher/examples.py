@@ -8,7 +8,7 @@ from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, w
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.model.scoring import PromptResponse
-from opdkit.store import Counters
+from opdkit.store.footers import Counters
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.policies import Scorer, Teacher
 from opdkit.teacher.session import ReplyReadings

@@ -13,7 +13,7 @@ from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
-from opdkit.store import model_identity
+from opdkit.store.plans import model_identity
 from opdkit.teacher.behavior import student_names
 
 JSON = dict[str, Any]

@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from opdkit.config.fields import JSON
-from opdkit.store import part_path, read_arrow
 from opdkit.store.footers import read_inputs
 from opdkit.store.joined import joined_turns
+from opdkit.store.reading import part_path, read_arrow
 from opdkit.store.reviews import apply_review, decision
 from opdkit.teacher.examples import candidate_hints
 

@@ -16,7 +16,7 @@ from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse
-from opdkit.store import Counters
+from opdkit.store.footers import Counters
 from opdkit.teacher.examples import Example
 from opdkit.teacher.policies import Scorer, Teacher
 from opdkit.teacher.session import ReplyReadings

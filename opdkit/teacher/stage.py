@@ -20,17 +20,10 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
-from opdkit.store import (
-    Counters,
-    Stage,
-    Summary,
-    check_rows_left,
-    mostly_dropped,
-    part_count,
-    part_path,
-    read_counters,
-)
+from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped, read_counters
+from opdkit.store.reading import part_count, part_path
 from opdkit.store.reviews import part_inputs, reviews_in_force
+from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning

@@ -16,10 +16,11 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
-from opdkit.store import PartWriter, Stage, check_upstream, stopping
+from opdkit.store import stopping
 from opdkit.store.marks import live_claims
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import check_upstream, stage_dir
 from opdkit.store.reviews import decided_in, plan_inputs
+from opdkit.store.stage import PartWriter, Stage
 from opdkit.store.tables import METRICS
 
 TIMEOUT = timedelta(hours=1)  # while the main process writes a large model, the others wait for it

@@ -11,7 +11,7 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, printable, say, stdout, verb, warn, with_sign
 from opdkit.errors import OpdkitError
-from opdkit.store import part_count, read_arrow
+from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective

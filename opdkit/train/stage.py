@@ -17,7 +17,8 @@ from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.train import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_tokenizer, resolve_device
-from opdkit.store import Counters, Summary, stopping
+from opdkit.store import stopping
+from opdkit.store.footers import Counters, Summary
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps

@@ -20,8 +20,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
-from opdkit.store import manifest, model_identity, part_count, read_arrow, read_part, sessions_within
-from opdkit.store.plans import is_same_path
+from opdkit.store.plans import is_same_path, manifest, model_identity
+from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id

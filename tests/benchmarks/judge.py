@@ -26,7 +26,7 @@ from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
 from opdkit.model.load import load_tokenizer, token_generator
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.sampling.batches import group_prompts
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 from .models import SIZES, build
 from .pairs import PAIRS, Comparison, save, turn_about

@@ -14,7 +14,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher.session import ReplyReadings
 
 ROOT = Path(__file__).parents[2]

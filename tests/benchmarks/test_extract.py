@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from benchmarks import extract as benchmark
 
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ from opdkit.judge import stage as judge
 from opdkit.judge.flags import flags
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.votes import Answer
-from opdkit.store import Counters, read_all
+from opdkit.store.footers import Counters
+from opdkit.store.reading import read_all
 from opdkit.teacher.examples import reply_of
 from opdkit.train.signal import degenerate_replies
 

@@ -27,9 +27,11 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.store import Stage, fingerprint, part_path, read_all, reviews
-from opdkit.store.plans import stage_dir
+from opdkit.store import reviews
+from opdkit.store.plans import fingerprint, stage_dir
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
+from opdkit.store.stage import Stage
 from opdkit.store.tables import TABLES
 from opdkit.train import stage as train
 

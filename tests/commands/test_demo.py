@@ -19,8 +19,8 @@ from sample_world import DATA, NAMES, labels
 
 from opdkit.cli import app
 from opdkit.commands import demo
-from opdkit.store import read_all
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import read_all
 from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parents[2]

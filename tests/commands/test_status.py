@@ -13,9 +13,11 @@ from opdkit.commands import status
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, Summary, failures, reviews
+from opdkit.store import failures, reviews
+from opdkit.store.footers import Counters, Summary
 from opdkit.store.marks import BEAT, STALE, live_claims, mark_part, read_claim
 from opdkit.store.reviews import Review
+from opdkit.store.stage import Stage
 from opdkit.store.tables import VERDICTS
 
 

@@ -10,7 +10,7 @@ from sample_world import MODEL
 
 from opdkit.commands.token_text import TokenTexts, ids_as_texts, open_texts, spread
 from opdkit.errors import OpdkitError
-from opdkit.store import model_identity
+from opdkit.store.plans import model_identity
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from scored_runs import toy_sessions, write_run
 
 from opdkit.commands.turn_view import turn_view, turn_views
 from opdkit.errors import OpdkitError
-from opdkit.store import part_path, read_all, reviews
+from opdkit.store import reviews
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 
 KEYS = {"turn_id", "session_id", "source", "line", "format", "model", "message_index", "kind", "trainable",

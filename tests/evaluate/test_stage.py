@@ -19,7 +19,8 @@ from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.replies import generate
 from opdkit.model.load import load_model
-from opdkit.store import manifest, read_all
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 
 ANYTHING = {"match": ["."]}

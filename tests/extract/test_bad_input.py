@@ -10,7 +10,7 @@ from small_logs import chat, jsonl, lines_mb, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract import stage as extract
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 
 def test_bad_lines_are_set_aside_and_counted(tmp_path, capsys):

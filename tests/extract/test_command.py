@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_logs import chat, jsonl, lines_mb, run
 
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 ROOT = Path(__file__).parents[2]
 

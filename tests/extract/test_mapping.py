@@ -13,7 +13,7 @@ from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import Line, Rejected
 from opdkit.extract.mapping import load, parse_path, value_at
 from opdkit.extract.stage import check_options
-from opdkit.store import manifest
+from opdkit.store.plans import manifest
 
 CHAT = """
 messages = "chat.turns"

@@ -16,7 +16,8 @@ from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
 from opdkit.extract.inputs.parquet import Rows, row_chunks
-from opdkit.store import manifest, read_all
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,9 @@ from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.extract.inputs import units
 from opdkit.extract.inputs.files import expand
-from opdkit.store import manifest, read_all, read_part, stopping
+from opdkit.store import stopping
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all, read_part
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ import pytest
 from small_logs import run, tables
 
 from opdkit.errors import OpdkitError
-from opdkit.store import part_count, read_all
+from opdkit.store.reading import part_count, read_all
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_logs = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is not here")

@@ -2,7 +2,7 @@
 
 from small_logs import jsonl, run
 
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 
 def test_logged_ids_become_unique_ones(tmp_path):

@@ -47,7 +47,9 @@ from opdkit.extract.inputs import index
 from opdkit.extract.inputs.files import Input, expand
 from opdkit.extract.inputs.survey import SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
-from opdkit.store import PartWriter, read_all, read_counters
+from opdkit.store.footers import read_counters
+from opdkit.store.reading import read_all
+from opdkit.store.stage import PartWriter
 
 from .mappings import MAPPINGS, options, reader
 from .mutations import mutated

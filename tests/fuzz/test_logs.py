@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.extract.formats import READERS
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 ROOT = Path(__file__).parents[2]
 NAMES = [*READERS, *MAPPINGS]

@@ -19,7 +19,8 @@ from opdkit.judge import traffic
 from opdkit.judge.endpoint import Endpoint, Identity, request_seed
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
-from opdkit.store import Stage, part_path, read_all, read_part
+from opdkit.store.reading import part_path, read_all, read_part
+from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}

@@ -17,7 +17,7 @@ from opdkit.judge import traffic
 from opdkit.judge.endpoint import Endpoint, request_seed, retry_after_seconds
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
-from opdkit.store import read_part
+from opdkit.store.reading import read_part
 
 KEY = "sk-a-key-that-no-file-may-hold"
 ONE = Question("s:1", "hint", [{"role": "user", "content": "?"}])

@@ -18,7 +18,7 @@ from opdkit.judge.votes import Question
 from opdkit.model.load import load_tokenizer
 from opdkit.model.tree import common_length
 from opdkit.model.tree_reading import check_tree_reading
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks") for n in range(6)}
 

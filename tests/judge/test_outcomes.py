@@ -23,7 +23,7 @@ from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.votes import Reward
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 
 TALK = talk("2 + 2?", "5", "That's wrong.", "4", "thanks!")

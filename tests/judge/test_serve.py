@@ -14,7 +14,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,8 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import HintVote, RewardVote
-from opdkit.store import Counters, part_path, read_all, read_part
+from opdkit.store.footers import Counters
+from opdkit.store.reading import part_path, read_all, read_part
 
 SESSIONS = {
     "trip": talk("How do I get to Lyon?", "By train.", "Use the bus instead.", "Then by bus.", "thanks!"),

@@ -17,7 +17,8 @@ from opdkit.model.sampling import Sample
 from opdkit.rollout import replies
 from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
-from opdkit.store import manifest, read_all
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns

@@ -19,8 +19,8 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
-from opdkit.store import manifest, part_count, read_part
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import manifest, stage_dir
+from opdkit.store.reading import part_count, read_part
 from opdkit.train import stage as train
 
 TABLES = ("sessions", "turns", "rejected", "verdicts")

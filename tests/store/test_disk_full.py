@@ -16,9 +16,9 @@ from checked_runs import PART_MB
 from sample_world import DATA, MODEL
 
 from opdkit.commands.check.stage import examine
-from opdkit.store import part_path
 from opdkit.store.disk import disk_error_message
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_path
 from opdkit.store.tables import TABLES
 
 LOG = str(DATA / "logs" / "openai.jsonl")

@@ -6,9 +6,10 @@ import pytest
 from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
-from opdkit.store import Stage, part_path, parts_of_turns, read_counters
 from opdkit.store.digests import file_digest, read_digests
-from opdkit.store.footers import read_inputs
+from opdkit.store.footers import read_counters, read_inputs
+from opdkit.store.reading import part_path, parts_of_turns
+from opdkit.store.stage import Stage
 from opdkit.store.tables import VERDICTS
 
 

@@ -13,13 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from opdkit import __version__, store
+from opdkit import __version__
 from opdkit.config.fields import StageConfig, option
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Stage, Summary, differences, read_all, read_counters, read_part, sessions_within
 from opdkit.store.atomic import move_into_place
 from opdkit.store.digests import file_digest, read_digests
-from opdkit.store.plans import manifest
+from opdkit.store.footers import Counters, Summary, read_counters
+from opdkit.store.plans import differences, fingerprint, manifest, model_identity
+from opdkit.store.reading import read_all, read_part, sessions_within
+from opdkit.store.stage import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 
@@ -155,7 +157,7 @@ def test_the_manifest_pins_version_configuration_and_inputs(tmp_path):
     assert document["plan"]["config"] == {"knob": 3}
     assert document["configuration"]["speed"] == 7
     assert document["plan"]["inputs"] == {"log": {"bytes": 5}}
-    assert document["fingerprint"] == store.fingerprint(document["plan"])
+    assert document["fingerprint"] == fingerprint(document["plan"])
 
 
 def test_a_stage_is_bound_to_the_plan_of_the_stage_before(tmp_path):
@@ -253,7 +255,7 @@ def test_without_hard_links_the_manifest_is_still_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", no_links)
     opened(tmp_path, knob=5)
-    assert store.manifest(tmp_path, "extract")["plan"]["config"]["knob"] == 5
+    assert manifest(tmp_path, "extract")["plan"]["config"]["knob"] == 5
     assert [p.name for p in (tmp_path / "extract").iterdir()] == ["manifest.json"]
 
 
@@ -491,12 +493,12 @@ def test_differences_say_what_came_and_went():
 def test_model_identity_notices_one_changed_block(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(5 << 20))
-    before = store.model_identity(str(tmp_path))
+    before = model_identity(str(tmp_path))
     data = bytearray(weights.read_bytes())
     data[: 1 << 16] = b"x" * (1 << 16)
     weights.write_bytes(data)
-    assert store.model_identity(str(tmp_path)) != before
-    assert store.model_identity("name/on-the-hub") == {"name": "name/on-the-hub"}
+    assert model_identity(str(tmp_path)) != before
+    assert model_identity("name/on-the-hub") == {"name": "name/on-the-hub"}
 
 
 def test_rows_keep_their_order(tmp_path):
@@ -509,8 +511,8 @@ def test_rows_keep_their_order(tmp_path):
 
 def test_a_path_where_no_model_is_binds_no_plan():
     with pytest.raises(OpdkitError, match="is not there"):
-        store.model_identity("/nowhere/model")
-    assert store.model_identity("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
+        model_identity("/nowhere/model")
+    assert model_identity("Qwen/Qwen3-4B") == {"name": "Qwen/Qwen3-4B"}
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"fingerprint": 1, "plan": {}}'])

@@ -24,7 +24,7 @@ from opdkit.chat.template import HINT_HEADER, Chat, with_hint
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import specificity
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.store import summary_of
+from opdkit.store.reading import summary_of
 from opdkit.store.tables import TARGETS
 from opdkit.teacher import stage as teacher
 

@@ -14,8 +14,9 @@ from opdkit.config.status import StatusConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.store import part_path, read_all, read_counters, reviews
-from opdkit.store.footers import read_inputs
+from opdkit.store import reviews
+from opdkit.store.footers import read_counters, read_inputs
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from opdkit.errors import ConfigError
 from opdkit.model.load import token_generator
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_turns

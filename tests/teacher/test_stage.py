@@ -25,7 +25,7 @@ from opdkit.chat.template import HINT_HEADER
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model import tree_reading
 from opdkit.model.load import load_model, load_tokenizer
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher import examples, policies
 from opdkit.teacher import stage as teacher
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import torch
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.store import Stage
+from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 
 

@@ -11,7 +11,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.policy import Policy
 

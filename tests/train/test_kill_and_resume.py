@@ -16,7 +16,8 @@ from forked import Forked
 from sample_world import MODEL
 from scored_runs import toy_sessions, write_run
 
-from opdkit.store import read_all, stopping
+from opdkit.store import stopping
+from opdkit.store.reading import read_all
 
 KILLS = int(os.environ.get("OPDKIT_KILLS", "2"))
 STEPS = 12  # 16 targets, 4 a step, 3 epochs

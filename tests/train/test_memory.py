@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from opdkit.cli import app
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import step
 

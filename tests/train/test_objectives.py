@@ -16,7 +16,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, response_logits
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.advantages import support_advantages
 from opdkit.train.objective.losses import gathered_logprobs

@@ -16,7 +16,8 @@ from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse
-from opdkit.store import read_all, stopping
+from opdkit.store import stopping
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.targets import load_prompts, load_turns

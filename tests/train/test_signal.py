@@ -9,7 +9,7 @@ import pytest
 from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.signal import degenerate_replies, ends_in_loop, largest_shares, thin_signal
 from opdkit.train.targets import is_held_out, load_turns

@@ -25,7 +25,7 @@ from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scored_runs import train_config
 
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.student import make_optimizer
 

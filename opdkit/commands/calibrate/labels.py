@@ -12,7 +12,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import OUTCOME
-from opdkit.store import part_count, read_arrow
+from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 

@@ -11,10 +11,10 @@ from opdkit.chat.conversation import LEFT_OUT
 from opdkit.commands.check.finding import Report
 from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
-from opdkit.store import Counters, part_path
 from opdkit.store.digests import file_digest
-from opdkit.store.footers import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY
+from opdkit.store.footers import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_path
 from opdkit.store.tables import Table
 
 Digests = dict[tuple[str, int], set[str]]

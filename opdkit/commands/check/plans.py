@@ -9,8 +9,7 @@ from opdkit.commands.check.finding import Finding
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON
-from opdkit.store import fingerprint
-from opdkit.store.plans import changed_upstream, stage_dir
+from opdkit.store.plans import changed_upstream, fingerprint, stage_dir
 from opdkit.store.tables import TABLES, Table
 
 # In the order in which they are computed. (rollout writes the stages extract and judge.)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from opdkit.commands.check.finding import Finding
 from opdkit.commands.check.plans import BY_PART, ORDER, tables_of
-from opdkit.store import part_path
 from opdkit.store.digests import forget_digest
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_path
 from opdkit.store.tables import TABLES
 
 # stage -> the tables that it reads. No stage reads `rejected`.

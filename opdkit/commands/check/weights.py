@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.store import model_identity
+from opdkit.store.plans import model_identity
 
 _NEEDED = ("config.json", "tokenizer.json")
 # dtype -> (the unsigned integer of its width, the bits of its exponent): all of them set is no finite number.

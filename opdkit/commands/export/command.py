@@ -17,11 +17,11 @@ from opdkit.config.export import REVIEW, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Counters, Summary, part_count
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.disk import disk_errors_explained
+from opdkit.store.footers import Counters, Summary
 from opdkit.store.plans import stage_dir
-from opdkit.store.reading import read_arrow
+from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force
 
 _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress

@@ -19,7 +19,7 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_form import Message, openai_message, tool_definitions
 from opdkit.commands.turn_line import signed
 from opdkit.config.fields import JSON
-from opdkit.store import Counters
+from opdkit.store.footers import Counters
 from opdkit.store.joined import JoinedTurn, joined_turns
 from opdkit.store.reviews import Review, Reviews
 

@@ -23,7 +23,7 @@ from opdkit.commands.export.messages import (
     tools_of,
 )
 from opdkit.config.fields import JSON
-from opdkit.store import Counters
+from opdkit.store.footers import Counters
 
 Rewards = tuple[int, ...]  # those whose replies are worth imitating
 Rows = Iterator[JSON]

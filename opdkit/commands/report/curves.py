@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from opdkit.config.fields import JSON
-from opdkit.store import part_path, read_part
+from opdkit.store.reading import part_path, read_part
 from opdkit.store.tables import METRICS
 
 POINTS = 800  # more steps than this are averaged to so many points

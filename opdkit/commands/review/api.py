@@ -9,8 +9,9 @@ from opdkit.commands.turn_view import turn_view
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.store import part_path, parts_of_turns, read_arrow, reviews
+from opdkit.store import reviews
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_path, parts_of_turns, read_arrow
 from opdkit.store.reviews import Ledger, Review
 
 _FIELDS = ("turn_id", "action", "reward", "hint", "note")

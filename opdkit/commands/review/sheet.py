@@ -24,8 +24,9 @@ from opdkit.commands.turn_line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
-from opdkit.store import part_count, reviews
+from opdkit.store import reviews
 from opdkit.store.joined import joined_turns
+from opdkit.store.reading import part_count
 from opdkit.store.reviews import Ledger, Review, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 

@@ -20,9 +20,8 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import check_options
-from opdkit.store import check_upstream, differences, manifest, part_count, part_path
-from opdkit.store.plans import stage_dir
-from opdkit.store.reading import has_stage
+from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
+from opdkit.store.reading import has_stage, part_count, part_path
 from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import TABLES
 

@@ -8,7 +8,7 @@ from opdkit import __version__
 from opdkit.config.fields import JSON
 from opdkit.config.shared import OBJECTIVES
 from opdkit.config.train import TrainConfig
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 from .cells import Cell
 from .noise import noisy

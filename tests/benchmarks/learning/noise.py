@@ -23,7 +23,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.stage import BACKENDS
 from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import Answer, Ask, Question, reward_of
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
 from .runs import DATA, MODEL, SESSIONS, base_of, branch, final_model, passed, trained

@@ -20,7 +20,7 @@ from opdkit.evaluate.stage import run as evaluate
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge
 from opdkit.model.load import context_length, load_model, load_tokenizer
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 from opdkit.train.checkpoints import epoch_dir
 from opdkit.train.stage import run as train

@@ -20,7 +20,7 @@ from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store import Summary
+from opdkit.store.footers import Summary
 from opdkit.store.reviews import Review, append
 
 Judged = dict[str, JudgedTurn]

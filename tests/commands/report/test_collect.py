@@ -19,7 +19,8 @@ from opdkit.commands.turn_line import TurnLine
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.store import read_all, read_part, reviews
+from opdkit.store import reviews
+from opdkit.store.reading import read_all, read_part
 from opdkit.store.reviews import Review
 
 

@@ -9,7 +9,7 @@ from report_runs import large_run
 
 from opdkit.commands.report.command import run as report
 from opdkit.config.report import ReportConfig
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from browser import Watched
 from checked_runs import recommit
 
 from opdkit.commands.report.page import page
-from opdkit.store import read_all
+from opdkit.store.reading import read_all
 
 Opening = Callable[..., Watched]
 

@@ -22,7 +22,8 @@ from opdkit.config.show import ShowConfig
 from opdkit.console import with_sign
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
-from opdkit.store import read_all, reviews
+from opdkit.store import reviews
+from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
 
 TOYS = [*toy_sessions(4), Toy("other", [Said("Größe", 1, "Say it in English letters."), Said("x", -1)])]

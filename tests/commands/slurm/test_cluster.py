@@ -23,8 +23,8 @@ from slurm_cluster import Cluster
 from opdkit.commands.slurm.scripts import Place, train_script
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
-from opdkit.store import part_count, read_all
 from opdkit.store.plans import stage_dir
+from opdkit.store.reading import part_count, read_all
 from opdkit.store.tables import TABLES
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,8 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import READERS
-from opdkit.store import Counters, read_all, read_counters
+from opdkit.store.footers import Counters, read_counters
+from opdkit.store.reading import read_all
 
 ROOT = Path(__file__).parents[3]
 REAL = real_lines((ROOT / "sample_data" / "logs",))
