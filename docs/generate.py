@@ -4,6 +4,7 @@ from pathlib import Path
 
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import Field, fields_of
+from opdkit.config.renamed import RENAMED
 from opdkit.store.tables import APPENDED, TABLES, Table
 
 HERE = Path(__file__).parent
@@ -25,6 +26,13 @@ def commands() -> str:
             if rows:
                 head = "| option | type | default | meaning |\n|---|---|---|---|\n"
                 parts.append(title + head + "\n".join(rows) + "\n")
+    parts.append("## Renamed options\n\nAn old name is refused, and the message has the new one.\n")
+    rows = [
+        f"| {command} | `--{old.replace('_', '-')}` | `--{new.replace('_', '-')}` |"
+        for command, names in RENAMED.items()
+        for old, new in names.items()
+    ]
+    parts.append("| command | old | new |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
