@@ -1,11 +1,10 @@
-"""Answers to the reviewers' page as JSON: turn views and decisions. Knows nothing of HTTP."""
+"""Decisions of the reviewers' page, as JSON. Knows nothing of HTTP."""
 
 import threading
 from pathlib import Path
 
 import pyarrow.compute as pc
 
-from opdkit.commands.turn_view import turn_view
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
@@ -18,7 +17,7 @@ _FIELDS = ("turn_id", "action", "reward", "hint", "note")
 
 
 class Api:
-    """Answers of one run to one reviewer's page. Used by several threads at once."""
+    """Decisions on one run, and those of one reviewer that are added. Used by several threads at once."""
 
     def __init__(self, run: Path, reviewer: str) -> None:
         """Open the run. Raises OpdkitError if it is not judged yet."""
@@ -27,10 +26,6 @@ class Api:
                               f"`opdkit judge {quote(run)} ...` first")  # fmt: skip
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()
-
-    def turn(self, turn_id: str) -> JSON | None:
-        """Return a turn with everything; None if the run does not have it."""
-        return turn_view(self.run, turn_id) if parts_of_turns(self.run, [turn_id]) else None
 
     def decisions(self) -> JSON:
         """Return turn_id -> the decision in force."""

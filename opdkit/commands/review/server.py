@@ -20,11 +20,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from opdkit.commands.review.api import Api
+from opdkit.commands.turn_view import turn_view
 from opdkit.config.fields import JSON
 from opdkit.config.review import ReviewConfig
 from opdkit.console import say, warn
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
+from opdkit.store.reading import parts_of_turns
 
 MAX_BODY = 1 << 16  # bytes; a decision is a hint and a note
 _PATIENCE = 10.0  # seconds without a byte before a connection is dropped
@@ -136,9 +138,9 @@ class Handler(BaseHTTPRequestHandler):
             return api.decide(self._read_decision()) if is_post else api.decisions()
         if path.startswith("/api/turns/") and not is_post:
             turn_id = unquote(path.removeprefix("/api/turns/"))
-            if (view := api.turn(turn_id)) is None:
+            if not parts_of_turns(api.run, [turn_id]):
                 raise RefusedError(HTTPStatus.NOT_FOUND, f"there is no turn {turn_id}")
-            return view
+            return turn_view(api.run, turn_id)
         raise RefusedError(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _check_sender(self) -> None:

@@ -31,11 +31,6 @@ class Chosen:
     statuses: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # of all turns, by column
 
 
-def is_ranked(config: ShowConfig) -> bool:
-    """Return True if some of all turns are picked out, and False if the first of the run are shown."""
-    return any(number is not None for number in (config.worst, config.best, config.random))
-
-
 def choose_turns(config: ShowConfig) -> Chosen:
     """Choose the turns to show. The verdict of a line is the one that the decision in force leaves.
 

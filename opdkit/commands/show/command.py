@@ -2,7 +2,7 @@
 
 import json
 
-from opdkit.commands.show.choose import Chosen, choose_turns, is_ranked
+from opdkit.commands.show.choose import Chosen, choose_turns
 from opdkit.commands.show.listed import json_row, print_list
 from opdkit.commands.show.whole import print_whole
 from opdkit.commands.turn_view import turn_views
@@ -19,7 +19,9 @@ def run(config: ShowConfig) -> None:
     Raises OpdkitError if the directory holds no run or has no such turn, and ConfigError for options that contradict
     each other or name a status that does not exist.
     """
-    whole = config.turn_id is not None or config.whole or (is_ranked(config) and not config.one_line)
+    # Some of all turns are picked out, or the first of the run are shown.
+    is_ranked = any(number is not None for number in (config.worst, config.best, config.random))
+    whole = config.turn_id is not None or config.whole or (is_ranked and not config.one_line)
     if config.logprobs and not whole:
         remedy = "leave out --one-line" if config.one_line else "add --whole, or name a turn"
         raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
@@ -43,7 +45,7 @@ def run(config: ShowConfig) -> None:
         return
     if not chosen.lines:
         say(_why_nothing(config, chosen))
-    elif len(chosen.lines) < chosen.passed and not is_ranked(config):
+    elif len(chosen.lines) < chosen.passed and not is_ranked:
         hint = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
         say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --max-turns shows more{hint}")
 
