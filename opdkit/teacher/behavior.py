@@ -1,9 +1,11 @@
-"""Behaviour policy: the model that wrote the log, and whether it is the student. Imports nothing heavy."""
+"""Behaviour policy, the model that wrote the log: is it the student? Nothing heavy is imported."""
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from opdkit.console import counted, verb
 from opdkit.model.folder import weights_name
@@ -14,24 +16,27 @@ _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
 def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that a log may give the student: as passed, its folder's, its config.json's, its weights'.
+    """Return the names by which a log may know the student.
 
-    `files` are the digests of a folder's files, as `model_identity` returns them.
+    They are the name as passed, the folder's name, `_name_or_path` of its config.json, and its `weights_name`. `files`
+    (file name -> digest) comes from `model_identity`.
     """
-    names: list[str | None] = [model, weights_name(model, files)]
-    folder = Path(model)
+    folder, config = Path(model), None
+    names: list[Any] = [model, weights_name(model, files)]
     if folder.is_dir():
-        names += [folder.resolve().name, _name_in(folder / "config.json")]
-    return frozenset(_normalize(name) for name in names if name)
+        with contextlib.suppress(OSError, ValueError):
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        names += [folder.resolve().name, config.get("_name_or_path") if isinstance(config, dict) else None]
+    return frozenset(_normalize(name) for name in names if isinstance(name, str) and name)
 
 
 def is_other_model(logged: str | None, student: frozenset[str]) -> bool:
-    """Return whether a log names another model than the student; False where it names none."""
+    """Return whether a log names a model other than the student; False where it names none."""
     return bool(logged) and _normalize(logged or "") not in student
 
 
 def off_policy_warning(sessions: Mapping[str, int], model: str) -> str | None:
-    """Return a warning about sessions of other models (name -> number of sessions); None without any."""
+    """Return a warning about sessions of other models (name -> number of sessions); None where there are none."""
     if not sessions:
         return None
     names = sorted(sessions, key=lambda name: (-sessions[name], name))
@@ -46,19 +51,10 @@ def off_policy_warning(sessions: Mapping[str, int], model: str) -> str | None:
 
 
 def _normalize(name: str) -> str:
-    """Return the last part of a name, lower case; of a name with a digest of the weights, the digest alone.
+    """Return the last part of a name in lower case: "Qwen/Qwen3-4B" and "models/qwen3-4b/" are equal.
 
-    So "Qwen/Qwen3-4B" and "models/qwen3-4b/" are one name.
+    For a name that ends with a digest of the weights, return only the digest.
     """
     bare = name.rstrip("/").rpartition("/")[2].casefold()
     with_digest = _WITH_DIGEST.fullmatch(bare)
     return with_digest[1] if with_digest else bare
-
-
-def _name_in(config: Path) -> str | None:
-    try:
-        document = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    name = document.get("_name_or_path") if isinstance(document, dict) else None
-    return name if isinstance(name, str) else None

@@ -1,7 +1,8 @@
-"""Verdicts to token ids: the prompts and the reply of one turn, as student and teachers read them."""
+"""Examples: the prompts and the reply of one judged turn as token ids, for the student and its teachers."""
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
@@ -21,9 +22,9 @@ _CANDIDATES = 3  # hints that are scored for one turn
 
 @dataclass(frozen=True)
 class Example:
-    """Turn that is ready to be scored. `hints` are the candidates, one for each of `readings.hinted`.
+    """Turn that is ready to be scored. `hints` are the candidate hints, one for each of `readings.hinted`.
 
-    `written` is the number of a reply that the teacher sampled; None is the logged one.
+    `written` is the number of a reply that the teacher sampled, or None for the logged reply.
     """
 
     verdict: Row
@@ -36,52 +37,49 @@ class Example:
 
 
 def make_example(
-    config: TeacherConfig,
-    scorer: Scorer,
-    teacher: Teacher,
-    session: Row,
-    turn: Row,
-    verdict: Row,
-    counters: Counters,
+    config: TeacherConfig, scorer: Scorer, teacher: Teacher, session: Row, turn: Row, verdict: Row, counters: Counters
 ) -> Example:
-    """Return a turn as token ids: every prompt that is read, and the reply that follows each.
+    """Return the reply of one turn and all prompts that it is scored after, as token ids.
 
-    Raises ChatError, with the reason under which the turn is counted, where it cannot be scored.
+    Raises ChatError where the turn cannot be scored; its reason names the drop counter.
     """
     if verdict["hint"] is None and verdict["reward"] is None:
         raise ChatError("no signal")
-    before = session["messages"][: turn["message_index"]]
+    before, tools = session["messages"][: turn["message_index"]], session["tools"]
     reply, behavior = reply_of(scorer.student.chat, session, turn, counters)
     if not any(reply.mask):
         raise ChatError("no response tokens")
-    room = _Room(scorer.max_tokens - len(reply.ids), session["tools"], config.too_long)
+    budget = scorer.max_tokens - len(reply.ids)
     chats = [policy.chat for policy in teacher.policies]
-    hints = candidate_hints(verdict, config.teacher_hint)
-    hinted = {hint: [(chat, with_hint(before, hint, config.hint_placement)) for chat in chats] for hint in hints}
-    if len(hints) > 1:  # a candidate that is too long must not cost the turn the others
-        hints = [hint for hint in hints if _fits(hinted[hint], room)]
-        if not hints:
-            raise ChatError("too long")
+    hints, renderings_of = list[str](), dict[str, list[Rendering]]()
+    candidates = candidate_hints(verdict, config.teacher_hint)
+    for hint in candidates:
+        renderings_of[hint] = [(chat, with_hint(before, hint, config.hint_placement)) for chat in chats]
+        try:
+            if len(candidates) > 1:  # a candidate that is too long must not drop the whole turn
+                fit_together(renderings_of[hint], tools, budget, config.too_long)
+            hints.append(hint)
+        except ChatError as error:
+            if error.reason != "too long":
+                raise
+    if candidates and not hints:
+        raise ChatError("too long")
     unhinted: list[Rendering] = [(chat, before) for chat in chats] if config.score_unhinted else []
-    renderings = [(scorer.student.chat, before), *unhinted, *(one for hint in hints for one in hinted[hint])]
-    prompts = fit_together(renderings, room)
+    hinted = [rendering for hint in hints for rendering in renderings_of[hint]]
+    prompts = fit_together([(scorer.student.chat, before), *unhinted, *hinted], tools, budget, config.too_long)
     if max(max(reply.ids), *(max(p.ids) for p in prompts)) >= scorer.vocabulary:
         raise ChatError("tokens outside the model's vocabulary")
     student, *rest = (PromptResponse(p.ids, reply.ids) for p in prompts)
-    of_unhinted, of_hinted = tuple(rest[: len(unhinted)]), rest[len(unhinted) :]
-    by_hint = tuple(tuple(of_hinted[i : i + len(chats)]) for i in range(0, len(of_hinted), len(chats)))
-    readings = ReplyReadings(student, by_hint, of_unhinted or None)
+    by_hint = tuple(tuple(rest[i : i + len(chats)]) for i in range(len(unhinted), len(rest), len(chats)))
+    readings = ReplyReadings(student, by_hint, tuple(rest[: len(unhinted)]) or None)
     return Example(verdict, prompts[0], reply, behavior, hints, readings)
 
 
-# -- prompts --------------------------------------------------------------------------------------------------------
-
-
 def candidate_hints(verdict: Row, select: str) -> list[str]:
-    """Return the hints that are scored, shortest first: one, up to three with `overlap`; [] without a hint.
+    """Return the hints to score, shortest first: one, or up to three where `select` is "overlap"; [] without a hint.
 
-    No rule selects a hint that the judge's votes did not carry (no quorum, outvoted), and what a person decided is not
-    selected from.
+    `select` (--teacher-hint) applies only to hints that the judge's votes carried (no hint is chosen without a quorum
+    or when outvoted). A hint that a person decided is used as it is.
     """
     if verdict["hint"] is None or select == "judge" or verdict["hint_status"] == REVIEWED:
         return [] if verdict["hint"] is None else [verdict["hint"]]
@@ -90,47 +88,25 @@ def candidate_hints(verdict: Row, select: str) -> list[str]:
     return [select_hint(verdict["hints"], select)]
 
 
-@dataclass(frozen=True)
-class _Room:
-    """Limits that all prompts of one turn share."""
+def fit_together(renderings: list[Rendering], tools: str | None, budget: int, too_long: str) -> list[Prompt]:
+    """Return all renderings as prompts within `budget` tokens; messages that one of them must lose, all lose.
 
-    budget: int  # tokens
-    tools: str | None
-    too_long: str
-
-
-def _fits(renderings: list[Rendering], room: _Room) -> bool:
-    try:
-        fit_together(renderings, room)
-    except ChatError as error:
-        if error.reason == "too long":
-            return False
-        raise
-    return True
-
-
-def fit_together(renderings: list[Rendering], room: _Room) -> list[Prompt]:
-    """Return every rendering as a prompt that fits. Messages that the longest must lose, all lose.
-
-    So two prompts differ by the hint and by nothing else. Raises ChatError where one cannot be made to fit.
+    Then two prompts differ only by the hint. `too_long` is --too-long. Raises ChatError where one does not fit.
     """
-    prompts = [fit(chat, messages, room.tools, room.budget, room.too_long) for chat, messages in renderings]
+    prompts = [fit(chat, messages, tools, budget, too_long) for chat, messages in renderings]
     cut = max(p.cut for p in prompts)
     for n, (chat, messages) in enumerate(renderings):
         if prompts[n].cut != cut:
-            ids = fit(chat, without_first(messages, cut), room.tools, room.budget, "drop").ids
+            ids = fit(chat, without_first(messages, cut), tools, budget, "drop").ids
             prompts[n] = Prompt(ids, cut)
     return prompts
 
 
-# -- the reply ------------------------------------------------------------------------------------------------------
-
-
 def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[Reply, list[float] | None]:
-    """Return the reply's tokens, and their logged log-probs under the behaviour policy; None without usable ones.
+    """Return the reply's tokens and their logged log-probs under the behaviour policy, or None without usable ones.
 
-    The tokens are the logged ones where they are tokens of this model, else the text is encoded again; then the logged
-    log-probs belong to other tokens and are not used.
+    The tokens are the logged ones if they are this tokenizer's. Otherwise the text is encoded again, and the logged
+    log-probs are not used, because they belong to other tokens.
     """
     messages, index, ids = session["messages"], turn["message_index"], turn["response_token_ids"]
     if ids is not None and not is_encoding_of(chat, ids, messages[index]):
@@ -148,20 +124,18 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
 def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:
     """Return whether logged ids are this tokenizer's for the logged message: in range, and decoding to its text.
 
-    White space aside, since templates and servers trim it. Special tokens in the middle of a reply may be left out of
-    the message or be part of it.
+    White space is ignored, since templates and servers trim it. The message may or may not contain special tokens that
+    are in the middle of a reply.
     """
     if not ids or not all(0 <= i < len(chat.tokenizer) for i in ids):
         return False
-    texts = (
-        chat.tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-        for skip in (True, False)
-    )
+    decode = partial(chat.tokenizer.decode, ids, clean_up_tokenization_spaces=False)
+    texts = (decode(skip_special_tokens=skip) for skip in (True, False))
     return any(_holds_message("".join(text.split()), message) for text in texts)
 
 
 def _holds_message(text: str, message: Row) -> bool:
-    """Return whether a text without white space holds thinking, content and calls in order, and little else."""
+    """Return whether a text without white space holds reasoning, content and calls in order, and little else."""
     calls = message["tool_calls"]
     pieces = [message["reasoning"], message["content"], *(call["name"] for call in calls)]
     position, rest = 0, len(text)

@@ -1,8 +1,7 @@
-"""Several processes as one: each holds a share of every layer (tensor parallelism), and all read the same sequences.
+"""Tensor parallelism: several processes each hold a share of every layer, and all read the same sequences.
 
-They take the same parts in the same order, and each has the same numbers in the end; the first to write a part has
-written it. They must not diverge: where one process decides alone to stop, or to make a batch smaller, the others wait
-for it until the timeout of the group.
+They score the same parts in the same order and get the same numbers; the first one to write a part commits it. They
+must not diverge: when one process alone stops, or makes a batch smaller, the others wait for it until the timeout.
 """
 
 import os
@@ -22,39 +21,38 @@ from opdkit.model.load import resolve_device
 from opdkit.store import stopping
 
 T = TypeVar("T")
-TIMEOUT = timedelta(minutes=30)  # of one process for the others: a large model takes long to load
+TIMEOUT = timedelta(minutes=30)  # for one process to wait for the others: a large model takes long to load
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Processes that work as one; in an ordinary stage, this process alone."""
+    """Processes that score together; without --tensor-parallel, this process alone."""
 
     size: int = 1
     rank: int = 0
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """Let the main process run the `with` block before the others do."""
-        if self.size > 1 and self.rank > 0:
+        """Let the main process run the `with` block first, then the others."""
+        if self.rank > 0:
             distributed.barrier()
         yield
-        if self.size > 1 and self.rank == 0:
-            distributed.barrier()
         if self.size > 1:
+            if self.rank == 0:
+                distributed.barrier()
             distributed.barrier()
 
     def broadcast(self, value: T) -> T:
         """Return the value of the main process."""
-        if self.size == 1:
-            return value
         values = [value]
-        distributed.broadcast_object_list(values)
+        if self.size > 1:
+            distributed.broadcast_object_list(values)
         return values[0]
 
     def stop_if_asked(self) -> None:
         """Raise stopping.Stopped in all processes when one of them was asked to stop."""
         if self.size > 1:
-            gpu = distributed.get_backend() == "nccl"  # which sends from GPUs only
+            gpu = distributed.get_backend() == "nccl"  # it only transfers between GPUs
             device = torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if gpu else "cpu")
             asked = torch.tensor(int(stopping.is_requested()), device=device)
             distributed.all_reduce(asked)
@@ -62,15 +60,15 @@ class ProcessGroup:
                 raise stopping.Stopped
 
     def leave(self) -> None:
-        """Close the connections, when the work is done."""
+        """Close the connections to the other processes."""
         if self.size > 1:
             distributed.destroy_process_group()
 
 
 def join(config: TeacherConfig) -> tuple[ProcessGroup, TeacherConfig]:
-    """Return the group of this process and its options: with --tensor-parallel all processes score the same parts.
+    """Return the group of this process, and the options: with --tensor-parallel all processes score the same parts.
 
-    Raises ConfigError where --tensor-parallel has a single process.
+    Raises ConfigError for --tensor-parallel with a single process.
     """
     if not config.tensor_parallel:
         return ProcessGroup(), config

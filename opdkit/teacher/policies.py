@@ -1,27 +1,24 @@
-"""Models that score: the student and its teachers, loaded from what the options name."""
+"""Student and teachers: the models that score, loaded as the options name them."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat, ChatError
-from opdkit.config.fields import parse_pairs
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
-from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
+from opdkit.model.load import check_same_tokenizer, context_length, known_context, load_model, load_tokenizer
 from opdkit.store.plans import model_identity
 from opdkit.teacher.behavior import student_names
-
-JSON = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Model and the chat template that it reads conversations through."""
+    """Model and the chat template that renders its conversations."""
 
     model: PreTrainedModel
     chat: Chat
@@ -37,10 +34,10 @@ class Teacher:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Student, teachers, and limits: prompt and reply within `max_tokens`, ids below `vocabulary`.
+    """Student, teachers, and limits: prompt and reply within `max_tokens`, token ids below `vocabulary`.
 
-    `teachers` are by name where `route` is the metadata field that names a session's; else the only one is under "".
-    `names` is what a log may call the student.
+    `route` is the metadata field of a session that names its teacher, a key of `teachers`. Without a route, `teachers`
+    has the single key "". `names` are the names that a log may give the student.
     """
 
     student: Policy
@@ -63,7 +60,7 @@ class Scorer:
 
 
 def model_inputs(config: TeacherConfig) -> JSON:
-    """Return what pins the models of the stage in its plan. Raises OpdkitError for a path that is not a model."""
+    """Return the identities of the models for the stage's plan. Raises OpdkitError for a path that is not a model."""
     paths = parse_teachers(config.teacher)
     for path in (config.model, *paths.values()):
         check_model_folder(path)
@@ -72,24 +69,19 @@ def model_inputs(config: TeacherConfig) -> JSON:
 
 
 def load_scorer(config: TeacherConfig) -> Scorer:
-    """Load student and teachers; of several paths with the same weights, one.
+    """Load student and teachers. Paths with equal weights share one loaded model.
 
-    A teacher reads its prompt through its own template; one without a template, through the student's. Raises
-    ConfigError when student and teacher do not share one tokenizer, or an option is more than a model can do.
+    A teacher's prompt is rendered with its own template, or with the student's where it has none. Raises ConfigError
+    when student and teacher have different tokenizers, or an option exceeds the limits of a model.
     """
     template_args = parse_pairs(config.template_arg, "--template-arg")
-    load = partial(
-        load_model,
-        device=config.device,
-        dtype=config.dtype,
-        device_map=config.device_map,
-        tensor_parallel=config.tensor_parallel,
-    )
+    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
+    options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
     files = model_identity(config.model).get("files", {})
     tokenizer = load_tokenizer(config.model)
-    model = load(config.model)
+    model = load_model(config.model, **options)
     student = Policy(model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
-    loaded = {weights_digest(files) or config.model: model}  # by weights; a model on the hub by its name
+    loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)
     policies: dict[str, Policy] = {}
     for name, path in paths.items():
@@ -100,7 +92,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
         check_same_tokenizer(student.chat.tokenizer, tokenizer)
         weights = weights_digest(model_identity(path).get("files", {})) or path
         if weights not in loaded:
-            loaded[weights] = load(path)
+            loaded[weights] = load_model(path, **options)
         chat = Chat(tokenizer, template_args) if tokenizer.chat_template else student.chat
         policies[name] = Policy(loaded[weights], chat)
     models = [student.model, *(policy.model for policy in policies.values())]
@@ -114,9 +106,8 @@ def load_scorer(config: TeacherConfig) -> Scorer:
         teachers = {"": Teacher((student,))}
     max_tokens = config.max_tokens or min(map(context_length, models))
     for model in models:
-        built_for = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        if built_for is not None and max_tokens > built_for:
-            raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {built_for}")
+        if max_tokens > (context := known_context(model)):
+            raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {context}")
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
     names = student_names(config.model, files)

@@ -1,15 +1,14 @@
 """Review decisions in the targets: a decision changes the rows of its turn and no others.
 
-Log-probs of turns that are read together depend, in their last bits, on what is read beside them. So a part is scored
-with the verdicts as the votes left them. Then each turn whose hint people decided is scored by itself, and its rows
-replace those of the votes: all other rows stay bit-identical to a part without decisions. No model reads a reward;
-where people decided nothing but rewards, the existing rows get the new ones.
+The last bits of a log-prob depend on the other turns in the batch. So a part is first scored with the verdicts of the
+votes. Then each turn whose hint people decided is scored by itself, and its new rows replace the old ones: all other
+rows stay bit-identical to those of a part without decisions. Rewards are not read by any model. Where people decided
+only rewards, the existing rows get the new rewards and nothing is scored.
 """
 
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,14 +17,13 @@ from opdkit.store.footers import read_inputs
 from opdkit.store.joined import joined_turns
 from opdkit.store.reading import part_path, read_arrow
 from opdkit.store.reviews import apply_review, decision
-from opdkit.teacher.examples import candidate_hints
+from opdkit.teacher.examples import Row, candidate_hints
 
-Row = dict[str, Any]
-JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # with its judged turns, each as (turn, verdict)
+JudgedSession = tuple[Row, list[tuple[Row, Row]]]  # a session and its judged turns, each as (turn, verdict)
 
 
 def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedSession]:
-    """Yield the sessions of a part (of the first `limit` of the run), with the verdicts as the votes left them."""
+    """Yield the sessions of a part, within the first `limit` of the run, with the verdicts of the votes."""
     judged = (turn for turn in joined_turns(run, part, limit=limit, reviews={}) if turn.verdict is not None)
     for _, group in groupby(judged, key=lambda turn: turn.session_id):
         turns = list(group)
@@ -33,21 +31,21 @@ def judged_sessions(run: Path, part: int, limit: int | None) -> Iterator[JudgedS
 
 
 def decided_verdict(verdict: Row, decided: JSON) -> Row:
-    """Return a verdict as the decisions of people, turn_id -> decision, leave it."""
+    """Return a verdict after applying the decisions of people (turn_id -> decision)."""
     return apply_review(verdict, decision(verdict["turn_id"], decided.get(verdict["turn_id"], {})))
 
 
 def _scores_differ(before: Row, after: Row, select: str) -> bool:
-    """Return whether two verdicts on a turn give it different log-probs, by their hints, or give it none."""
+    """Return whether two verdicts lead to different rows of log-probs: other hints to score, or no row at all."""
     if any(verdict["hint"] is None and verdict["reward"] is None for verdict in (before, after)):
         return before != after
     return candidate_hints(before, select) != candidate_hints(after, select)
 
 
-def turns_to_score_again(sessions: list[JudgedSession], decided: JSON, select: str) -> Iterator[JudgedSession]:
-    """Yield each turn whose log-probs a decision changes, as a session with this turn alone and its decided verdict.
+def turns_to_rescore(sessions: list[JudgedSession], decided: JSON, select: str) -> Iterator[JudgedSession]:
+    """Yield each turn whose log-probs a decision changes, as a session with only this turn and its decided verdict.
 
-    `sessions` come with the verdicts as the judge wrote them; `select` is --teacher-hint.
+    `sessions` have the verdicts of the votes; `select` is --teacher-hint.
     """
     for session, judged in sessions:
         for turn, verdict in judged:
@@ -59,7 +57,7 @@ def turns_to_score_again(sessions: list[JudgedSession], decided: JSON, select: s
 def with_decided_rewards(
     run: Path, part: int, sessions: list[JudgedSession], decided: JSON, select: str
 ) -> pa.Table | None:
-    """Return the targets of a part that is there with the rewards decided now; None where log-probs change as well."""
+    """Return the existing targets of a part with the decided rewards; None without targets or if log-probs change."""
     path = part_path(run, "targets", part)
     if not path.exists():
         return None
@@ -73,7 +71,7 @@ def with_decided_rewards(
             rewards[verdict["turn_id"]] = after["reward"]
     table = read_arrow(run, "targets", part)
     rows = zip(table["turn_id"].to_pylist(), table["written"].to_pylist(), strict=True)
-    # Nobody has reacted to what the teacher wrote.
+    # A reply that the teacher sampled has no reward: nobody has reacted to it.
     values = [rewards[turn_id] if written is None else None for turn_id, written in rows]
     place = table.schema.get_field_index("reward")
     column = pa.array(values, table.schema.field(place).type)

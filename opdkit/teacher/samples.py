@@ -1,8 +1,7 @@
-"""Replies that the hinted teacher samples: what the log never shows, the reply as it should have been.
+"""Replies sampled by the teacher with the hint in its prompt (context distillation; Snell et al. 2022).
 
-The logged reply teaches where it goes wrong, and says little about how to continue once it no longer does. A reply that
-the teacher samples with the hint in its prompt is scored like the logged one, after the same two prompts (context
-distillation; Snell et al. 2022).
+The logged reply shows where it went wrong, but not how a corrected reply continues. A sampled reply does. It is scored
+like the logged reply, after the same two prompts.
 """
 
 import math
@@ -24,7 +23,7 @@ from opdkit.teacher.session import ReplyReadings
 
 @dataclass(frozen=True)
 class HintedTurn:
-    """Turn whose logged reply has been scored, its teacher, and the candidate hint that the teacher reads."""
+    """Turn whose logged reply has been scored, its teacher, and the index of the chosen hint in `example.hints`."""
 
     example: Example
     teacher: Teacher
@@ -35,9 +34,9 @@ class HintedTurn:
 def sample_replies(
     config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], counters: Counters
 ) -> list[tuple[Teacher, list[Example]]]:
-    """Return `--teacher-samples` replies to each turn as examples to be scored, the turns of a session together.
+    """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
 
-    Sample g of a turn comes from the stream (seed, turn, g). A prompt that leaves no room for a reply of
+    The random stream of sample g of a turn depends on (seed, turn, g). A prompt that leaves no room for a reply of
     `--max-new-tokens`, and a reply that the student cannot read, are counted and left out.
     """
     samples: dict[int, list[Sample]] = {}
@@ -45,15 +44,14 @@ def sample_replies(
         (policy,) = teacher.policies
         requests: dict[int, Request] = {}
         for i, turn in enumerate(turns):
-            longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
             if turn.teacher is not teacher:
                 continue
+            longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
             if longest + config.max_new_tokens > scorer.max_tokens:
                 counters.count("not written", label="no room for a reply")
                 continue
-            key = ("written", turn.example.verdict["turn_id"])
-            streams = [token_generator(config.seed, *key, g) for g in range(config.teacher_samples)]
-            requests[i] = Request(turn.prompt_ids, streams)
+            key = (config.seed, "written", turn.example.verdict["turn_id"])
+            requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.teacher_samples)])
         sampled = sample(
             policy.model,
             list(requests.values()),
@@ -85,7 +83,7 @@ def _make_examples(
         hinted = (PromptResponse(turn.prompt_ids, reply.ids),)
         yield replace(
             turn.example,
-            verdict=turn.example.verdict | {"reward": None},  # nobody has reacted to it
+            verdict=turn.example.verdict | {"reward": None},  # nobody has reacted to this reply
             reply=Reply(reply.ids, [True] * len(reply.ids)),
             behavior_logprobs=reply.logprobs,
             hints=[turn.example.hints[turn.chosen]],

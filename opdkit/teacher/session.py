@@ -1,7 +1,6 @@
-"""Log-probs of a session's replies: under the student, under the teacher with each hint, and their most likely tokens.
+"""Log-probs of a session's replies under the student, and under the teacher with and without each hint.
 
-`score_session` is the one entry. Shapes as in `opdkit.model.scoring`: R response tokens, K most likely tokens (the
-support).
+Shapes as in `opdkit.model.scoring`: R response tokens, K most likely tokens (the support).
 """
 
 from collections import Counter
@@ -19,10 +18,10 @@ from opdkit.model.tree_reading import read_trees
 
 @dataclass(frozen=True)
 class ReplyReadings:
-    """Reply with all prompts that it is scored after: the student's, and the teacher's with each hint and without.
+    """Reply after all prompts that it is scored with: the student's, and the teacher's with each hint and without.
 
-    The teacher's are one PromptResponse per model of the teacher. `hinted` are the candidates, shortest hint first; ()
-    is a turn without a hint.
+    The teacher's readings hold one PromptResponse per model of the teacher. `hinted` are the candidate hints, shortest
+    first; () for a turn without a hint. `unhinted` is None where it is not asked for.
     """
 
     student: PromptResponse
@@ -30,7 +29,7 @@ class ReplyReadings:
     unhinted: tuple[PromptResponse, ...] | None = None
 
     def every(self) -> list[PromptResponse]:
-        """Return all of them."""
+        """Return all readings."""
         return [self.student, *(s for readings in self.hinted for s in readings), *(self.unhinted or ())]
 
     @property
@@ -41,10 +40,11 @@ class ReplyReadings:
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """Options for what is computed beside the log-probs of the reply.
+    """Options for what is computed in addition to the log-probs of the reply.
 
-    `top_k`: the K most likely tokens of `top_k_of` (student or teacher) at each position; 0 is none. `overlap`: choose
-    the candidate hint by the overlap of student and teacher in so many top tokens; 0 takes the first.
+    `top_k`: store the K most likely tokens of `top_k_of` (student or teacher) at each position; 0 stores none.
+    `overlap`: choose the hint with which student and teacher share most of their `overlap` top tokens; 0 takes the
+    first hint. Top tokens are among the first `vocabulary` ids.
     """
 
     top_k: int = 0
@@ -64,13 +64,13 @@ class Support:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of one reply: log-probs in float32 [R] on the CPU, None where not asked for or without a hint."""
+    """Scores of one reply: log-probs in float32 [R] on the CPU; None where not asked for, or without a hint."""
 
     old: Tensor
     teacher: Tensor | None
     unhinted: Tensor | None
-    chosen: int | None  # the candidate in `hinted` that the teacher's numbers are from
-    overlap: float | None  # mean share of the top tokens that student and hinted teacher have in common
+    chosen: int | None  # index in `hinted` of the hint that the teacher's numbers belong to
+    overlap: float | None  # share of the top tokens that student and hinted teacher have in common, over all positions
     support: Support | None
 
     def stored(self) -> list[Tensor]:
@@ -90,25 +90,24 @@ def score_session(
     whole: bool = True,
     counted: Counter[str] | None = None,
 ) -> list[Scores]:
-    """Return the scores of every reply of one session, in order; count tokens read and saved in `counted`.
+    """Return the scores of every reply of a session, in order. Tokens read and saved are added to `counted`.
 
-    Each model reads once what the prompts of a session have in common, as student and as teacher; with `whole` False,
-    turn by turn. Several short sessions may be given at once: they are read together. Where the teacher is the student
-    and the hint changes nothing, its numbers are the student's, bit for bit, so that their difference is exactly 0.
+    Each model reads the common prefixes of its prompts once, whether as student or as teacher; with `whole` False, turn
+    by turn. Several short sessions may be passed together. Where the teacher is the student and reads the same tokens,
+    its numbers are the student's, bit for bit, so that their difference is exactly 0.
     """
-    # Which readings the teacher has in common with the student: the same tokens, the same weights.
+    # Readings of the teacher that equal the student's: the same weights, the same tokens.
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
     unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
-    by_teacher = [readings for r in replies for readings in r.hinted]
-    by_teacher += [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
-    asked = [(student, [r.student for r in replies])]
-    asked += [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
-    trees = read_trees(asked, batch_tokens, whole=whole)
+    pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
+    by_teacher = [*(readings for r in replies for readings in r.hinted), *pending]
+    by_model = [(student, [r.student for r in replies])]
+    by_model += [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
+    trees = read_trees(by_model, batch_tokens, whole=whole)
     logprobs = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.batch)
 
-    # The model whose top tokens are stored is asked first; the other one is asked about these tokens.
-    teacher_first = options.top_k_of == "teacher"
-    top = options.top_k or options.overlap
+    # The model whose top tokens are stored comes first; the other one is queried at these tokens.
+    teacher_first, top = options.top_k_of == "teacher", options.top_k or options.overlap
     student_top = top if options.overlap or not teacher_first else 0
     teacher_top = top if options.overlap or teacher_first else 0
     ask_student = partial(logprobs, Mixture((student,)), top=student_top, vocabulary=options.vocabulary)
@@ -121,7 +120,6 @@ def score_session(
         old = ask_student([LogprobQuery((r.student,)) for r in replies])
         hinted = _hinted_logprobs(ask_teacher, replies, [a.top_ids for a in old] if options.top_k else None)
 
-    pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
     answers = iter(logprobs(teacher, [LogprobQuery(readings) for readings in pending]))
     unhinted = [
         None if r.unhinted is None else (answer if known else next(answers)).logprobs
@@ -135,16 +133,14 @@ def score_session(
 def _hinted_logprobs(
     ask: Callable[[list[LogprobQuery]], list[Logprobs]], replies: Sequence[ReplyReadings], at: Sequence[Tensor] | None
 ) -> list[list[Logprobs]]:
-    """Return the teacher's answers for each candidate hint of each reply; `at` [R, K] are further ids of each reply."""
-    queries = [
-        LogprobQuery(readings, None if at is None else at[n]) for n, r in enumerate(replies) for readings in r.hinted
-    ]
-    answers = iter(ask(queries))
+    """Return the teacher's answers to each candidate hint of each reply; `at` holds further ids [R, K] per reply."""
+    ids = at or [None] * len(replies)
+    answers = iter(ask([LogprobQuery(readings, ids[n]) for n, r in enumerate(replies) for readings in r.hinted]))
     return [[next(answers) for _ in r.hinted] for r in replies]
 
 
 def count_shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
-    """Return [R] how many ids are in both rows; within a row no id comes twice."""
+    """Return [R] the number of ids that both rows have. Within a row, all ids are distinct."""
     both = torch.cat([a_RK, b_RK], -1).sort(-1).values
     return (both[:, 1:] == both[:, :-1]).sum(-1)
 
@@ -152,24 +148,23 @@ def count_shared(a_RK: Tensor, b_RK: Tensor) -> Tensor:
 def _combine(
     options: ScoreOptions, old: Logprobs, hinted: list[Logprobs], unhinted: Tensor | None, same: list[bool]
 ) -> Scores:
-    """Return the scores of one reply. `same`: for which candidates the teacher reads what the student reads."""
+    """Return the scores of one reply. `same` is true for a hint with which the teacher reads the student's tokens."""
     of_student = options.top_k_of == "student"
     if not hinted:
         support = Support(old.top_ids, old.top, None) if options.top_k and of_student else None
         return Scores(old.logprobs, None, unhinted, None, None, support)
     chosen, overlap = 0, None
     if options.overlap:
-        sizes = [answer.top_ids.numel() for answer in hinted]
-        in_common = [
-            size if is_same else int(count_shared(old.top_ids, answer.top_ids).sum())
-            for answer, is_same, size in zip(hinted, same, sizes, strict=True)
+        shared = [
+            answer.top_ids.numel() if is_same else int(count_shared(old.top_ids, answer.top_ids).sum())
+            for answer, is_same in zip(hinted, same, strict=True)
         ]
-        chosen = in_common.index(max(in_common))  # the first of the best, which is the shortest hint
-        overlap = in_common[chosen] / sizes[chosen]
+        chosen = shared.index(max(shared))  # the first of the best, which is the shortest hint
+        overlap = shared[chosen] / hinted[chosen].top_ids.numel()
     teacher, support = hinted[chosen], None
     if options.top_k and of_student:
         support = Support(old.top_ids, old.top, teacher.at)
-    elif options.top_k:  # the student was asked about the top tokens of all candidates
+    elif options.top_k:  # the student was queried at the top tokens of all candidates
         columns = slice(chosen * options.top_k, (chosen + 1) * options.top_k)
         support = Support(teacher.top_ids, old.at[:, columns], teacher.top)
     if same[chosen]:

@@ -1,7 +1,7 @@
-"""Loop of `opdkit teacher`: score every reply that has a signal, without and with the hint.
+"""Loop of `opdkit teacher`: score every reply that has a signal, with and without the hint.
 
-Student and teacher read the very same response tokens after two prompts, as token ids; only the prompts differ, by
-the hint. A turn that cannot be scored is dropped under a named reason and counted.
+Student and teacher read the same response tokens after two prompts that differ only by the hint, all as token ids. A
+turn that cannot be scored is dropped and counted under a named reason.
 
     run -> score_part -> score_replies -> score_session -> logprobs_of
 """
@@ -9,7 +9,7 @@ the hint. A turn that cannot be scored is dropped under a named reason and count
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 from torch import isfinite
@@ -27,20 +27,18 @@ from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
-from opdkit.teacher.examples import Example, make_example
+from opdkit.teacher.examples import Example, Row, make_example
 from opdkit.teacher.lockstep import join
 from opdkit.teacher.policies import Scorer, Teacher, load_scorer, model_inputs
 from opdkit.teacher.reviewed import (
     JudgedSession,
     decided_verdict,
     judged_sessions,
-    turns_to_score_again,
+    turns_to_rescore,
     with_decided_rewards,
 )
 from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.session import ScoreOptions, Scores, score_session
-
-Row = dict[str, Any]
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
 _UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
@@ -48,7 +46,7 @@ _UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
 
 @dataclass
 class TurnResult:
-    """Rows of one turn, the logged reply's before those that the teacher sampled, and reasons of dropped ones."""
+    """Rows of one turn, that of the logged reply before those of sampled replies, and the reasons of drops."""
 
     rows: list[Row] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
@@ -58,14 +56,11 @@ Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the tu
 
 
 def run(config: TeacherConfig) -> Summary:
-    """Score the judged turns of every part of this shard that is not done yet.
-
-    Raises ConfigError when student and teacher do not share one tokenizer, or `max_tokens` is more than a model reads.
-    """
+    """Score the judged turns of every part of this shard that is not done yet. Raises what `load_scorer` raises."""
     group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
-    # Read once: a decision of a person from now on is for the next run of this command.
+    # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
-    scorer = load_scorer(config) if config.overwrite else None  # before anything is thrown away for it
+    scorer = load_scorer(config) if config.overwrite else None  # before anything is deleted for it
     with group.main_first():
         stage = Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
@@ -89,7 +84,7 @@ def run(config: TeacherConfig) -> Summary:
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
             turn_ids = {verdict["turn_id"] for _, judged in sessions for _, verdict in judged}
-            out.counters.counts.pop(_DECIDED, None)  # of the decisions before
+            out.counters.counts.pop(_DECIDED, None)  # counted under the previous decisions
             out.counters.count(_DECIDED, len(turn_ids & decided.keys()))
             out.table("targets", table)
     group.leave()
@@ -101,15 +96,12 @@ def run(config: TeacherConfig) -> Summary:
     return summary
 
 
-# -- one part -------------------------------------------------------------------------------------------------------
-
-
 def score_part(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decided: JSON, counters: Counters
 ) -> pa.Table:
-    """Return the targets of a part: logged replies in the order of their turns, then those that the teacher sampled.
+    """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
 
-    `decided` is what people decided about its turns; opdkit/teacher/reviewed.py says how it is taken into account.
+    `decided` are the decisions of people about its turns; see `opdkit.teacher.reviewed`.
     """
     for session, _ in sessions:
         try:
@@ -120,8 +112,8 @@ def score_part(
             if is_other_model(session["model"], scorer.names):
                 counters.count(OTHER_MODEL, label=session["model"][:LONGEST_NAME])
     results: Results = {}
-    # The whole part with the verdicts of the votes; then each turn whose hint people decided, which replaces its rows.
-    decided_turns = turns_to_score_again(sessions, decided, config.teacher_hint)
+    # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
+    decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
         examples = _make_examples(config, scorer, scored_together, scored, counters)
@@ -135,7 +127,7 @@ def score_part(
     rows = [row for result in results.values() for row in result.rows]
     verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
     for row in rows:
-        if row["written"] is None:  # nobody has reacted to what the teacher wrote
+        if row["written"] is None:  # nobody has reacted to a sampled reply
             row["reward"] = verdicts[row["turn_id"]]["reward"]
     for result in results.values():
         counters.rows_in += len(result.rows) + len(result.dropped)
@@ -148,29 +140,25 @@ def score_part(
 def _make_examples(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results, counters: Counters
 ) -> Iterator[tuple[Teacher, list[Example]]]:
-    """Yield each session as token ids, the longest first, and its teacher; turns that cannot be scored are dropped."""
-    # Characters are in about the same order as tokens.
+    """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored."""
+    # Characters sort sessions in about the same order as tokens.
     order = sorted(sessions, key=lambda one: -sum(len(message["content"] or "") for message in one[0]["messages"]))
     for session, judged in progress(order, "scoring", len(order), "sessions"):
-        try:
-            teacher = scorer.teacher_of(session)
-        except ChatError as error:
-            for _, verdict in judged:
-                results[verdict["turn_id"]].dropped.append(error.reason)
-            continue
-        examples = []
+        teacher, examples = None, list[Example]()
         for turn, verdict in judged:
             try:
+                teacher = scorer.teacher_of(session)
                 examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
             except ChatError as error:
                 results[verdict["turn_id"]].dropped.append(error.reason)
-        yield teacher, examples
+        if teacher is not None:
+            yield teacher, examples
 
 
 def batch_sessions(
     sessions: Iterable[tuple[Teacher, list[Example]]], budget: Budget, batch_tokens: int
 ) -> Iterator[tuple[Teacher, list[Example]]]:
-    """Yield neighbours of one teacher together, at most `batch_tokens` tokens within the budget of the moment.
+    """Yield neighbouring sessions of one teacher as one, up to `batch_tokens` tokens within the budget.
 
     A longer session goes alone.
     """
@@ -192,10 +180,10 @@ def score_replies(
     results: Results,
     counters: Counters,
 ) -> list[HintedTurn]:
-    """Score the examples and put their rows into `results`; return the turns that have a hint.
+    """Score the examples and add their rows to `results`; return the turns that have a hint.
 
-    Neighbouring sessions are scored together; where that does not fit into memory, each half by itself; a reply that
-    does not fit alone, one of its prompts at a time.
+    Neighbouring sessions are scored together. Where that does not fit into memory, each half is scored by itself, and a
+    single reply that does not fit is scored one prompt at a time.
     """
     student, turns = scorer.student.model, list[HintedTurn]()
     overlap = (config.top_k or _OVERLAP_TOP) if config.teacher_hint == "overlap" else 0
@@ -206,17 +194,14 @@ def score_replies(
             batch = [examples[i] for i in attempt.items]
             replies, tokens = [example.readings for example in batch], Counter[str]()
             mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
+            score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
             with attempt:
-                size, whole = min(config.batch_tokens, budget.most), not config.turn_by_turn
-                scores = score_session(
-                    student, mixture, replies, options, batch_tokens=size, whole=whole, counted=tokens
-                )
+                size = min(config.batch_tokens, budget.most)
+                scores = score_batch(batch_tokens=size, whole=not config.turn_by_turn)
             failed = attempt.failed
             if attempt.too_large:
                 with Attempt() as alone:
-                    scores = score_session(
-                        student, mixture, replies, options, batch_tokens=1, whole=False, counted=tokens
-                    )
+                    scores = score_batch(batch_tokens=1, whole=False)
                 failed = alone.failed
                 if failed:
                     results[batch[0].verdict["turn_id"]].dropped.append(TOO_LARGE)
@@ -238,7 +223,7 @@ def score_replies(
 
 
 def _make_row(example: Example, scores: Scores) -> Row:
-    """Return one row of `targets`. Without a hint there are no teacher log-probs, whatever the model."""
+    """Return one row of `targets`. Without a hint it has no teacher log-probs, even if the teacher is another model."""
     support = scores.support
     teacher, unhinted = (None if x is None else x.tolist() for x in (scores.teacher, scores.unhinted))
     return {
@@ -262,7 +247,7 @@ def _make_row(example: Example, scores: Scores) -> Row:
 
 
 def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
-    """Return, in words, what looks wrong with a stage's targets as a whole."""
+    """Return messages about what looks wrong with the targets as a whole."""
     messages = mostly_dropped("teacher", counters)
     if counters.rows_in and counters.total(_UNROUTED) and not counters.rows_out:
         messages.append(

@@ -14,11 +14,7 @@ from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 
 
 def sample_copied(
-    model: Any,
-    prompts: Sequence[list[int]],
-    samplings: Sequence[list[Sampling]],
-    rule: SamplingRule,
-    batch_tokens: int,
+    model: Any, prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule, batch_tokens: int
 ) -> None:
     """Sample until all samples of each prompt have ended, within `batch_tokens` unless a single one needs more."""
     rows = [(i, sampling) for i, group in enumerate(samplings) for sampling in group]

@@ -32,11 +32,7 @@ from opdkit.model.tree_reading import additive_mask
 
 
 def sample_shared(
-    model: Any,
-    prompts: Sequence[list[int]],
-    samplings: Sequence[list[Sampling]],
-    rule: SamplingRule,
-    batch_tokens: int,
+    model: Any, prompts: Sequence[list[int]], samplings: Sequence[list[Sampling]], rule: SamplingRule, batch_tokens: int
 ) -> None:
     """Sample until all samples of each prompt have ended. The prompt that is being read comes on top of `batch_tokens`.
 
@@ -181,12 +177,7 @@ class _Rows:
         self.mask_BnS[:, -1, 0] = 0
 
     def load(
-        self,
-        b: int,
-        prompt: _GroupCache,
-        shared: SharedPrompt,
-        samplings: Sequence[list[Sampling]],
-        rule: SamplingRule,
+        self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]], rule: SamplingRule
     ) -> None:
         """Put a shared prompt into row b and draw the first token of each of its samples."""
         if self.cache is None:
