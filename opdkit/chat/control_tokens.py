@@ -18,6 +18,7 @@ is between them piece by piece, so a piece that was encoded before is not encode
 import json
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -53,16 +54,11 @@ _REMEMBERED = 1 << 23  # characters of pieces whose ids are kept, about 200 MB w
 _TEXTS = 1 << 12  # messages, and other fields, whose breaks are kept
 
 
+@dataclass(eq=False)
 class ChatError(OpdkitError):
     """Messages that cannot be turned into token ids. `reason` is the word the turn is dropped and counted under."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-class UnsafeTextError(ChatError):
-    """Text that cannot be kept apart from the template's control tokens."""
+    reason: str
 
 
 def has_control_tokens(text: str) -> bool:
@@ -125,18 +121,16 @@ class Encoder:
         """Break these of `words` in what a model wrote, too."""
         self._special = _Breaker([*self._special_tokens, *words])
 
-    # -- before the template ----------------------------------------------------------------------------------------
-
     def as_data(self, value: Any, *, sampled: bool) -> Any:
         """Return `value` (text, or lists and dicts of it) with a break in what could be read as a control token.
 
         In what a model wrote (`sampled`) only the special tokens are broken, and those of `break_always`: others, such
-        as `<think>`, are words of its vocabulary that it really samples. Raises UnsafeTextError for private-use
+        as `<think>`, are words of its vocabulary that it really samples. Raises ChatError for private-use
         characters of the last plane.
         """
         if isinstance(value, str):
             if _PRIVATE.search(value):
-                raise UnsafeTextError("private-use characters")
+                raise ChatError("private-use characters")
             return (self._special if sampled else self._any).broken(value)
         if isinstance(value, dict):
             return {self.as_data(k, sampled=sampled): self.as_data(v, sampled=sampled) for k, v in value.items()}
@@ -144,13 +138,11 @@ class Encoder:
             return [self.as_data(v, sampled=sampled) for v in value]
         return value
 
-    # -- after the template -----------------------------------------------------------------------------------------
-
     def ids(self, rendered: str) -> list[int]:
-        """Return the ids of a whole rendering. Raises UnsafeTextError when broken text still gives a control token."""
+        """Return the ids of a whole rendering. Raises ChatError when broken text still gives a control token."""
         if _BREAK not in rendered:
             return self._pieces.ids(rendered)
-        return self._ids_of_copy(self._marked(rendered))
+        return self._ids_of_copy(rendered)
 
     def continuation_ids(self, rendered: str) -> list[int]:
         """Return the ids of text that continues a prompt, encoded on its own and never together with the prompt.
@@ -160,20 +152,20 @@ class Encoder:
         """
         if not self._added:
             return self.ids(rendered)
-        return self._ids_of_copy(chr(_FIRST + len(self._added)) + self._marked(rendered))[1:]
+        return self._ids_of_copy(rendered, before=chr(_FIRST + len(self._added)))[1:]
 
-    def _marked(self, rendered: str) -> str:
-        """Return a rendering with a private character for each control token, without the breaks."""
+    def _ids_of_copy(self, rendered: str, before: str = "") -> list[int]:
+        """Return the ids of the private character `before` and a rendering, as the copy of the tokenizer encodes them.
+
+        Each control token becomes a private character, and the breaks are taken out. Raises ChatError where text gives
+        a control token.
+        """
         for pattern in self._patterns:
             rendered = pattern.sub(lambda match: self._private[match[0]], rendered)
-        return rendered.replace(_BREAK, "")
-
-    def _ids_of_copy(self, marked: str) -> list[int]:
-        """Return the tokenizer's ids of a marked text. Raises UnsafeTextError where text gives a control token."""
         pieces, original = self._copy
-        ids = pieces.ids(marked)
+        ids = pieces.ids(before + rendered.replace(_BREAK, ""))
         if not self._control_ids.isdisjoint(i for i in ids if i not in original):
-            raise UnsafeTextError("control tokens that this tokenizer also makes from plain text")
+            raise ChatError("control tokens that this tokenizer also makes from plain text")
         return [original.get(i, i) for i in ids]
 
     @cached_property

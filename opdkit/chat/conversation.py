@@ -8,12 +8,12 @@ JSON = dict[str, Any]
 LEFT_OUT = "left out: "
 
 
+@dataclass(eq=False)
 class Unreadable(Exception):  # noqa: N818 - it becomes a row of the rejected table, not an error a user meets
     """Problem of a line, or of a whole input. `reason` is a few words, the same for all of its kind."""
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+    reason: str
+    detail: str = ""
 
 
 @dataclass(slots=True)

@@ -23,52 +23,6 @@ CUT_OFF = (
     "reason_max_context",  # xAI
 )
 
-# How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
-NOT_CUT_OFF = (
-    "stop",  # OpenAI chat, vLLM, SGLang, Ollama, Mistral, Gemini as STOP
-    "end_turn",  # Anthropic
-    "stop_sequence",  # Anthropic, TGI
-    "stop_str",
-    "eos",  # llama.cpp: stop_type
-    "word",  # llama.cpp: stop_type
-    "eos_token",  # TGI
-    "stopped_eos",  # llama.cpp before stop_type
-    "stopped_word",  # llama.cpp before stop_type
-    "complete",  # Cohere
-    "completed",  # OpenAI responses: status
-    "finished",
-    "reason_stop",  # xAI
-    "tool_calls",  # OpenAI chat, Vercel AI SDK as tool-calls
-    "function_call",  # OpenAI chat, old
-    "tool_use",  # Anthropic, pi as toolUse
-    "tool_call",  # Cohere
-    "pause_turn",  # Anthropic
-    "content_filter",  # OpenAI
-    "content_filtered",  # Bedrock
-    "guardrail_intervened",  # Bedrock
-    "refusal",  # Anthropic
-    "safety",  # Gemini
-    "recitation",  # Gemini
-    "language",  # Gemini
-    "blocklist",  # Gemini
-    "prohibited_content",  # Gemini
-    "spii",  # Gemini
-    "malformed_function_call",  # Gemini
-    "abort",  # vLLM, SGLang
-    "aborted",  # pi
-    "cancelled",  # OpenAI responses, watsonx
-    "user_cancel",  # Cohere
-    "time_limit",  # watsonx
-    "insufficient_system_resource",  # DeepSeek
-    "error",
-    "load",  # Ollama: done_reason of a request that only loads the model
-    "unload",  # Ollama
-    "incomplete",  # OpenAI responses: status; the reason stands beside it
-    "other",  # Gemini
-    "unknown",  # Vercel AI SDK
-    "finish_reason_unspecified",  # Gemini
-)
-
 
 @lru_cache(maxsize=1024)
 def is_cut_off(reason: str | None) -> bool:

@@ -51,9 +51,6 @@ def first_text(*values: Any) -> str | None:
     return None
 
 
-# -- lists of messages -------------------------------------------------------------------------------------------------
-
-
 def message_key(record: JSON, keys: Iterable[str], field: str = "role") -> str | None:
     """Return the first of `keys` that holds a list of objects with `field`, judged by the first object."""
     for key in keys:
@@ -164,9 +161,6 @@ def _read_blocks(item: JSON, role: str, content: Any) -> Iterator[JSON]:
         yield message(role, content_text(rest), name=name, tool_call_id=call_id)
 
 
-# -- content -----------------------------------------------------------------------------------------------------------
-
-
 def content_text(content: Any, between: str = "\n") -> str | None:
     """Return content as one text. A part that is not text leaves a placeholder such as `[image]` on its own line.
 
@@ -193,10 +187,9 @@ def _part_text(part: Any) -> str:
     if not isinstance(part, dict):
         raise Unreadable("content of unknown shape", f"a content part is a {type(part).__name__}")
     kind = part.get("type")
-    if (kind in _TEXT_PARTS or kind is None) and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind == "refusal" and isinstance(part.get("refusal"), str):
-        return str(part["refusal"])
+    key = "refusal" if kind == "refusal" else "text"
+    if (kind is None or kind in (*_TEXT_PARTS, "refusal")) and isinstance(part.get(key), str):
+        return str(part[key])
     if not isinstance(kind, str) or not _WORD.fullmatch(kind):
         raise Unreadable("content of unknown shape", f"a content part has type {str(kind)[:100]!r}")
     source = part.get("source")  # Anthropic: names the type of the base64 data, which is left out
@@ -211,9 +204,6 @@ def _is_text(part: Any) -> bool:
 
 def _is_block(block: Any, *types: str) -> bool:
     return isinstance(block, dict) and block.get("type") in types
-
-
-# -- tools -------------------------------------------------------------------------------------------------------------
 
 
 def read_tools(tools: Any) -> str | None:
@@ -248,9 +238,6 @@ def read_call(call: Any) -> JSON:
     if arguments.__class__ is not str:
         arguments = "" if arguments is None else dump(arguments)
     return {"id": first_text(call.get("id")) or "", "name": name, "arguments": arguments}
-
-
-# -- what a log says about a reply beside its text ---------------------------------------------------------------------
 
 
 def read_note(item: JSON) -> Note:

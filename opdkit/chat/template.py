@@ -27,10 +27,10 @@ TEMPLATE_DATE = datetime.date(2024, 7, 26)
 _EMPTY_THINKING = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 _TODAY = re.compile(r"""strftime_now\(\s*(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 
-
-# Messages that the template is tried with.
-_PROBE: Message = {"role": "user", "content": "?"}
-_PROBE_CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
+# Messages that the template is tried with: a question, and a call in reply.
+_ASKED: list[Message] = [{"role": "user", "content": "?"}]
+_CALL = {"id": "call-0", "name": "probe", "arguments": '{"opdkit": 1}'}
+_CALLED = [*_ASKED, {"role": "assistant", "content": None, "tool_calls": [_CALL]}]
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Chat:
         self._check_template()
         # Most templates take the arguments of a call as an object, DeepSeek's as text.
         self._arguments_as_text = False
-        if not self._renders_a_call():
+        if self._try_render(_CALLED) is None:
             self._arguments_as_text = True
-            self._arguments_as_text = self._renders_a_call()
+            self._arguments_as_text = self._try_render(_CALLED) is not None
         self._encoder.break_always(self._headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
         self.stop_ids = frozenset(i for i in [tokenizer.eos_token_id, *given] if i is not None)
@@ -131,8 +131,6 @@ class Chat:
         """Return whether a prompt ends with an open think block, as templates of reasoning models write it."""
         return self.text(prompt_ids[-8:]).rstrip().endswith("<think>")
 
-    # -- rendering --------------------------------------------------------------------------------------------------
-
     def _render(self, messages: list[Message], tools: str | None, *, generation_prompt: bool) -> str:
         """Return what the template writes for these messages, whose texts are data. Raises ChatError."""
         if not messages:
@@ -165,13 +163,16 @@ class Chat:
         if not cut_off:
             return rendered[: stop.end()] if stop else rendered.rstrip()
         text = rendered[: stop.start()] if stop else rendered
-        last = self._encoder.as_data(_last_logged(message), sampled=True)
+        logged = [message.get("content"), message.get("reasoning")]  # thinking is sampled first, calls are last
+        if message.get("tool_calls"):
+            call = message["tool_calls"][-1]
+            logged = [call["arguments"] or call["name"]]
+        last = next((field.strip() for field in logged if field and field.strip()), "")
+        last = self._encoder.as_data(last, sampled=True)
         start = text.rfind(last) if last else 0
         if start < 0:
             raise ChatError("the end of a cut-off reply is not in its rendering")
         return text[: start + len(last)]
-
-    # -- checks at construction -------------------------------------------------------------------------------------
 
     def _check_template(self) -> None:
         """Raise ConfigError for a template that cannot be used, or for arguments that opdkit itself sets."""
@@ -192,14 +193,12 @@ class Chat:
                 "tomorrow's prompts would differ; write the date into the template"
             )
 
-    def _renders_a_call(self) -> bool:
-        """Return whether the template takes the arguments of a call as they are passed now."""
-        called: Message = {"role": "assistant", "content": None, "tool_calls": [_PROBE_CALL]}
+    def _try_render(self, messages: list[Message], *, generation_prompt: bool = False) -> str | None:
+        """Return what the template writes for these messages; None where it refuses them."""
         try:
-            self._render([_PROBE, called], None, generation_prompt=False)
+            return self._render(messages, None, generation_prompt=generation_prompt)
         except ChatError:
-            return False
-        return True
+            return None
 
     def _headers(self) -> set[str]:
         """Return control tokens that say who speaks, or hold a tool's result, but are not special in this vocabulary.
@@ -207,29 +206,22 @@ class Chat:
         DeepSeek's `<｜User｜>` and Qwen's `<tool_response>` are such. A reply that holds one, because a user had the
         model repeat it, must not open a turn of somebody else in the prompts after it.
         """
-        called: list[Message] = [_PROBE, {"role": "assistant", "content": None, "tool_calls": [_PROBE_CALL]}]
-        answered = [*called, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
-        before, prompt = self._words([_PROBE]), self._words([_PROBE], generation_prompt=True)
-        # A generation prompt may write more after its header, such as `<think>`: that opens the reply itself.
-        headers = {*before, *prompt[len(before) :][:1]}
-        return headers | set(Counter(self._words(answered)) - Counter(self._words(called)))
-
-    def _words(self, messages: list[Message], *, generation_prompt: bool = False) -> list[str]:
-        """Return the control tokens, not special, that the template writes for these messages; [] where it refuses."""
         if not self._encoder.words:
-            return []
-        try:
-            rendered = self._render(messages, None, generation_prompt=generation_prompt)
-        except ChatError:
-            return []
-        return re.findall(any_of(self._encoder.words), rendered)
+            return set()
+        answered = [*_CALLED, {"role": "tool", "content": "opdkit", "name": "probe", "tool_call_id": "call-0"}]
+        renderings = [self._try_render(_ASKED), self._try_render(_ASKED, generation_prompt=True),
+                      self._try_render(_CALLED), self._try_render(answered)]  # fmt: skip
+        before, prompt, without_result, with_result = (
+            re.findall(any_of(self._encoder.words), rendering or "") for rendering in renderings
+        )
+        # A generation prompt may write more after its header, such as `<think>`: that opens the reply itself.
+        return {*before, *prompt[len(before) :][:1], *(Counter(with_result) - Counter(without_result))}
 
     def _template_stop_ids(self) -> frozenset[int]:
         """Return the special token that the template writes right after a reply's text, if there is one."""
         probe = "opdkit's probe"
-        try:
-            whole = self._render([_PROBE, {"role": "assistant", "content": probe}], None, generation_prompt=False)
-        except ChatError:  # a template may demand more than a question; then the configured stop tokens must do
+        whole = self._try_render([*_ASKED, {"role": "assistant", "content": probe}])
+        if whole is None:  # a template may demand more than a question; then the configured stop tokens must do
             return frozenset()
         special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
         rest = whole[whole.rfind(probe) + len(probe) :]
@@ -239,20 +231,6 @@ class Chat:
 
 def _with_fixed_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
-
-
-def _last_logged(message: Message) -> str:
-    """Return the last non-empty text of a message, in the order in which it was sampled: thinking, text, calls."""
-    if message.get("tool_calls"):
-        call = message["tool_calls"][-1]
-        return (call["arguments"] or call["name"]).strip()
-    for key in ("content", "reasoning"):
-        if text := (message.get(key) or "").strip():
-            return text
-    return ""
-
-
-# -- the hint -------------------------------------------------------------------------------------------------------
 
 
 def with_hint(messages: list[Message], hint: str, placement: str) -> list[Message]:
@@ -280,9 +258,6 @@ def with_hint(messages: list[Message], hint: str, placement: str) -> list[Messag
     before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
     hinted = messages[index] | {"content": f"{before}{HINT_HEADER}\n{hint}"}
     return [*messages[:index], hinted, *messages[index + 1 :]]
-
-
-# -- prompts that fit -----------------------------------------------------------------------------------------------
 
 
 def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too_long: str) -> Prompt:

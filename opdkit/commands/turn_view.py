@@ -24,7 +24,7 @@ from opdkit.commands.turn_line import VERDICT
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.judge.candidates import explain_candidates
+from opdkit.judge.hints import explain_candidates
 from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
 from opdkit.store.reading import has_stage, parts_of_turns

@@ -1,9 +1,8 @@
 """Judge behind an OpenAI-compatible server: one request per vote, since servers differ in whether they heed `n`.
 
-A request is sent again, with growing pauses, after what may pass: 429, 5xx, a connection that breaks, a timeout, an
-answer that is not a chat completion, an answer of another model (see `opdkit.judge.traffic`). What will not pass
-(another 4xx) ends the stage at once, and so does a server that answers nobody any more. No vote is ever made up for an
-answer that did not come.
+What may pass is sent again (see `opdkit.judge.traffic`): 429, 5xx, a connection that breaks, a timeout, an answer that
+is not a chat completion or is of another model. What will not pass (another 4xx) ends the stage at once, and so does a
+server that answers nobody any more. No vote is ever made up for an answer that did not come.
 """
 
 import asyncio
@@ -70,8 +69,8 @@ class Endpoint:
 
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
-        seed, votes = self.config.seed, self.config.votes
-        requests = [Request(q.messages, request_seed(seed, q.turn_id, q.name, vote))
+        seed, votes = self.config.seed, self.config.votes  # every server takes a seed of 31 bits
+        requests = [Request(q.messages, stable_hash(seed, q.turn_id, q.name, vote, bits=31))
                     for q in questions for vote in range(votes)]  # fmt: skip
         try:
             asyncio.get_running_loop()
@@ -229,7 +228,11 @@ class Identity:
         if self.known is None:
             self.others[name] += 1
             if name == self.asked or self.others.total() == self.others[name] == _FIRST_ANSWERS:
-                self._settle(name)
+                self.known = name
+                if self.file is not None:  # another process may have settled another name first
+                    with disk_errors_explained(self.file):
+                        if not write_text(self.file, json.dumps({"name": name}) + "\n", replace=False):
+                            self.known = self._read()
                 if name == self.known != self.asked:
                     say(f"{self.asked} answers as {printable(name)[:100]}")
         if name == self.known:
@@ -244,14 +247,6 @@ class Identity:
                 warn(f"the judge's server answers as {other}, and the existing votes are by {known}: answers of "
                      f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
         return name == self.known
-
-    def _settle(self, name: str) -> None:
-        """Make `name` the judge's from here on, unless another process has settled another name first."""
-        self.known = name
-        if self.file is not None:
-            with disk_errors_explained(self.file):
-                if not write_text(self.file, json.dumps({"name": name}) + "\n", replace=False):
-                    self.known = self._read()
 
     def _read(self) -> str | None:
         if self.file is None or not self.file.exists():
@@ -272,16 +267,6 @@ def retry_after_seconds(value: str) -> float:
     return 0.0
 
 
-def request_seed(seed: int, turn_id: str, question: str, vote: int) -> int:
-    """Return 31 bits, which every server takes, that depend on nothing but these."""
-    return stable_hash(seed, turn_id, question, vote, bits=31)
-
-
 def open_judge(config: JudgeConfig) -> Ask:
     """Return the judge of the stage `judge`."""
     return Endpoint(config, stage_dir(config.run, "judge")).ask
-
-
-def try_server(config: JudgeConfig) -> None:
-    """Ask a question whose answer nobody keeps. Raises OpdkitError when the server has none."""
-    Endpoint(config).ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])

@@ -1,8 +1,8 @@
 """Signs that a turn went wrong, read off the log itself and independent of any judge. Pure.
 
-A judge that says +1 to failing calls, truncated or looping replies teaches exactly those. The flags do not change a
-vote: a failed call need not be the reply's fault, and the reward is what the votes say. They are counted beside the
-rewards, so that a judge which rewards what visibly failed is noticed before anything is trained on it.
+A judge that says +1 to failing calls, truncated or looping replies teaches exactly those. The flags change no vote,
+since a failed call need not be the reply's fault. They are counted beside the rewards, so that a judge which rewards
+what visibly failed is noticed before anything is trained on it.
 """
 
 import json

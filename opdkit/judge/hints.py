@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opdkit.chat.openai_form import Message
+from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import is_quorum
 
 MIN_CHARS = 11  # a hint has more than 10 characters
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
@@ -35,6 +35,23 @@ _EMPTY = frozenset(
     "message turn result what which who how why when if because s t isn't wasn't didn't doesn't don't aren't weren't "
     "that's it's give gave made make makes be seems seem looks look".split()
 )
+# What became of a candidate, in words.
+CHOSEN = "chosen"
+_REJECTED = {
+    "empty_judgement": "says nothing to act on",
+    "too_short": "too short",
+    "too_long": "too long",
+    "leak": "quotes what came next",
+}
+_NOT_CHOSEN = {
+    "no_quorum": "accepted, but fewer than half of the votes are valid",
+    "outvoted": "accepted, but as many votes or more say that there is nothing to learn",
+    "consensus": "accepted, but has less in common with the other votes than the chosen one",
+    "longest": "accepted, but shorter than the chosen one",
+    "shortest": "accepted, but longer than the chosen one",
+    "score": "accepted, but less specific for its length than the chosen one",
+}
+_CARRIED = "carried over with the turn that this reply answers again, not chosen"
 
 
 @dataclass(frozen=True)
@@ -65,7 +82,7 @@ def choose(votes: Sequence[tuple[int | None, str | None]], next_state: str, *, s
                 accepted.append(text)
     hints = distinct(accepted)
     yes, no = (sum(decision == side for decision, _ in votes) for side in (1, -1))
-    if not is_quorum(yes + no, len(votes)):
+    if 2 * (yes + no) < len(votes):
         return Choice(hints, None, "no_quorum", rejected)
     if yes <= no:
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
@@ -149,3 +166,34 @@ def specificity(hint: str) -> float:
     all_words = words(hint)
     specific_words = set(all_words) - _EMPTY - _JUDGEMENT
     return len(specific_words) * math.exp(-len(all_words) / _SCORE_WORDS)
+
+
+def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, config: JSON) -> list[JSON]:
+    """Return [{"hint", "status"}], each text once: the chosen one, then the accepted ones, then the rejected ones.
+
+    `turn` and `verdict` are rows as extract and judge wrote them, `messages` those of the turn's session, `config` the
+    judge's in the stage's manifest.
+    """
+    votes = [(vote["decision"], vote["hint"]) for vote in verdict["hint_votes"]]
+    chosen, accepted = verdict["hint"], verdict["hints"]
+    written = [hint.strip() for decision, hint in votes if decision == 1 and hint]
+    # The sort is stable: accepted hints keep the order of the verdict, rejected ones that of the votes.
+    texts = sorted(dict.fromkeys([*accepted, *written]), key=lambda text: (text != chosen, text not in accepted))
+    if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
+        return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
+    select, max_chars = config["hint_select"], config["max_hint_chars"]
+    next_state = unquotable_text(config["judge"], messages, turn["message_index"], turn["next_count"])
+    choice = choose(votes, next_state, select=select, max_chars=max_chars)
+    rows = []
+    for text in texts:
+        reason = rejection(text, next_state, max_chars=max_chars)
+        if text == chosen:
+            status = CHOSEN
+        elif reason is not None:
+            status = _REJECTED[reason]
+        elif text not in choice.hints:
+            status = "has the same words as another one"
+        else:
+            status = _NOT_CHOSEN.get(choice.status) or _NOT_CHOSEN[select]
+        rows.append({"hint": text, "status": status})
+    return rows

@@ -49,14 +49,14 @@ class LocalJudge:
 
         Prompts that leave less than --max-new-tokens of the context are sampled one by one.
         """
-        prompts, answers = [self._prompt(question) for question in questions], []
-        longest = self.config.max_new_tokens
+        prompts = [self._prompt(question) for question in questions]
         ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
+        answers = [[Answer("", error=p)] * self.config.votes if isinstance(p, str) else [] for p in prompts]
+        longest = self.config.max_new_tokens
         roomy = [i for i, prompt in ids.items() if len(prompt) + longest <= self.context]
         batches = [(roomy, longest)] if roomy else []
         tight = [i for i, prompt in ids.items() if len(prompt) + longest > self.context]
         batches += [([i], int(self.context) - len(ids[i])) for i in tight]
-        samples: dict[int, list[Sample]] = {}
         for indices, new_tokens in batches:
             requests = []
             for i in indices:
@@ -66,12 +66,8 @@ class LocalJudge:
             drawn = sample(self.model, requests, temperature=self.config.temperature, max_new_tokens=new_tokens,
                            stop_ids=self.chat.stop_ids, batch_tokens=self.config.batch_tokens,
                            on_end=on_vote)  # fmt: skip
-            samples |= zip(indices, drawn, strict=True)
-        for i, prompt in enumerate(prompts):
-            if isinstance(prompt, str):
-                answers.append([Answer("", error=prompt)] * self.config.votes)
-            else:
-                answers.append([self._read(prompt, drawn) for drawn in samples[i]])
+            for i, samples in zip(indices, drawn, strict=True):
+                answers[i] = [self._read(ids[i], sampled) for sampled in samples]
         return answers
 
     def _prompt(self, question: Question) -> list[int] | str:

@@ -35,20 +35,16 @@ def parse_hint(answer: Answer) -> HintVote:
     revealed and counts as a vote, but it is no candidate. A hint beside a decision -1 is not taken.
     """
     body, error = _visible_text(answer)
-    decision = hint = None
-    if error is None:
-        # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
-        outside, hint = split_hint(body)
-        decision, error = _decision(outside, "hint", (1, -1))
+    # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
+    outside, hint = split_hint(body)
+    decision, error = (None, error) if error else _decision(outside, "hint", (1, -1))
     return HintVote(decision, hint if decision == 1 else None, answer.text, error)
 
 
 def parse_reward(answer: Answer) -> RewardVote:
     """Return the vote on the reward question."""
     body, error = _visible_text(answer)
-    score = None
-    if error is None:
-        score, error = _decision(body, "reward", (1, 0, -1))
+    score, error = (None, error) if error else _decision(body, "reward", (1, 0, -1))
     return RewardVote(score, answer.text, error)
 
 
@@ -121,14 +117,14 @@ def _is_echo(body: str, boxes: list[tuple[int, int, str | None]], question: str)
     `boxes` are (start, end, content), two of them at least. An option that stands in the rules with the same 16
     characters around it is quoted from there.
     """
-    (_, before_end, before), (start, end, last) = boxes[-2:]
+    (_, before_end, before), (start, _, last) = boxes[-2:]
     if _value(before or "") != _value(last or "") and _ENUMERATION.fullmatch(body[before_end:start]):
         return True
     rules, width = " ".join(QUESTIONS[question].split()), 16
-    quoted: dict[tuple[int, int], int | None] = {}
+    quoted = {}
     for box_start, box_end, content in boxes:
         around = " ".join(body[max(0, box_start - width) : box_end + width].split())
         # Without words around it, a bare decision would be a quotation.
         if len(around) - (box_end - box_start) >= width // 2 and around in rules:
-            quoted[box_start, box_end] = _value(content or "")
-    return len(set(quoted.values())) > 1 and (start, end) in quoted
+            quoted[box_start] = _value(content or "")
+    return len(set(quoted.values())) > 1 and start in quoted

@@ -65,7 +65,8 @@ def run(config: JudgeConfig) -> Summary:
     if config.overwrite and config.judge == "local":  # old votes are removed only for a judge that is there
         ask = load_function(BACKENDS["local"])(config)
     elif config.overwrite and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
-        load_function("opdkit.judge.endpoint:try_server")(config)
+        trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
+        load_function("opdkit.judge.endpoint:Endpoint")(config).ask([trial])
     # A server may answer otherwise the next time, whatever the seed.
     stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(config.run, "extract"), inputs=inputs,
                        upstream=["extract"], drawn=config.judge == "endpoint")  # fmt: skip
@@ -77,10 +78,8 @@ def run(config: JudgeConfig) -> Summary:
         with stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
             votes = [rules.votes(*turn.place) for turn in turns] if ask is None else ask_about(turns, config, ask)
-            for turn, (hint_votes, reward_votes) in zip(turns, votes, strict=True):
-                hint_votes = hint_votes if "hint" in turn.questions else []
-                reward_votes = reward_votes if "reward" in turn.questions else []
-                out.rows("verdicts", [verdict_row(config, turn, hint_votes, reward_votes, out.counters)])
+            for turn, votes_on_turn in zip(turns, votes, strict=True):
+                out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
@@ -90,10 +89,9 @@ def run(config: JudgeConfig) -> Summary:
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
     """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
-    if config.judge != "endpoint" or not (stage_dir(config.run, "teacher") / "manifest.json").exists():
-        return
-    if find_outdated_upstream(config.run, "teacher"):
-        return  # all targets are refused as outdated
+    manifest = stage_dir(config.run, "teacher") / "manifest.json"
+    if config.judge != "endpoint" or not manifest.exists() or find_outdated_upstream(config.run, "teacher"):
+        return  # there are no targets, or all of them are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
         raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
                           f"server may vote otherwise the next time: run `opdkit check {quote(config.run)} "
@@ -131,14 +129,13 @@ def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> li
     return votes
 
 
-def verdict_row(
-    config: JudgeConfig,
-    turn: TurnToJudge,
-    hint_votes: Sequence[HintVote],
-    reward_votes: Sequence[RewardVote],
-    counters: Counters,
-) -> JSON:
-    """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted."""
+def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: Counters) -> JSON:
+    """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted.
+
+    Votes on a question that is not asked about this turn, such as those of the rules, are left out.
+    """
+    hint_votes = votes[0] if "hint" in turn.questions else []
+    reward_votes = votes[1] if "reward" in turn.questions else []
     reward = turn.outcome or reward_of([vote.score for vote in reward_votes])
     unquotable = hints.unquotable_text(config.judge, *turn.place)
     choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,

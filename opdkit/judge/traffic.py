@@ -18,6 +18,8 @@ from opdkit.console import counted, say
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import NO_ANSWER, Answer, Request
 
+Attempt = Callable[[Request], Awaitable[Answer]]
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
 
@@ -69,10 +71,7 @@ class Traffic:
         self._failure_said = False
 
     async def answer_all(
-        self,
-        requests: Sequence[Request],
-        attempt: Callable[[Request], Awaitable[Answer]],
-        on_answer: Callable[[int], None],
+        self, requests: Sequence[Request], attempt: Attempt, on_answer: Callable[[int], None]
     ) -> list[Answer]:
         """Return the server's answer to each request, in order; call `on_answer(1)` as each comes.
 
@@ -104,9 +103,7 @@ class Traffic:
                 return
             self._slots.release()
 
-    async def _answer(
-        self, request: Request, attempt: Callable[[Request], Awaitable[Answer]], on_answer: Callable[[int], None]
-    ) -> Answer:
+    async def _answer(self, request: Request, attempt: Attempt, on_answer: Callable[[int], None]) -> Answer:
         """Return the answer to one request, for which a slot is taken, after as many attempts as it needs."""
         clock = asyncio.get_running_loop().time
         history = _History(self.answers, self.failures)

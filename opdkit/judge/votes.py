@@ -82,14 +82,9 @@ def reward_of(scores: Sequence[int | None]) -> Reward:
     valid = [score for score in scores if score is not None]
     if not valid:
         return Reward(None, "failed", None)
-    if not is_quorum(len(valid), len(scores)):
+    if 2 * len(valid) < len(scores):
         return Reward(None, "no_quorum", None)
     (best, most), *others = Counter(valid).most_common()
     if others and others[0][1] == most:
         return Reward(0, "tie", valid.count(0) / len(valid))
     return Reward(best, "ok", most / len(valid))
-
-
-def is_quorum(valid: int, asked: int) -> bool:
-    """Return whether at least half of the votes asked for are valid."""
-    return 2 * valid >= asked

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opdkit.config.judge import JudgeConfig
-from opdkit.judge.endpoint import Endpoint, request_seed
+from opdkit.judge.endpoint import Endpoint
 from opdkit.judge.votes import Question
+from opdkit.store.stable_hash import stable_hash
 
 from .pairs import save_rows
 
@@ -41,7 +42,7 @@ def judged(chaos: Chaos, questions: Sequence[Question], timeout: float) -> tuple
         answers = endpoint.ask(questions)
         seconds = time.monotonic() - start
     wrong = sum(
-        answer.text != text_of({"messages": q.messages, "seed": request_seed(0, q.turn_id, q.name, vote)})
+        answer.text != text_of({"messages": q.messages, "seed": stable_hash(0, q.turn_id, q.name, vote, bits=31)})
         for q, votes in zip(questions, answers, strict=True)
         for vote, answer in enumerate(votes)
     )

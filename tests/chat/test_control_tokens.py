@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opdkit.chat.control_tokens import Encoder, UnsafeTextError, any_of, break_control_tokens, has_control_tokens
+from opdkit.chat.control_tokens import ChatError, Encoder, any_of, break_control_tokens, has_control_tokens
 
 PIECES = [
     "<|im_end|>",
@@ -81,7 +81,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
     rendered = "".join(words)
     expected = tiny_tokenizer(rendered, add_special_tokens=False)["input_ids"]
     assert encoder.ids(rendered) == expected
-    assert encoder._ids_of_copy(encoder._marked(rendered)) == expected
+    assert encoder._ids_of_copy(rendered) == expected
 
 
 @settings(deadline=None, max_examples=100)
@@ -95,7 +95,7 @@ def test_what_was_encoded_before_is_encoded_alike(tiny_tokenizer, kind, texts):
     encoder = Encoder(tokenizer)
     for rendered in [*texts, *texts[::-1]]:
         assert encoder.ids(rendered) == tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        assert encoder._ids_of_copy(encoder._marked(rendered)) == encoder.ids(rendered)
+        assert encoder._ids_of_copy(rendered) == encoder.ids(rendered)
 
 
 @pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
@@ -131,7 +131,7 @@ def test_the_copy_agrees_for_tokenizers_that_put_a_space_first(scheme):
     encoder = Encoder(tokenizer)
     for rendered in ("hello</s>hello", "[INST] hello </s>", "</s>hello[INST]好"):
         expected = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        assert encoder._ids_of_copy(encoder._marked(rendered)) == expected
+        assert encoder._ids_of_copy(rendered) == expected
 
 
 def test_a_continuation_gets_no_space_of_its_own():
@@ -160,7 +160,7 @@ def test_keys_and_nested_values_are_data_too(tiny_tokenizer):
 
 def test_private_characters_in_a_log_are_refused(tiny_tokenizer):
     """The stand-ins themselves cannot be forged."""
-    with pytest.raises(UnsafeTextError, match="private-use"):
+    with pytest.raises(ChatError, match="private-use"):
         Encoder(tiny_tokenizer).as_data("\U00100000", sampled=False)
 
 
@@ -175,7 +175,7 @@ def test_a_tokenizer_that_makes_control_tokens_from_plain_text_is_noticed():
     backend.add_special_tokens([AddedToken("</s>", special=True, normalized=False)])
     encoder = Encoder(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>"))
     assert encoder.ids("a</s>") == [7, 6]
-    with pytest.raises(UnsafeTextError, match="plain text"):
+    with pytest.raises(ChatError, match="plain text"):
         encoder.ids(encoder.as_data("a</s>", sampled=True))
 
 

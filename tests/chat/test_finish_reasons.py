@@ -12,7 +12,7 @@ import pytest
 from chat_templates import CHATML
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
-from opdkit.chat.finish_reasons import CUT_OFF, NOT_CUT_OFF, is_cut_off
+from opdkit.chat.finish_reasons import CUT_OFF, is_cut_off
 from opdkit.chat.template import Chat
 from opdkit.commands.export.messages import JudgedTurn, NotExportedError, completion_of
 from opdkit.commands.export.targets import openai
@@ -28,6 +28,51 @@ from opdkit.store.reading import read_all
 from opdkit.teacher.examples import reply_of
 from opdkit.train.signal import degenerate_replies
 
+# How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
+NOT_CUT_OFF = (
+    "stop",  # OpenAI chat, vLLM, SGLang, Ollama, Mistral, Gemini as STOP
+    "end_turn",  # Anthropic
+    "stop_sequence",  # Anthropic, TGI
+    "stop_str",
+    "eos",  # llama.cpp: stop_type
+    "word",  # llama.cpp: stop_type
+    "eos_token",  # TGI
+    "stopped_eos",  # llama.cpp before stop_type
+    "stopped_word",  # llama.cpp before stop_type
+    "complete",  # Cohere
+    "completed",  # OpenAI responses: status
+    "finished",
+    "reason_stop",  # xAI
+    "tool_calls",  # OpenAI chat, Vercel AI SDK as tool-calls
+    "function_call",  # OpenAI chat, old
+    "tool_use",  # Anthropic, pi as toolUse
+    "tool_call",  # Cohere
+    "pause_turn",  # Anthropic
+    "content_filter",  # OpenAI
+    "content_filtered",  # Bedrock
+    "guardrail_intervened",  # Bedrock
+    "refusal",  # Anthropic
+    "safety",  # Gemini
+    "recitation",  # Gemini
+    "language",  # Gemini
+    "blocklist",  # Gemini
+    "prohibited_content",  # Gemini
+    "spii",  # Gemini
+    "malformed_function_call",  # Gemini
+    "abort",  # vLLM, SGLang
+    "aborted",  # pi
+    "cancelled",  # OpenAI responses, watsonx
+    "user_cancel",  # Cohere
+    "time_limit",  # watsonx
+    "insufficient_system_resource",  # DeepSeek
+    "error",
+    "load",  # Ollama: done_reason of a request that only loads the model
+    "unload",  # Ollama
+    "incomplete",  # OpenAI responses: status; the reason stands beside it
+    "other",  # Gemini
+    "unknown",  # Vercel AI SDK
+    "finish_reason_unspecified",  # Gemini
+)
 # As logs hold them: Gemini, Cohere and Java clients log capitals, Vercel's SDK hyphens, pi and Gemini's client camels.
 SPELLINGS = ("MAX_TOKENS", "FinishReason.MAX_TOKENS", "max-tokens", "maxTokens", "LENGTH", "REASON_MAX_LEN")
 OTHER_SPELLINGS = ("STOP", "FinishReason.STOP", "tool-calls", "toolUse", "SAFETY", "content-filter", "a new reason", "")

@@ -4,7 +4,7 @@ import pytest
 from runs import talk
 
 from opdkit.judge import hints
-from opdkit.judge.candidates import CHOSEN, explain_candidates
+from opdkit.judge.hints import CHOSEN, explain_candidates
 
 NEXT = "No, please list the three steps in order and number each one of them."
 LONG = "Number the steps of the recipe, each one of them on a line of its own."

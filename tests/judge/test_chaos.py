@@ -16,10 +16,11 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import traffic
-from opdkit.judge.endpoint import Endpoint, Identity, request_seed
+from opdkit.judge.endpoint import Endpoint, Identity
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
 from opdkit.store.reading import part_path, read_all, read_part
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS
 
@@ -51,7 +52,7 @@ def flat(answers: list[list[Answer]]) -> list[Answer]:
 
 
 def expected(asked: list[Question]) -> list[str]:
-    seeds = [(q.messages, request_seed(0, q.turn_id, q.name, vote)) for q in asked for vote in range(5)]
+    seeds = [(q.messages, stable_hash(0, q.turn_id, q.name, vote, bits=31)) for q in asked for vote in range(5)]
     return [text_of({"messages": messages, "seed": seed}) for messages, seed in seeds]
 
 

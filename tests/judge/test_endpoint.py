@@ -1,6 +1,7 @@
 """The judge behind a server, against a real one on loopback that fails in every way it can."""
 
 import asyncio
+import itertools
 import json
 import re
 import time
@@ -14,10 +15,11 @@ from runs import talk, write_extract
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import traffic
-from opdkit.judge.endpoint import Endpoint, request_seed, retry_after_seconds
+from opdkit.judge.endpoint import Endpoint, retry_after_seconds
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
 from opdkit.store.reading import read_part
+from opdkit.store.stable_hash import stable_hash
 
 KEY = "sk-a-key-that-no-file-may-hold"
 ONE = Question("s:1", "hint", [{"role": "user", "content": "?"}])
@@ -258,7 +260,7 @@ def test_what_is_sent(monkeypatch) -> None:
         "messages": [{"role": "user", "content": "?"}],
         "temperature": 0.6,
         "max_tokens": 20,
-        "seed": request_seed(0, "s:1", "hint", 0),
+        "seed": stable_hash(0, "s:1", "hint", 0, bits=31),
     }
     assert server.requests[1] == server.requests[0] | {"chat_template_kwargs": {"enable_thinking": False}}
     assert "Authorization" not in server.headers[0]
@@ -274,7 +276,7 @@ def test_answers_come_in_the_order_of_the_requests_however_they_finish() -> None
 
     with serving(script) as server:
         answers = client(server.url, concurrency=8, votes=2).ask(questions)
-    seeds = [request_seed(0, "s:1", "hint", vote) for vote in range(2)]
+    seeds = [stable_hash(0, "s:1", "hint", vote, bits=31) for vote in range(2)]
     assert [[a.text for a in votes] for votes in answers] == [
         [f"{n}, seed {seed}" for seed in seeds] for n in range(40)
     ]
@@ -302,12 +304,11 @@ def test_it_works_inside_a_running_loop() -> None:
 
 
 def test_seeds() -> None:
-    seeds = {
-        request_seed(s, t, q, v) for s in (0, 1) for t in ("a:1", "a:2") for q in ("hint", "reward") for v in (0, 1)
-    }
+    names = itertools.product((0, 1), ("a:1", "a:2"), ("hint", "reward"), (0, 1))
+    seeds = {stable_hash(*parts, bits=31) for parts in names}
     assert len(seeds) == 16
     assert all(0 <= s < 2**31 for s in seeds)
-    assert request_seed(0, "a:1", "hint", 0) == 668564671  # pinned: another number is another run
+    assert stable_hash(0, "a:1", "hint", 0, bits=31) == 668564671  # pinned: another number is another run
 
 
 # -- the stage --------------------------------------------------------------------------------------------------------

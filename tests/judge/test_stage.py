@@ -15,7 +15,6 @@ from runs import message, talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import stage
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import HintVote, RewardVote
 from opdkit.store.footers import Counters
@@ -186,36 +185,36 @@ def counters(**counts: int | dict[str, int]) -> Counters:
       (("tool_error", "failed"), ("truncation", "cut off"), ("duplicate_call", "repeat"), ("loop", "loop"))],
 ])  # fmt: skip
 def test_what_looks_wrong_is_named(tmp_path: Path, counts: dict, names: list[str]) -> None:
-    (warning,) = stage.warnings(config(tmp_path), counters(**counts))
+    (warning,) = judge.warnings(config(tmp_path), counters(**counts))
     assert all(name in warning for name in names)
 
 
 def test_what_looks_right_is_not(tmp_path: Path) -> None:
-    assert stage.warnings(config(tmp_path), counters()) == []
-    assert stage.warnings(config(tmp_path), counters(rewards={"+1": 9})) == []
+    assert judge.warnings(config(tmp_path), counters()) == []
+    assert judge.warnings(config(tmp_path), counters(rewards={"+1": 9})) == []
 
 
 def test_flags_do_not_change_what_the_votes_say(extracted: Path) -> None:
     """A failed call that was voted +1 stays +1 in the table, and is counted."""
-    turn = next(stage.turns_to_judge(config(extracted), 1, Counters()))
-    found = Counters()
+    turn = next(judge.turns_to_judge(config(extracted), 1, Counters()))
+    counted = Counters()
     votes = [RewardVote(1, "yes")] * 3
-    row = stage.verdict_row(config(extracted), turn, [HintVote(-1, None, "no")] * 3, votes, found)
+    row = judge.verdict_row(config(extracted), turn, ([HintVote(-1, None, "no")] * 3, votes), counted)
     assert (turn.joined.turn_id, row["reward"]) == ("tool:1", 1)
-    assert found.labels("flags") == found.labels("flags on turns rewarded +1") == {"tool_error": 1}
+    assert counted.labels("flags") == counted.labels("flags on turns rewarded +1") == {"tool_error": 1}
 
 
 def test_failed_votes_are_counted_by_kind(extracted: Path) -> None:
-    turn = next(stage.turns_to_judge(config(extracted), 0, Counters()))
-    found = Counters()
+    turn = next(judge.turns_to_judge(config(extracted), 0, Counters()))
+    counted = Counters()
     hints = [
         HintVote(None, None, "", "decision not on offer: '2'"),
         HintVote(1, "Use the bus.", "x"),
         HintVote(1, "bad", "x"),
     ]
-    row = stage.verdict_row(config(extracted), turn, hints, [RewardVote(None, "", "no decision")] * 3, found)
+    row = judge.verdict_row(config(extracted), turn, (hints, [RewardVote(None, "", "no decision")] * 3), counted)
     assert (row["reward"], row["reward_status"], row["hint"]) == (None, "failed", "Use the bus.")
-    assert found.counts == {
+    assert counted.counts == {
         "votes": {"": 6},
         "failed votes": {"decision not on offer": 1, "no decision": 3},
         "no reward": {"": 1},
@@ -230,9 +229,9 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
     turn = [message("user", "go"), message("assistant", None), *(message("tool", r) for r in results)]
     run = write_extract(tmp_path / "run", {"s": turn})
     asking = config(run, judge="endpoint", judge_model="any", judge_url="http://localhost:1/v1")
-    turn = next(stage.turns_to_judge(asking, 0, Counters()))
+    turn = next(judge.turns_to_judge(asking, 0, Counters()))
     hint = HintVote(1, f"Say {results[0]}.", "x")
-    row = stage.verdict_row(asking, turn, [hint], [RewardVote(0, "x")], Counters())
+    row = judge.verdict_row(asking, turn, ([hint], [RewardVote(0, "x")]), Counters())
     assert (row["hint"], row["hint_status"]) == (None, "leak")
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 
-from opdkit.judge.endpoint import request_seed
 from opdkit.model.load import token_generator
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.targets import is_held_out
@@ -19,6 +18,6 @@ def test_one_text_is_hashed_as_it_is_and_several_parts_as_json():
 
 def test_seeds_that_were_used_before():
     """Other values would change replies, votes and held-out sessions."""
-    assert request_seed(0, "chat.jsonl:17:3", "reward", 1) == 539_679_796
+    assert stable_hash(0, "chat.jsonl:17:3", "reward", 1, bits=31) == 539_679_796
     assert token_generator(3, "chat.jsonl:17:3", 0).initial_seed() == 7_785_693_306_348_384_297
     assert [n for n in range(40) if is_held_out(f"chat.jsonl:{n}", 0.1)] == [0, 2, 7, 12, 14, 18, 32, 34]
