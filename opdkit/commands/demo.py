@@ -10,7 +10,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.demo import DemoConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.extract import ExtractConfig
-from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.fields import StageConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
@@ -31,7 +31,7 @@ def sample_data() -> Path:
 
 
 def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
-    """(stage, what it does in a newcomer's words, its configuration)."""
+    """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order."""
     data = sample_data()
     model = str(data / "model")
     train = TrainConfig(run=directory, model=model, learning_rate=1e-3)
@@ -57,6 +57,10 @@ def run(config: DemoConfig) -> None:
     show(directory, sample_data() / "prompts.jsonl")
 
 
+def _share(values: list[bool]) -> str:
+    return f"{sum(values) / len(values):.2f}" if values else "-"
+
+
 def show(directory: Path, prompts: Path) -> None:
     """Print the closing table, from the tables of the run."""
     asked = {row["id"]: row for row in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
@@ -69,29 +73,16 @@ def show(directory: Path, prompts: Path) -> None:
     table = RichTable(title="Share of first replies to new requests that are what the user wants", title_justify="left")
     for column, justify in (("topic", "left"), ("the user wants", "left"), ("before", "right"), ("after", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    _section(table, "they complained about", corrected, domains, passed)
-    _section(table, "they were content with", [d for d in domains if d not in corrected], domains, passed)
+    content = [d for d in domains if d not in corrected]
+    for title, names in (("they complained about", corrected), ("they were content with", content)):
+        for name in names:
+            table.add_row(name, domains[name]["about"], *(_share(passed[name, model]) for model in ("before", "after")))
+        totals = ([ok for name in names for ok in passed[name, model]] for model in ("before", "after"))
+        table.add_row(f"all that {title}", "", *map(_share, totals), style="bold", end_section=True)
     stdout.print(table)
-    _closing(directory, len(asked))
-
-
-def _section(
-    table: RichTable, title: str, names: list[str], domains: dict[str, JSON], passed: dict[tuple[str, str], list[bool]]
-) -> None:
-    for name in names:
-        table.add_row(name, domains[name]["about"], *(_share(passed[name, model]) for model in ("before", "after")))
-    both = ([ok for name in names for ok in passed[name, model]] for model in ("before", "after"))
-    table.add_row(f"all that {title}", "", *map(_share, both), style="bold", end_section=True)
-
-
-def _share(values: list[bool]) -> str:
-    return f"{sum(values) / len(values):.2f}" if values else "-"
-
-
-def _closing(directory: Path, prompts: int) -> None:
     counters = read_counters(part_path(directory, "metrics", 0))
     stdout.print(
-        f"{counted(prompts, 'held-out request')}, 4 sampled replies each. "
+        f"{counted(len(asked), 'held-out request')}, 4 sampled replies each. "
         f"The model learned from {counters.rows_out} of its own\n"
         "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"
         f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"

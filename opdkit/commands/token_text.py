@@ -1,4 +1,4 @@
-"""The text of each token of a reply, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
+"""Text of each token of a reply, for people. Needs neither torch nor transformers: `opdkit show` answers at once.
 
 A character may lie in several tokens. It is shown on the one that completes it; a token that completes none shows its
 bytes, and so does one whose bytes are no UTF-8:
@@ -25,7 +25,7 @@ _FILE = "tokenizer.json"
 
 
 class TokenTexts:
-    """The texts of token ids under one tokenizer."""
+    """Texts of token ids under one tokenizer."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
         self.tokenizer = tokenizer
@@ -91,10 +91,19 @@ def open_texts(identity: JSON) -> TokenTexts:
 
     Raises OpdkitError if it is not on this machine, or has changed since the ids were written.
     """
-    from tokenizers import Tokenizer  # imported here: a run without targets needs none
+    from huggingface_hub import try_to_load_from_cache  # imported here: a run without targets needs none
+    from huggingface_hub.errors import HFValidationError
+    from tokenizers import Tokenizer
 
     name = identity["name"]
-    path = Path(name) / _FILE if Path(name).is_dir() else _cached(name)
+    if Path(name).is_dir():
+        path: Path | None = Path(name) / _FILE
+    else:
+        try:
+            cached = try_to_load_from_cache(name, _FILE)
+        except HFValidationError:  # a path that is no name on the hub either
+            cached = None
+        path = Path(cached) if isinstance(cached, str) else None
     if path is None or not path.is_file():
         raise OpdkitError(f"{name} has no {_FILE} on this machine, so tokens are shown as ids")
     then = identity.get("files", {}).get(_FILE)
@@ -104,18 +113,6 @@ def open_texts(identity: JSON) -> TokenTexts:
         return TokenTexts(Tokenizer.from_file(str(path)))
     except Exception as error:  # the library lets anything through that its parser raises
         raise OpdkitError(f"{path} cannot be read ({error}), so tokens are shown as ids") from error
-
-
-def _cached(name: str) -> Path | None:
-    """Return the tokenizer file of a model on the hub, if it has been downloaded before."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, _FILE)
-    except HFValidationError:  # a path that is no name on the hub either
-        return None
-    return Path(found) if isinstance(found, str) else None
 
 
 @functools.cache

@@ -57,7 +57,7 @@ COMMANDS: dict[str, Command] = {
         InitConfig, "opdkit.commands.init:run", "opdkit init runs/opdkit.toml --model sample_data/model --judge local"
     ),
     "doctor": Command(
-        DoctorConfig, "opdkit.commands.doctor:run", "opdkit doctor sample_data/logs --model sample_data/model"
+        DoctorConfig, "opdkit.commands.doctor.report:run", "opdkit doctor sample_data/logs --model sample_data/model"
     ),
     "extract": Command(ExtractConfig, "opdkit.extract.stage:run", "opdkit extract runs/try sample_data/logs"),
     "judge": Command(
@@ -89,13 +89,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "slurm": Command(
         SlurmConfig,
-        "opdkit.commands.slurm:run",
+        "opdkit.commands.slurm.launch:run",
         "opdkit slurm runs/cluster sample_data/logs --model sample_data/model --judge local --time 4:00:00",
     ),
     "show": Command(ShowConfig, "opdkit.commands.show.command:run", "opdkit show runs/try --worst 1"),
     "review": Command(ReviewConfig, "opdkit.commands.review.server:run", "opdkit review runs/try"),
     "status": Command(StatusConfig, "opdkit.commands.status:run", "opdkit status runs/try"),
-    "check": Command(CheckConfig, "opdkit.commands.check:run", "opdkit check runs/try"),
+    "check": Command(CheckConfig, "opdkit.commands.check.stage:run", "opdkit check runs/try"),
     "export": Command(
         ExportConfig, "opdkit.commands.export.command:run", "opdkit export runs/try runs/try/kto.parquet --to trl-kto"
     ),

@@ -17,7 +17,7 @@ import pytest
 from checked_runs import PART_MB, recommit, whole_run
 from runs import talk, write_extract
 
-from opdkit.commands import check
+from opdkit.commands.check import stage as check
 from opdkit.commands.check.finding import Finding, Report
 from opdkit.commands.check.stage import examine
 from opdkit.config.check import CheckConfig

@@ -6,7 +6,7 @@ import pytest
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.chat.conversation import Conversation
-from opdkit.commands.check import run as check
+from opdkit.commands.check.stage import run as check
 from opdkit.config.check import CheckConfig
 from opdkit.config.conditions import find_rejection, parse_filters, parse_time
 from opdkit.config.extract import ExtractConfig

@@ -46,32 +46,28 @@ def devices(device: str) -> Iterator[Finding]:
     """Yield findings about cores, memory, GPUs, and the device that torch uses."""
     memory = psutil.virtual_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Finding(
-        "CPU", OK, f"{counted(cores, 'core')}, {in_gb(memory.available)} of {in_gb(memory.total)} memory free"
-    )
+    free_memory = f"{in_gb(memory.available)} of {in_gb(memory.total)} memory free"
+    yield Finding("CPU", OK, f"{counted(cores, 'core')}, {free_memory}")
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         name = torch.cuda.get_device_name(i)
         yield Finding("GPU", OK, f"cuda:{i} {name}, {in_gb(free)} of {in_gb(total)} memory free")
         if torch.cuda.get_device_capability(i) < (8, 0):
             yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
-    if not torch.cuda.is_available():
-        yield _no_gpu()
+    if torch.cuda.is_available():
+        pass
+    elif shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
+        yield Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
+    elif torch.version.cuda is None:
+        yield Finding("GPU", PROBLEM, f"there is an NVIDIA driver, but torch {torch.__version__} is built for CPUs",
+                      "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
+    else:
+        remedy = "does nvidia-smi list one? Is CUDA_VISIBLE_DEVICES empty, or the driver older than this CUDA?"
+        yield Finding("GPU", PROBLEM, f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU", remedy)
     try:
         yield Finding("device", OK, f"--device {device} is {resolve_device(device)}")
     except ConfigError as error:
         yield Finding("device", PROBLEM, str(error), "--device auto takes what is there")
-
-
-def _no_gpu() -> Finding:
-    if shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
-        return Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
-    if torch.version.cuda is None:
-        return Finding("GPU", PROBLEM, f"there is an NVIDIA driver, but torch {torch.__version__} is built for CPUs",
-                       "install torch for your CUDA version: https://pytorch.org/get-started")  # fmt: skip
-    return Finding("GPU", PROBLEM, f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU",
-                   "does nvidia-smi list one? Is CUDA_VISIBLE_DEVICES empty, or the driver older than this CUDA?",
-                   )  # fmt: skip
 
 
 def room(run: Path) -> Iterator[Finding]:

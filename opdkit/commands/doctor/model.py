@@ -35,19 +35,17 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
         yield Finding("model", PROBLEM, str(error), "pass the folder of a complete model")
         return
     folder = Path(name)
-    if folder.is_dir():
-        yield from _weights(folder, device, dtype, lora_rank)
-    else:
-        yield Finding("model", NOTE, f"{name} is not on this disk", "it is downloaded when a stage first needs it; on "
-                      "nodes without a network, download it before")  # fmt: skip
+    if not folder.is_dir():
+        remedy = "it is downloaded when a stage first needs it; on nodes without a network, download it before"
+        yield Finding("model", NOTE, f"{name} is not on this disk", remedy)
         return
+    yield from _examine_weights(folder, device, dtype, lora_rank)
     try:
         tokenizer: Any = load_tokenizer(name)
         chat = Chat(tokenizer, {})
     except (ConfigError, OpdkitError) as error:
-        yield Finding(
-            "tokenizer", PROBLEM, str(error), "copy tokenizer and template from the chat version of the model"
-        )
+        remedy = "copy tokenizer and template from the chat version of the model"
+        yield Finding("tokenizer", PROBLEM, str(error), remedy)
         return
     stops = ", ".join(sorted(map(repr, tokenizer.convert_ids_to_tokens(sorted(chat.stop_ids)))))
     yield Finding("tokenizer", OK, f"{len(tokenizer):,} tokens; a reply ends with {stops}")
@@ -57,10 +55,18 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
         yield Finding("template", PROBLEM, f"one question cannot be rendered: {error}", "mend the chat template, or "
                       "copy that of the chat version of the model")  # fmt: skip
         return
-    yield from _template(tokenizer.chat_template)
+    template = tokenizer.chat_template
+    known = arguments("\n".join(template.values()) if isinstance(template, dict) else template)
+    if not known:
+        yield Finding("template", OK, "takes no arguments")
+        return
+    remedy = "say what the replies in your logs were served with: --template-arg NAME=VALUE for teacher"
+    if "enable_thinking" in known:
+        remedy += " (enable_thinking=false where they do not think)"
+    yield Finding("template", NOTE, f"takes {', '.join(sorted(known))}", remedy)
 
 
-def _weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
+def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
     kind = read_config(folder)["model_type"]
     try:
         headers = [read_header(file)[0] for file in sorted(folder.glob("*.safetensors"))]
@@ -79,41 +85,25 @@ def _weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[
         free, where = float(torch.cuda.mem_get_info(place)[0]), str(place)
     else:
         free, where = float(psutil.virtual_memory().available), "memory"
-    yield _fits("judge, teacher", parameters * width, free, where, "--dtype bfloat16, or a smaller model")
+    stage, size, remedy = "train", parameters * _FULL_TRAINING, "--lora-rank 32, or more GPUs with --sharding fsdp"
     if lora_rank:
         adapters = sum(lora_rank * sum(shape) for shape in shapes if len(shape) == 2)
-        size = parameters * width + adapters * _FULL_TRAINING
-        yield _fits(f"train --lora-rank {lora_rank}", size, free, where, "a smaller model, or more GPUs with "
-                    "--sharding fsdp")  # fmt: skip
-    else:
-        yield _fits("train", parameters * _FULL_TRAINING, free, where, "--lora-rank 32, or more GPUs with "
-                    "--sharding fsdp")  # fmt: skip
-
-
-def _fits(stage: str, size: float, free: float, where: str, remedy: str) -> Finding:
-    what = f"{stage}: {in_gb(size)} of {in_gb(free)} free on {where}"
-    if size > free:
-        return Finding("memory", PROBLEM, what, remedy)
-    return Finding("memory", NOTE if size > free / 2 else OK, what, _ACTIVATIONS if size > free / 2 else "")
-
-
-def _template(template: Any) -> Iterator[Finding]:
-    text = "\n".join(template.values()) if isinstance(template, dict) else template
-    known = arguments(text)
-    if not known:
-        yield Finding("template", OK, "takes no arguments")
-        return
-    remedy = "say what the replies in your logs were served with: --template-arg NAME=VALUE for teacher"
-    if "enable_thinking" in known:
-        remedy += " (enable_thinking=false where they do not think)"
-    yield Finding("template", NOTE, f"takes {', '.join(sorted(known))}", remedy)
+        stage, size = f"train --lora-rank {lora_rank}", parameters * width + adapters * _FULL_TRAINING
+        remedy = "a smaller model, or more GPUs with --sharding fsdp"
+    scoring = "judge, teacher", parameters * width, "--dtype bfloat16, or a smaller model"
+    for command, needed, smaller in (scoring, (stage, size, remedy)):
+        what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"
+        if needed > free:
+            yield Finding("memory", PROBLEM, what, smaller)
+        else:
+            yield Finding("memory", *((NOTE, what, _ACTIVATIONS) if needed > free / 2 else (OK, what)))
 
 
 def arguments(template: str) -> set[str]:
     """Return the names that a chat template reads, and that not every template is given."""
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        found = find_undeclared_variables(environment.parse(template))
+        names = find_undeclared_variables(environment.parse(template))
     except TemplateError:
         return set()  # of tags that only transformers knows
-    return {name for name in found if name not in _GIVEN and not name.endswith("_token")}
+    return {name for name in names if name not in _GIVEN and not name.endswith("_token")}

@@ -1,17 +1,24 @@
-"""`opdkit doctor`: all findings, one line each."""
+"""`opdkit doctor`: all findings, one line each; those about the logs are made here."""
 
 import json
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.markup import escape
 
-from opdkit.commands.doctor import logs, machine, model, server
+from opdkit.chat.conversation import Unreadable
+from opdkit.commands.doctor import machine, model, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding
 from opdkit.config.doctor import DoctorConfig
 from opdkit.console import counted, printable, say, stdout
+from opdkit.errors import OpdkitError
+from opdkit.extract.formats.detect import detect
+from opdkit.extract.inputs.files import Input, expand, is_damage, lines, open_plain
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
+_LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
 
 
 def run(config: DoctorConfig) -> bool:
@@ -20,7 +27,12 @@ def run(config: DoctorConfig) -> bool:
     if config.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2, ensure_ascii=True))
     else:
-        _show(findings)
+        width = max(len(finding.topic) for finding in findings)
+        for finding in findings:
+            state, what = f"[{_STYLE[finding.state]}]{finding.state:7}[/]", escape(printable(finding.what))
+            stdout.print(f"{state}  {finding.topic:{width}}  {what}", soft_wrap=True)
+            if finding.remedy:
+                stdout.print(f"{'':{width + 9}}  -> {escape(printable(finding.remedy))}", soft_wrap=True)
     problems = sum(finding.state == PROBLEM for finding in findings)
     say(counted(problems, "problem") if problems else "nothing is wrong with what was looked at")
     for flag in ("model", "judge_url", "logs", "run"):
@@ -40,14 +52,35 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
         yield from model.examine(config.model, config.device, config.dtype, config.lora_rank)
     if config.judge_url and config.judge_model:
         yield from server.examine(config.judge_url, config.judge_model, config.api_key_env, config.timeout)
-    yield from logs.examine(config.logs)
+    yield from examine_logs(config.logs)
 
 
-def _show(findings: list[Finding]) -> None:
-    """Print one line per finding and, under it, the remedy."""
-    width = max(len(finding.topic) for finding in findings)
-    for finding in findings:
-        what = escape(printable(finding.what))
-        stdout.print(f"[{_STYLE[finding.state]}]{finding.state:7}[/]  {finding.topic:{width}}  {what}", soft_wrap=True)
-        if finding.remedy:
-            stdout.print(f"{'':{width + 9}}  -> {escape(printable(finding.remedy))}", soft_wrap=True)
+def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
+    """Yield one finding per input: there, readable, its format. `opdkit extract --dry-run` shows the contents."""
+    remote = [log for log in logs if log == "-" or log.startswith("hf:")]
+    for log in remote:
+        yield Finding("logs", NOTE, f"{log} is not looked into", "opdkit extract reads it once")
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            inputs = expand([log for log in logs if log not in remote], Path(scratch))
+        except OpdkitError as error:
+            yield Finding("logs", PROBLEM, str(error), "name JSONL files, or folders that hold some")
+            return
+        yield from map(_examine_log, inputs)
+
+
+def _examine_log(log: Input) -> Finding:
+    try:
+        with open_plain(log.path) as handle:
+            name = detect(log.source, (line for _, line in lines(handle, log.source, _LINE)))
+    except Unreadable as why:
+        return Finding("logs", PROBLEM, f"{log.source}: {why.reason} ({why.detail})", "--format names the format; "
+                       "docs/logs.md says which are read")  # fmt: skip
+    except OpdkitError as error:
+        return Finding("logs", PROBLEM, str(error), "--format names the format")
+    except Exception as error:
+        if not isinstance(error, OSError) and not is_damage(error):
+            raise
+        return Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", "a damaged or protected file: copy "
+                       "it again, or make it readable")  # fmt: skip
+    return Finding("logs", OK, f"{log.source}: {name}")

@@ -30,13 +30,11 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
             answer = client.post(f"{base}/chat/completions", json=ask)
             yield _answer(answer, base, model, api_key_env, key, time.monotonic() - began)
         except httpx.TimeoutException:
-            yield Finding(
-                _TOPIC, PROBLEM, f"{base} did not answer in {timeout:g} s", "is the model still being loaded?"
-            )
+            what = f"{base} did not answer in {timeout:g} s"
+            yield Finding(_TOPIC, PROBLEM, what, "is the model still being loaded?")
         except httpx.HTTPError as error:
-            yield Finding(
-                _TOPIC, PROBLEM, f"{base} cannot be reached: {error}", "is it started, and is the port right?"
-            )
+            what = f"{base} cannot be reached: {error}"
+            yield Finding(_TOPIC, PROBLEM, what, "is it started, and is the port right?")
 
 
 def _models(answer: httpx.Response, base: str, model: str) -> Finding:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from opdkit.commands.run import check_models, configurations
-from opdkit.commands.slurm.scripts import Place, array_script, submit_script, train_script
+from opdkit.commands.slurm.scripts import array_script, submit_script, train_script
 from opdkit.config.command_line import quote
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
@@ -64,7 +64,13 @@ def run(config: SlurmConfig) -> Launch:
     missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
     folder = config.run / "slurm"
     write(config, stages, missing, folder)
-    submitted = submit(folder) if config.submit and missing else None
+    submitted = None
+    if config.submit and missing:
+        done = subprocess.run(["bash", folder / "submit.sh"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            before = f"\nalready submitted, cancel with scancel:\n{done.stdout}" if done.stdout else ""
+            raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
+        submitted = done.stdout  # one line per job
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
 
 
@@ -117,11 +123,11 @@ def write(
 ) -> None:
     """Write the scripts; remove those of stages that are done."""
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    place = Place(Path.cwd(), Path(sys.executable).parent)
+    place = Path.cwd(), Path(sys.executable).parent
     texts = {
-        f"{name}.sbatch": train_script(config, stages[name], place)
+        f"{name}.sbatch": train_script(config, stages[name], *place)
         if name == "train"
-        else array_script(config, name, stages[name], shards, place)
+        else array_script(config, name, stages[name], shards, *place)
         for name, shards in missing.items()
     }
     if missing:
@@ -130,12 +136,3 @@ def write(
         (folder / old).unlink(missing_ok=True)
     for name, text in texts.items():
         (folder / name).write_bytes(os.fsencode(text))  # a path need not be UTF-8
-
-
-def submit(folder: Path) -> str:
-    """Submit everything. Return the output, one line per job. Raises OpdkitError with the message of sbatch."""
-    done = subprocess.run(["bash", folder / "submit.sh"], capture_output=True, text=True, check=False)
-    if done.returncode:
-        before = f"\nalready submitted, cancel with scancel:\n{done.stdout}" if done.stdout else ""
-        raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
-    return done.stdout

@@ -6,7 +6,6 @@ lines, which have no quoting. Scripts hold no key: `--api-key-env` names a varia
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.command_line import command_line
@@ -15,8 +14,10 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import stage_dir
 
 
-def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], place: "Place") -> str:
-    """Return the script of a stage that works part by part: one array task per shard."""
+def array_script(
+    slurm: SlurmConfig, stage: str, config: StageConfig, shards: Sequence[int], folder: Path, programs: Path
+) -> str:
+    """Return the script of a stage that works part by part: one array task per shard. For the folders see `_head`."""
     limit = f"%{slurm.max_running}" if slurm.max_running else ""
     words = command_line(stage, type(config), config.run, config.effective())
     at = words.index("--") if "--" in words else len(words)
@@ -24,12 +25,8 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     command = " ".join([*map(shlex.quote, words[:at]), *shard, *map(shlex.quote, words[at:])])
     grace = grace_of(slurm.notice)
     return "\n".join([
-        *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a"),
-        f"#SBATCH --array={ranges(shards)}{limit}",
-        *_resources(slurm, stage),
-        "",
-        *_setting(slurm, place),
-        "",
+        *_head(slurm, stage, f"one task per shard of the {stage} stage", "%A_%a",
+               [f"--array={ranges(shards)}{limit}"], folder, programs),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit: opdkit finishes the part under way. If that",
         f"# takes over {grace} s it drops the part. Then the task is queued again and resumes.",
         "task= stopping=",
@@ -48,33 +45,39 @@ def array_script(slurm: SlurmConfig, stage: str, config: StageConfig, shards: Se
     ])  # fmt: skip
 
 
-def train_script(slurm: SlurmConfig, config: StageConfig, place: "Place") -> str:
+def train_script(slurm: SlurmConfig, config: StageConfig, folder: Path, programs: Path) -> str:
     """Return the script of the training: `accelerate launch` on each node, or one process by itself."""
     command = " ".join(map(shlex.quote, command_line("train", type(config), config.run, config.effective())))
     total = (slurm.processes or gpus_of(slurm)) * slurm.nodes
     launch = (f"accelerate launch --multi_gpu --num_machines {slurm.nodes} --num_processes {total} "
               "--mixed_precision no --dynamo_backend no")  # fmt: skip
+    # `ask` sends USR1 to the processes of a training, but to no launcher, which would die of it.
     checkpoints = shlex.quote(str(stage_dir(config.run, "train") / "checkpoints"))
     if total == 1:
-        ask, start = ALONE, [f"(trap '' USR1; exec {command}) &"]
+        ask = """ask() { kill -USR1 "$task"; }"""
+        start = [f"(trap '' USR1; exec {command}) &"]
     elif slurm.nodes == 1:
-        ask, start = CHILDREN, [f"(trap '' USR1; exec {launch} --main_process_port 0 \\", f"    -m {command}) &"]
+        ask = """ask() { pkill -USR1 -P "$task"; }  # torchrun's agent and its children do not share a process group"""
+        start = [f"(trap '' USR1; exec {launch} --main_process_port 0 \\", f"    -m {command}) &"]
     else:
-        ask, start = EVERYWHERE, _on_all_nodes(launch, command)
+        ask = """ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""
+        start = [
+            'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # which srun does not inherit
+            f"""    bash -c 'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" """
+            """--main_process_port "$@"' \\""",
+            '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',
+            f"    -m {command} &",
+        ]
     return "\n".join([
-        *_head(slurm, "train", "the training, on all its nodes", "%j"),
-        f"#SBATCH --nodes={slurm.nodes}",
-        "#SBATCH --ntasks-per-node=1",
-        *_resources(slurm, "train"),
-        "",
-        *_setting(slurm, place),
-        "",
+        *_head(slurm, "train", "the training, on all its nodes", "%j",
+               [f"--nodes={slurm.nodes}", "--ntasks-per-node=1"], folder, programs),
         f"# Slurm sends USR1 {slurm.notice} s before the time limit, TERM when it preempts or cancels the job. Then",
         "# the training is asked to stop: its processes finish the same step and write a checkpoint. Launchers would",
         "# die of USR1, so they ignore it, and opdkit ignores it until it listens: the signal is sent until it works.",
         "# Out of time, the job is queued again if it got any further.",
         "task= stopping=",
-        *ask,
+        ask,
         """ask_again() { [ -z "$task" ] || while ask 2>/dev/null; do sleep 10; done & }""",
         "trap 'stopping=yes; ask_again' USR1",
         "trap ask_again TERM",
@@ -85,26 +88,6 @@ def train_script(slurm: SlurmConfig, config: StageConfig, place: "Place") -> str
         *_waiting(f'"$status" -ne 0 ] && [ "$(ls {checkpoints} 2>/dev/null)" != "$before"', "$SLURM_JOB_ID",
                   slurm.max_requeues),
     ])  # fmt: skip
-
-
-# Send USR1 to the processes of a training, but to no launcher, which would die of it.
-ALONE = ["""ask() { kill -USR1 "$task"; }"""]
-CHILDREN = ["""ask() { pkill -USR1 -P "$task"; }  # torchrun's agent and its children do not share a process group"""]
-EVERYWHERE = ["""ask() { kill -USR1 "$task"; }  # srun hands it to the processes on all nodes"""]
-
-
-def _on_all_nodes(launch: str, command: str) -> list[str]:
-    """Return the lines that start the launcher on each node; the command is passed as arguments, quoted once."""
-    inner = (
-        f'trap "" USR1; exec {launch} --machine_rank "$SLURM_NODEID" --main_process_ip "$0" --main_process_port "$@"'
-    )
-    return [
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \\',  # which srun does not inherit
-        f"    bash -c '{inner}' \\",
-        '    "$head" "$((20000 + SLURM_JOB_ID % 20000))" \\',
-        f"    -m {command} &",
-    ]
 
 
 def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
@@ -131,18 +114,17 @@ def submit_script(stages: Mapping[str, Sequence[int]]) -> str:
     return "\n".join([*lines, ""])
 
 
-# -- pieces ---------------------------------------------------------------------------------------------------------
+def _head(
+    slurm: SlurmConfig, stage: str, what: str, log: str, shape: Sequence[str], folder: Path, programs: Path
+) -> list[str]:
+    """Return the first lines of a script; `shape` says how many tasks or nodes it has.
 
-
-@dataclass(frozen=True)
-class Place:
-    """Place where the commands run."""
-
-    folder: Path  # relative paths start here
-    programs: Path  # holds this `opdkit`
-
-
-def _head(slurm: SlurmConfig, stage: str, what: str, log: str) -> list[str]:
+    Of several values of an option for one stage the last one counts. Commands run in `folder`, where relative paths
+    start, with the `opdkit` in `programs`.
+    """
+    flags = {"partition": "--partition={}", "account": "--account={}", "time": "--time={}", "gpus": "--gres=gpu:{}",
+             "cpus": "--cpus-per-task={}", "mem": "--mem={}"}  # fmt: skip
+    resources = [flag.format(values[-1]) for name, flag in flags.items() if (values := slurm.of_stage(name, stage))]
     return [
         "#!/bin/bash",
         f"# Written by `opdkit slurm`: {what}. Submit with submit.sh, from any folder.",
@@ -151,22 +133,12 @@ def _head(slurm: SlurmConfig, stage: str, what: str, log: str) -> list[str]:
         "#SBATCH --open-mode=append",
         "#SBATCH --requeue",
         f"#SBATCH --signal=B:USR1@{slurm.notice}",
-    ]
-
-
-def _resources(slurm: SlurmConfig, stage: str) -> list[str]:
-    """Return the `#SBATCH` lines of the options; of several values for one stage the last one counts."""
-    flags = {"partition": "--partition={}", "account": "--account={}", "time": "--time={}", "gpus": "--gres=gpu:{}",
-             "cpus": "--cpus-per-task={}", "mem": "--mem={}"}  # fmt: skip
-    lines = [flag.format(values[-1]) for name, flag in flags.items() if (values := slurm.of_stage(name, stage))]
-    return [f"#SBATCH {line}" for line in [*lines, *slurm.of_stage("sbatch", stage)]]
-
-
-def _setting(slurm: SlurmConfig, place: Place) -> list[str]:
-    return [
-        f"cd -- {shlex.quote(str(place.folder))} || exit 1",
-        f'export PATH={shlex.quote(str(place.programs))}:"$PATH"',
+        *(f"#SBATCH {line}" for line in [*shape, *resources, *slurm.of_stage("sbatch", stage)]),
+        "",
+        f"cd -- {shlex.quote(str(folder))} || exit 1",
+        f'export PATH={shlex.quote(str(programs))}:"$PATH"',
         *slurm.setup,
+        "",
     ]
 
 

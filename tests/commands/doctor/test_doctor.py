@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.doctor import logs, machine, model, server
+from opdkit.commands.doctor import machine, model, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
-from opdkit.commands.doctor.report import examine
+from opdkit.commands.doctor.report import examine, examine_logs
 from opdkit.config.doctor import DoctorConfig
 
 MODEL = Path(__file__).parents[3] / "sample_data" / "model"
@@ -179,10 +179,10 @@ def test_the_key_is_never_shown(monkeypatch, status):
 
 def test_logs_that_are_not_there_or_not_known_are_problems(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"foo": 1}\n', encoding="utf-8")
-    assert "unknown format" in problem(list(logs.examine([str(tmp_path / "a.jsonl")]))).what
-    assert problem(list(logs.examine([str(tmp_path / "none.jsonl")]))).topic == "logs"
+    assert "unknown format" in problem(list(examine_logs([str(tmp_path / "a.jsonl")]))).what
+    assert problem(list(examine_logs([str(tmp_path / "none.jsonl")]))).topic == "logs"
     (tmp_path / "b.jsonl.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
-    assert problem(list(logs.examine([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
+    assert problem(list(examine_logs([str(tmp_path / "b.jsonl.gz")]))).topic == "logs"
 
 
 @pytest.mark.parametrize("template", ["{% if", "{{ nofunc('x') }}", "{{ raise_exception('no') }}"])

@@ -20,7 +20,7 @@ from sample_world import DATA, MODEL
 from scored_runs import toy_sessions, train_config, write_run
 from slurm_cluster import Cluster
 
-from opdkit.commands.slurm.scripts import Place, train_script
+from opdkit.commands.slurm.scripts import train_script
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.store.plans import stage_dir
@@ -185,10 +185,10 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     run = write_run(tmp_path / "run", MODEL, toy_sessions(8))
     options = {"device": "cpu", "epochs": 20, "checkpoint_every": 0, "batch_turns": 4, "learning_rate": 1e-4}
     wanted = SlurmConfig(run=run, logs=("logs",), nodes=nodes, processes=processes, time=("30",), setup=(HOSTNAMES,))
-    place = Place(tmp_path, Path(sys.executable).parent)
+    place = tmp_path, Path(sys.executable).parent
     folder = run / "slurm"
     (folder / "logs").mkdir(parents=True)
-    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), place))
+    (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), *place))
     job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
     until(lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps", 300)
     slurm("scancel", "--batch", "--signal=USR1", job)

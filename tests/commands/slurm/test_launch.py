@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands import run as opdkit
-from opdkit.commands import slurm
+from opdkit.commands.slurm import launch as slurm
 from opdkit.commands.slurm.launch import missing_shards
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
