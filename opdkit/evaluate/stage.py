@@ -27,14 +27,7 @@ from opdkit.evaluate.drift import (
     reply_shifts,
 )
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
-from opdkit.evaluate.scores import (
-    MODELS,
-    logprob_score,
-    neutral_kl_score,
-    print_scores,
-    reply_kl_scores,
-    reply_scores,
-)
+from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, print_scores, reply_kl_scores, reply_scores
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence

@@ -1,6 +1,6 @@
 """Turns of each optimizer step, and their tensors: pure functions of the turns and the plan.
 
-Every process computes the steps of all processes, so that they agree on the divisors of the loss without exchange.
+Every process computes the steps of all processes, so that all agree on the divisors of the loss without communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,10 +36,10 @@ def optimizer_steps(
 ) -> list[Step]:
     """Return the steps of a training. Turn i belongs to `phases[i]`; its mean absolute advantage is `strengths[i]`.
 
-    With `sessions` (that of each turn) a step takes whole sessions until it has `batch_turns` turns or more; without,
-    it takes single turns. Every epoch takes every turn once, in a random order of its own; or the weakest (easy-first)
-    or the strongest (hard-first) first, ties in random order. A step holds turns of one phase; the steps of several
-    phases alternate until one has no more. No step spans two epochs.
+    With `sessions` (the session of each turn) a step takes whole sessions until it has at least `batch_turns` turns;
+    without, it takes single turns. Every epoch takes every turn once, in a new random order, or the weakest first
+    (easy-first) or the strongest first (hard-first), ties in random order. A step holds turns of one phase. The steps
+    of several phases alternate until one phase has no more. No step spans two epochs.
     """
     # A unit is drawn as a whole: a single turn, or the turns of one phase in one session.
     keys = range(len(phases)) if sessions is None else zip(phases, sessions, strict=True)
@@ -62,7 +62,7 @@ def optimizer_steps(
 
 
 def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[int]]:
-    """Concatenate units in their order, and begin a new group after `batch_turns` turns or more."""
+    """Yield units in their order, concatenated to groups of at least `batch_turns` turns; the last may be smaller."""
     turns: list[int] = []
     for unit in units:
         turns = turns + unit
@@ -74,7 +74,7 @@ def _group_units(units: Sequence[list[int]], batch_turns: int) -> Iterator[list[
 
 
 def tokens_of(turns: Sequence[Turn]) -> Tokens:
-    """Return the response positions of `turns`, one turn after the other, as the objectives take them."""
+    """Return the response positions of `turns`, one turn after the other."""
     sizes = [(len(turn.response_ids),) for turn in turns]
     supports = [turn.support for turn in turns]
     k = max((support.ids.shape[1] for support in supports if support is not None), default=0)
@@ -97,7 +97,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
 
 
 def _concatenate(values: Sequence[Any], shapes: Sequence[tuple[int, ...]], missing: float, dtype: type) -> torch.Tensor:
-    """Concatenate the values of each turn, an array or one number for all its tokens, along N; None is `missing`."""
+    """Concatenate the values of all turns along N. A turn has an array, a number for all its tokens, or None."""
     blocks: list[NDArray[Any]] = [
         np.broadcast_to(np.asarray(missing if value is None else value, dtype), shape)
         for value, shape in zip(values, shapes, strict=True)

@@ -1,8 +1,8 @@
 """Checkpoints and models of a training run on disk: each complete or absent.
 
 A checkpoint holds the trained weights, the optimizer's state and the metrics of the steps so far; their number is the
-position. The order of the turns, the learning rate and the random streams are functions of the plan and the step, and
-the old policy is in the targets, so nothing else needs to be kept. Only the newest file stays: it is larger than the
+position. Nothing else is needed: the order of the turns, the learning rate and the random streams are functions of the
+plan and the step, and the old policy is in the targets. Only the newest file is kept, since it is larger than the
 model. A sharded student is written whole, so that any number of processes can resume from it.
 """
 
@@ -23,7 +23,7 @@ from opdkit.train.student import load_student
 
 
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON], *, main: bool) -> None:
-    """Write the state after `len(rows)` steps, then remove older files. All processes call it, `main` writes."""
+    """Write the state after `len(rows)` steps, then remove older files. All processes must call it; `main` writes."""
     weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(model).items()}
     state = optimizer.state_dict()
     moments = {
@@ -38,9 +38,7 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows:
         with temporary.open("wb") as handle:
             torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows}, handle)
         move_into_place(temporary, final)  # on the disk before the older file is removed
-    for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
-        if path != final:
-            path.unlink(missing_ok=True)
+    clear(folder, keep=final)
 
 
 def read_newest(folder: Path) -> JSON | None:
@@ -59,7 +57,7 @@ def read_newest(folder: Path) -> JSON | None:
 
 
 def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load a checkpoint into model and optimizer. Where they are sharded, all processes must have the same one."""
+    """Load a checkpoint into model and optimizer. All processes of a sharded student must load the same one."""
     with torch.no_grad():
         for name, parameter in trained_parameters(model).items():
             parameter.copy_(copy_like(state["weights"][name], parameter))
@@ -71,19 +69,17 @@ def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     optimizer.load_state_dict(state["optimizer"] | {"state": moments})
 
 
-def clear(folder: Path) -> None:
-    """Remove the checkpoints of a run that has finished."""
+def clear(folder: Path, keep: Path | None = None) -> None:
+    """Remove all checkpoints but `keep`, those half written too; and the folder where it is empty."""
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
-        path.unlink(missing_ok=True)
+        if path != keep:
+            path.unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
 
 
-# -- models ---------------------------------------------------------------------------------------------------------
-
-
 def epoch_dir(home: Path, epoch: int) -> Path:
-    """Return the folder of the student as it is after an epoch (from 1)."""
+    """Return the folder of the student after an epoch (from 1)."""
     return home / "epochs" / f"{epoch:03d}"
 
 
@@ -98,7 +94,7 @@ def save_student(
 ) -> None:
     """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
-    All processes call it, `main` writes. With LoRA the adapters are merged into the weights, and also kept in
+    All processes must call it; `main` writes. With LoRA the adapters are merged into the weights, and also written to
     `home`/adapter. The student is converted in place and cannot be trained further, unless its training `continues`.
     """
     model: Any = student

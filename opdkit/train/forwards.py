@@ -1,7 +1,7 @@
-"""Forwards of an optimizer step: turns with a common prefix together, within a token budget, for each process.
+"""Forwards of an optimizer step, for each process: turns with a common prefix go together, within a token budget.
 
-Pure functions of token ids. Every process computes the plan of all processes, so that they agree on the number of
-forwards without exchange.
+Pure functions of token ids. Every process computes the plan of all processes, so that all agree on the number of
+forwards without communication.
 """
 
 from collections.abc import Sequence
@@ -20,15 +20,7 @@ class Tree:
     tokens: int
 
 
-Forward = list[Tree]  # empty: a forward that must not count
-
-
-@dataclass(frozen=True)
-class ForwardPlan:
-    """Forwards of one process in a step, and the number of tokens that all processes read, without padding."""
-
-    forwards: list[Forward]
-    tokens: int
+Forward = list[Tree]  # empty: this process only takes part in the exchange of gradients
 
 
 def plan_forwards(
@@ -39,13 +31,13 @@ def plan_forwards(
     processes: int,
     *,
     packed: bool,
-) -> ForwardPlan:
-    """Plan a step whose turn i is `sequences[i]` of `sessions[i]`.
+) -> tuple[list[Forward], int]:
+    """Return the forwards of one process in a step, and the tokens that all processes read, without padding.
 
-    A forward holds at most `budget` tokens; a longer turn goes alone, with its own prefixes. `packed`: the turns of a
-    session share common prefixes, and trees stand side by side in one row. Otherwise each turn is a tree of its own,
-    and the budget counts the padding. All processes have the same number of forwards: gradients are only exchanged
-    when all of them run a backward.
+    Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
+    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. Otherwise each turn
+    is its own tree, and the budget counts the padding. All processes have the same number of forwards: gradients are
+    only exchanged when all of them run a backward.
     """
     if packed:
         trees = build_trees(sequences, sessions, budget)
@@ -59,14 +51,14 @@ def plan_forwards(
         forwards_by_process.append([[trees[hand[i]] for i in members] for members in groups])
     forwards = forwards_by_process[process]
     idle: list[Forward] = [[] for _ in range(max(map(len, forwards_by_process)) - len(forwards))]
-    return ForwardPlan(forwards + idle, sum(sizes))
+    return forwards + idle, sum(sizes)
 
 
 def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int) -> list[Tree]:
-    """Group the turns of each session in trees of at most `budget` tokens, or of its longest turn's.
+    """Group the turns of each session in trees of at most `budget` tokens, or as many as its longest turn has.
 
-    Shorter prompts come first, so that a turn mostly begins with the one before it. New tokens are counted from where
-    a turn leaves the one before it. It may share more with an earlier one, so `tokens` is an upper bound.
+    Shorter prompts come first, so that most turns begin with the turn before them. New tokens are counted from where a
+    turn leaves the turn before it. It may share more with an earlier turn, so `tokens` is an upper bound.
     """
     members: dict[str, list[int]] = {}
     for i in sorted(range(len(sequences)), key=lambda i: len(sequences[i].prompt_ids)):
@@ -88,7 +80,7 @@ def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], bu
 
 
 def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
-    """Deal indices to processes: the longest first, to the process that has the fewest tokens so far."""
+    """Return the indices of each process: the longest is dealt first, to the process with the fewest tokens so far."""
     hands: list[list[int]] = [[] for _ in range(processes)]
     load = [0] * processes
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -99,7 +91,7 @@ def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:
 
 
 def pack_side_by_side(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Group indices so that each group's sum stays within `budget` (a longer one goes alone), the longest first.
+    """Return groups of indices whose lengths sum to at most `budget`; a longer item goes alone.
 
     First fit, decreasing: at most 11/9 of the fewest possible groups, plus one (Johnson 1973).
     """

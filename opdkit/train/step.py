@@ -1,4 +1,4 @@
-"""Optimizer step: the gradients of its turns, over all forwards and processes, and its metrics."""
+"""Optimizer step: gradients of its turns, over all forwards and processes, and its metrics."""
 
 import contextlib
 import dataclasses
@@ -39,18 +39,18 @@ def optimizer_step(
     """Do one step on `batch`, of which this process reads its share. Return the metrics of the whole step.
 
     Where a forward or its backward does not fit into memory, all gradients are computed again from zero, with half as
-    many tokens at once in this step and the next ones: no gradient counts twice, and the sum is the same to rounding.
-    Raises OpdkitError, naming turns, before the step when the loss or the gradient is not finite, or when a turn does
-    not fit into memory.
+    many tokens at once in this step and the next ones. So no gradient counts twice, and the sum is the same to
+    rounding. Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a
+    turn does not fit into memory.
     """
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
     sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
     shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
-    idle = [Tree((shortest,), len(batch[shortest]))]  # read where a process has no turn left, and not counted
+    idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
     budget = budget_of(model, "training")
     while True:
-        plan = plan_forwards(
+        forwards, tokens_read = plan_forwards(
             sequences,
             [turn.session_id for turn in batch],
             min(config.micro_batch_tokens, budget.most),
@@ -60,25 +60,25 @@ def optimizer_step(
         )
         shares: list[dict[str, Tensor]] = []
         optimizer.zero_grad(set_to_none=True)
-        for n, trees in enumerate(plan.forwards):
+        for n, trees in enumerate(forwards, start=1):
             # Gradients are exchanged once per step, in its last backward.
-            last = n == len(plan.forwards) - 1
-            with Attempt() as attempt, contextlib.nullcontext() if last else accelerator.no_sync(model):
+            exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
+            with Attempt() as attempt, exchange:
                 shares.append(add_gradients(
                     model, trees or idle, batch, sequences, totals, objective, config, accelerator, counts=bool(trees)
                 ))  # fmt: skip
             if attempt.failed:
                 break
-        if len(shares) == len(plan.forwards):
+        if len(shares) == len(forwards):
             break
         optimizer.zero_grad(set_to_none=True)
-        lower_budget(budget, plan.forwards[len(shares)] or idle, batch, config, accelerator)
+        lower_budget(budget, forwards[len(shares)] or idle, batch, config, accelerator)
     grad_norm = gather(
         accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
     )
     metrics = sum_shares(shares, accelerator) | {"grad_norm": float(grad_norm)}
     if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
-        suspects = [batch[i].turn_id for trees, share in zip(plan.forwards, shares, strict=True)
+        suspects = [batch[i].turn_id for trees, share in zip(forwards, shares, strict=True)
                     if not torch.isfinite(share["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
         suspects = gather_object(suspects) or [turn.turn_id for turn in batch]
         raise OpdkitError(
@@ -90,10 +90,10 @@ def optimizer_step(
         parameters["lr"] = rate
     with Attempt() as attempt:
         optimizer.step()
-    if attempt.failed:  # perhaps half done: training cannot continue
+    if attempt.failed:  # perhaps halfway: training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
-    return metrics | counts | {"tokens_read": plan.tokens}
+    return metrics | counts | {"tokens_read": tokens_read}
 
 
 def add_gradients(
@@ -108,9 +108,9 @@ def add_gradients(
     *,
     counts: bool,
 ) -> dict[str, Tensor]:
-    """Add the gradients of one micro-batch; return its share of the step's loss and metrics, detached.
+    """Add the gradients of one micro-batch. Return its share of the step's loss and metrics, detached.
 
-    Without `counts` all of them are 0: the process only takes part in the exchange.
+    Without `counts` all of these are 0: the process only takes part in the exchange of gradients.
     """
     device = next(model.parameters()).device
     tokens = tokens_of([batch[i] for tree in trees for i in tree.turns]).to(device)
@@ -132,10 +132,10 @@ def add_gradients(
 def lower_budget(
     budget: Budget, trees: Forward, batch: Sequence[Turn], config: TrainConfig, accelerator: Accelerator
 ) -> None:
-    """Halve the budget after these trees did not fit. Raises OpdkitError where that cannot help.
+    """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError where that cannot help.
 
-    A turn that is too large cannot be set aside: without it the step would have another objective. And the other
-    processes of a step already wait for this one to exchange gradients.
+    A turn that is too large cannot be left out: the step would have another objective. With several processes, the
+    others already wait to exchange gradients.
     """
     tokens, longest = sum(tree.tokens for tree in trees), max((batch[i] for t in trees for i in t.turns), key=len)
     remedy = "" if config.gradient_checkpointing else "--gradient-checkpointing, "
@@ -153,9 +153,9 @@ def lower_budget(
 
 
 def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator) -> dict[str, float]:
-    """Sum the shares of all micro-batches and processes: one exchange, one wait for the device.
+    """Sum the shares of all micro-batches and processes, with one exchange and one wait for the device.
 
-    STOP_REQUESTS is summed with them: signals reach processes at different steps, so they agree here.
+    STOP_REQUESTS is summed with them: signals reach processes at different steps, so the processes agree here.
     """
     names = list(shares[0])
     sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)

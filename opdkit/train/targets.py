@@ -1,7 +1,7 @@
 """Targets of a run as arrays, and their prompts as the teacher stage read them.
 
-Messages are stored once per session, so a prompt is rendered again here, with the template arguments and the cut that
-the teacher stage recorded. Token ids are kept as int32; messages are freed with their part.
+Messages are stored once per session. So a prompt is rendered again here, with the template arguments and the cut that
+the teacher stage recorded. Token ids are int32, and messages are freed with their part, to save memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class Turn:
     """Row of `targets`: R response tokens with their log-probs before training."""
 
     turn_id: str
-    written: int | None  # the number of a reply that the teacher sampled; None: the logged one
+    written: int | None  # number of a reply that the teacher sampled; None: the logged reply
     prompt_tokens: int
     cut_messages: int
     response_ids: NDArray[np.int32]  # [R]
@@ -56,7 +56,7 @@ class Turn:
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
-    advantage: float | None  # the shaped reward; the reward itself before `shape_rewards`
+    advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
     support: Support | None = None  # None: no hint, or not loaded
 
     def __len__(self) -> int:
@@ -64,20 +64,14 @@ class Turn:
 
     @property
     def session_id(self) -> str:
-        """Id of the session that the turn is in."""
+        """Session that the turn is in."""
         return self.turn_id.rpartition(":")[0]
-
-    @property
-    def message_index(self) -> int:
-        """Index of the reply among the messages of its session."""
-        return int(self.turn_id.rpartition(":")[2])
 
 
 def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> list[Turn]:
-    """Return all targets of the run (of its first `limit` sessions), in order, with their supports if asked.
+    """Return the targets of the run, or of its first `limit` sessions, in order; with `supports` also their supports.
 
-    Raises OpdkitError when supports are asked for and a turn with a hint has none, or when review decisions are newer
-    than the targets.
+    Raises OpdkitError when review decisions are newer than the targets, or when a turn with a hint has no support.
     """
     check_targets_current(run)
     turns = []
@@ -90,8 +84,7 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
         rows = table.select(COLUMNS).to_pylist()
         matrices = [_matrices(table[name]) if supports else repeat(None, len(rows)) for name in SUPPORT_COLUMNS]
         for row, ids, old, teacher in zip(rows, *matrices, strict=True):
-            turn_support = None if ids is None or old is None or teacher is None else Support(ids, old, teacher)
-            turn = _turn(row, turn_support)
+            turn = _turn(row, None if ids is None else Support(ids, old, teacher))
             if sessions is None or turn.session_id in sessions:
                 turns.append(turn)
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
@@ -105,8 +98,8 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
     return turns
 
 
-def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
-    """Yield each row of a list<list<number>> column as an array [R, K], without a Python object per number."""
+def _matrices(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Yield each row of a list<list<number>> column as an array [R, K] or None, without a Python object per number."""
     for row in column:
         if row.values is None:
             yield None
@@ -116,6 +109,7 @@ def _matrices(column: pa.ChunkedArray) -> Iterator[NDArray[Any] | None]:
 
 
 def _turn(row: JSON, support: Support | None) -> Turn:
+    """Return a row of `targets` as a Turn."""
     teacher, behavior = row["teacher_logprobs"], row["behavior_logprobs"]
     return Turn(
         turn_id=row["turn_id"],
@@ -134,21 +128,18 @@ def _turn(row: JSON, support: Support | None) -> Turn:
 
 
 def is_held_out(session_id: str, share: float) -> bool:
-    """Return whether a session is kept out of training: the same answer in every stage, process and run.
+    """Return True for a session that is kept out of training; the answer is the same in every stage, process and run.
 
-    By a hash of its id: a session stays on its side when others are added to the logs, and raising `share` only adds
-    sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer.
+    It depends on a hash of the session's id: adding sessions to the logs changes no answer, and a larger `share` only
+    adds sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer.
     """
     return stable_hash(f"holdout:{logged_session_id(session_id)}", bits=64) < share * 2**64
-
-
-# -- prompts --------------------------------------------------------------------------------------------------------
 
 
 def check_student(run: Path, model: str) -> JSON:
     """Return the identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
 
-    Its log-probs are the old policy of the ratio: those of another model would make every ratio wrong.
+    The ratios divide by its log-probs (the old policy): with those of another model every ratio would be wrong.
     """
     check_model_folder(model)
     identity = model_identity(model)
@@ -173,8 +164,8 @@ def check_student(run: Path, model: str) -> JSON:
 def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     """Return the token ids of the prompt of each turn, by turn_id.
 
-    Raises OpdkitError when a prompt is not as long as in the teacher stage: then the trained tokens would not be the
-    scored ones.
+    Raises OpdkitError when a prompt is not as long as in the teacher stage: the tokens trained on would not be those
+    that were scored.
     """
     turns_of: dict[str, list[Turn]] = {}
     for turn in turns:
@@ -190,8 +181,10 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     return prompts
 
 
-def _prompt_ids(session: Mapping[str, Any], turn: Turn, chat: Chat) -> NDArray[np.int32]:
-    messages = without_first(session["messages"][: turn.message_index], turn.cut_messages)
+def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
+    """Return the token ids of the messages before the turn, less those that the teacher stage cut."""
+    index = int(turn.turn_id.rpartition(":")[2])  # of the reply among the messages of its session
+    messages = without_first(session["messages"][:index], turn.cut_messages)
     try:
         ids = chat.prompt_ids(messages, session["tools"])
     except ChatError as error:

@@ -1,4 +1,4 @@
-"""Training set: the turns that train, their shaped rewards, their phase and their strength."""
+"""Training set: the turns to train on, with their shaped rewards, phases and strengths."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ class TrainingSet:
     """Turns of a training."""
 
     turns: list[Turn]
-    phases: list[int]  # of each turn: index of the objective that it trains under
+    phases: list[int]  # of each turn: index of its objective
     strengths: list[float]  # of each turn: its mean absolute advantage, 0 where it has none
     advantages: dict[str, NDArray[np.float32]]  # reward and teacher: of every token that has one
     tokens: int  # trained positions
@@ -34,7 +34,7 @@ class TrainingSet:
 
 
 def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
-    """Return the training set; and the prompts, where normalising rewards needed them, else {}."""
+    """Return the training set, and the prompts where the normalisation of rewards needed them, else {}."""
     terms = {name for phase in phases for name in phase.weights}
     scored = load_turns(config.run, config.limit, supports=not terms.isdisjoint(SUPPORTED))
     turns, dropped = select_turns(scored, terms, config.holdout)
@@ -44,11 +44,8 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     return build_training_set(turns, phases, len(scored), dropped + over_limit), prompts
 
 
-# -- the turns that train -------------------------------------------------------------------------------------------
-
-
 def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns that at least one of the objective's terms can use, and the others counted by reason."""
+    """Return the turns that at least one of the objective's terms can use, and the number of others by reason."""
     selected, dropped = [], Counter[str]()
     for turn in turns:
         reason = _drop_reason(turn, terms, holdout)
@@ -60,6 +57,7 @@ def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) 
 
 
 def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
+    """Return why no term can use a turn; None where one can."""
     if is_held_out(turn.session_id, holdout):
         return "held out"
     if not turn.sampled.any():
@@ -79,11 +77,11 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | No
 
 
 def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int) -> tuple[list[Turn], Counter[str]]:
-    """Return at most `limit` turns of each session, in their order, and the number of the others as dropped.
+    """Return at most `limit` turns of each session, in their order, and the number of dropped turns.
 
     The draw depends on (seed, turn id) only: not on the position, which the user of a session could choose, and not on
-    other sessions. All replies that the teacher sampled for a turn are kept or dropped with it; replies of `opdkit
-    rollout` count for the session of the log that they answer.
+    other sessions. All replies that the teacher sampled for a turn are kept or dropped with it. Replies of `opdkit
+    rollout` count towards the session of the log that they answer.
     """
     if limit is None:
         return list(turns), Counter()
@@ -93,16 +91,13 @@ def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int)
     kept: set[str] = set()
     for turn_ids in sessions.values():
         draws = {i: stable_hash(f"max-turns-per-session:{seed}:{i}") for i in turn_ids}
-        kept |= set(sorted(turn_ids, key=lambda i: (draws[i], i))[:limit])
+        kept.update(sorted(turn_ids, key=draws.__getitem__)[:limit])
     inside = [turn for turn in turns if turn.turn_id in kept]
     return inside, Counter({OVER_LIMIT: len(turns) - len(inside)} if len(inside) < len(turns) else {})
 
 
-# -- their rewards, phases and strengths ----------------------------------------------------------------------------
-
-
 def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[str, NDArray[np.int32]]) -> list[Turn]:
-    """Return the turns with their advantage: the reward less the overlong deduction, normalised among equal prompts.
+    """Return the turns with their advantage: the reward with the overlong penalty, normalised among equal prompts.
 
     `prompts` (turn_id -> token ids) are only read with --group-normalise.
     """
@@ -121,15 +116,15 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
 def build_training_set(
     turns: Sequence[Turn], phases: Sequence[Objective], scored: int, dropped: Mapping[str, int]
 ) -> TrainingSet:
-    """Assign turns to phases and measure their advantages; drop those without a token left after the filters.
+    """Assign turns to phases and measure their advantages. Drop turns whose tokens are all filtered out.
 
-    A turn belongs to the last phase that can use it. A teacher that is compared over a support is measured here on the
-    logged token: its advantage there says as well where the two differ.
+    A turn belongs to the last phase that can use it. Advantages over a support are measured on the logged token, which
+    shows as well where teacher and student differ.
     """
     data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped))
     advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
     trained_tokens = 0
-    members: list[list[Turn]] = [[] for _ in phases]  # of each phase
+    members: list[list[Turn]] = [[] for _ in phases]
     for turn in turns:
         usable = {"reward"} if turn.reward is not None else set()
         if turn.teacher_logprobs is not None:
@@ -159,7 +154,7 @@ def build_training_set(
 def _measure(
     turns: Sequence[Turn], objective: Objective, advantages: dict[str, list[NDArray[np.float32]]]
 ) -> tuple[list[int], list[float]]:
-    """Return trained tokens and mean absolute advantage of each turn; append each term's advantages to `advantages`."""
+    """Return the trained tokens and the mean absolute advantage of each turn; append the tokens' to `advantages`."""
     tokens = tokens_of(turns)
     terms = terms_of(objective, tokens)
     trained_N = trained_positions(terms)

@@ -57,7 +57,7 @@ def usual_losses(model: nn.Module, step: Step) -> Iterator[Tensor]:
 
 def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:
     """Yield the loss of each forward pass, as `opdkit train` computes it."""
-    for trees in plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=policy.packed).forwards:
+    for trees in plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=policy.packed)[0]:
         read = [[step.turns[i] for i in tree.turns] for tree in trees]
         ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids])
         logprobs_NK, _ = policy(read, ids_N1)
@@ -93,7 +93,7 @@ def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> C
         "sessions": len(set(step.sessions)),
         "turns": len(step.turns),
         "tokens read, usual": sum(map(len, step.turns)),
-        "tokens read, ours": plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=True).tokens,
+        "tokens read, ours": plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=True)[1],
         "difference of the gradients, relative": f"{apart:.1g}",
         "weights": weights(policy.model),  # type: ignore[arg-type]
         "threads": torch.get_num_threads(),

@@ -47,24 +47,24 @@ def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, bu
     """No turn is read twice, none is lost; no forward is beyond the budget, except one tree alone."""
     sequences, sessions = turns_of(drawn)
     shares = [plan_forwards(sequences, sessions, budget, p, processes, packed=packed) for p in range(processes)]
-    forwards = [forward for share in shares for forward in share.forwards]
+    forwards = [forward for forwards_of_process, _ in shares for forward in forwards_of_process]
     read = Counter(i for forward in forwards for tree in forward for i in tree.turns)
     assert read == dict.fromkeys(range(len(sequences)), 1)
-    assert len({len(share.forwards) for share in shares}) == 1
+    assert len({len(forwards_of_process) for forwards_of_process, _ in shares}) == 1
     for forward in forwards:
         assert all(len({sessions[i] for i in tree.turns}) == 1 for tree in forward)
         assert all(nodes(sequences, tree) <= tree.tokens for tree in forward)
         sizes = [tree.tokens for tree in forward]
         held = sum(sizes) if packed else len(sizes) * max(sizes, default=0)
         assert held <= budget or len(forward) == 1
-    assert {share.tokens for share in shares} == {sum(tree.tokens for forward in forwards for tree in forward)}
+    assert {tokens for _, tokens in shares} == {sum(tree.tokens for forward in forwards for tree in forward)}
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_turns_have_in_common_counts_once_only_where_it_is_shared(packed) -> None:
     sequences = [PromptResponse([1] * 50, [2] * 10), PromptResponse([1] * 50 + [2] * 10 + [3] * 20, [4] * 20)]
-    share = plan_forwards(sequences, ["s", "s"], 1000, 0, 1, packed=packed)
-    assert share.tokens == (100 if packed else 160)
+    _, tokens = plan_forwards(sequences, ["s", "s"], 1000, 0, 1, packed=packed)
+    assert tokens == (100 if packed else 160)
 
 
 def test_the_longest_are_dealt_first() -> None:

@@ -73,15 +73,15 @@ def test_a_step_has_the_gradient_of_its_turns(log, template) -> None:
     alone = [token_logprobs(response_logits(model, [t])[0], torch.tensor(t.response_ids)) for t in turns]
     expected = gradient(model, alone)
     policy = Policy(model)
-    share = plan_forwards(turns, sessions, 4096, 0, 1, packed=policy.packed)
+    forwards, tokens_read = plan_forwards(turns, sessions, 4096, 0, 1, packed=policy.packed)
     found: dict[int, torch.Tensor] = {}
-    for trees in share.forwards:
+    for trees in forwards:
         order = [i for tree in trees for i in tree.turns]
         ids_N1 = torch.tensor([[t] for i in order for t in turns[i].response_ids])
         logprobs_NK, _ = policy([[turns[i] for i in tree.turns] for tree in trees], ids_N1)
         parts = logprobs_NK[:, 0].split([len(turns[i].response_ids) for i in order])
         found |= zip(order, parts, strict=True)
-    assert share.tokens < 0.9 * sum(map(len, turns))
+    assert tokens_read < 0.9 * sum(map(len, turns))
     here = [found[i] for i in range(len(turns))]
     assert max(float((a - b).detach().abs().max()) for a, b in zip(here, alone, strict=True)) <= 1e-4
     assert float((gradient(model, here) - expected).norm() / expected.norm()) <= 1e-5

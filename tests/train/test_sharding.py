@@ -61,7 +61,7 @@ def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
         shares = [
             plan_forwards(sequences, sessions, OPTIONS["micro_batch_tokens"], k, 2, packed=True) for k in range(2)
         ]
-        found.add(tuple(sum(map(bool, share.forwards)) for share in shares))
+        found.add(tuple(sum(map(bool, forwards_of_process)) for forwards_of_process, _ in shares))
     return found
 
 

@@ -68,13 +68,14 @@ def test_at_most_so_many_turns_of_a_session_train() -> None:
 def test_which_turns_stay_is_drawn_and_depends_on_nothing_else() -> None:
     """Whoever fills a session must not know which of its turns count; other sessions must not change it."""
     poisoned, other = of_session("a:1", *range(60)), of_session("a:2", *range(60))
-    drawn = [{t.message_index for t in limit_turns_per_session(poisoned, 6, seed)[0]} for seed in range(20)]
+    drawn = [{t.turn_id for t in limit_turns_per_session(poisoned, 6, seed)[0]} for seed in range(20)]
     assert all(len(some) == 6 for some in drawn)
     assert len({frozenset(some) for some in drawn}) == 20
-    assert set.union(*drawn) > set(range(6))
-    assert max(sum(index in some for some in drawn) for index in range(60)) < 12
+    ids = [turn.turn_id for turn in poisoned]
+    assert set.union(*drawn) > set(ids[:6])
+    assert max(sum(i in some for some in drawn) for i in ids) < 12
     assert {
-        t.message_index for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"
+        t.turn_id for t in limit_turns_per_session([*other, *poisoned[::-1]], 6, 3)[0] if t.session_id == "a:1"
     } == drawn[3]
 
 

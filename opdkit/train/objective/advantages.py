@@ -1,4 +1,4 @@
-"""Advantages of turns and tokens, and weights of tokens: pure functions. They are constants of the loss.
+"""Advantages of turns and tokens, and weights of tokens: pure functions. The loss treats them as constants.
 
 Shapes: N positions, K tokens of a support. All log-probs are natural logs of the full-vocabulary softmax at
 temperature 1.
@@ -14,13 +14,10 @@ from torch import Tensor
 MIN_STD = 1e-8  # rewards closer together than this are equal
 
 
-# -- turns ----------------------------------------------------------------------------------------------------------
-
-
 def overlong(length: int, longest: int, cache: int) -> float:
-    """Return the deduction of a reply of `length` tokens: 0 up to `longest - cache`, then linearly to -1 at `longest`.
+    """Return the penalty for a reply of `length` tokens: 0 up to `longest - cache`, then linearly to -1 at `longest`.
 
-    The soft overlong punishment of DAPO (Yu et al. 2025); `longest` 0 is off.
+    Soft overlong punishment of DAPO (Yu et al. 2025). `longest` 0 is off.
     """
     if not longest or length <= longest - cache:
         return 0.0
@@ -28,9 +25,9 @@ def overlong(length: int, longest: int, cache: int) -> float:
 
 
 def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool) -> list[float]:
-    """Return (r - mean) / std over the rewards of each group (GRPO; Shao et al. 2024), std unbiased.
+    """Return (r - mean) / std for each reward, over its group, with the unbiased std (GRPO; Shao et al. 2024).
 
-    A group of equal rewards gives 0. A group of one has no std: with `keep_lone` it keeps its reward, else it gives 0.
+    A group of equal rewards gives 0. A group of one keeps its reward with `keep_lone`, else it gives 0.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -46,19 +43,8 @@ def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, ke
     return normalised
 
 
-# -- tokens ---------------------------------------------------------------------------------------------------------
-
-
-def reward_advantages(reward_N: Tensor, mask_N: Tensor) -> Tensor:
-    """Return the turn's reward at each of its tokens [N], 0 outside the mask (OpenClaw-RL's binary objective)."""
-    return torch.where(mask_N, reward_N, 0.0)
-
-
 def teacher_advantages(teacher_logprobs_N: Tensor, old_logprobs_N: Tensor, mask_N: Tensor, clip: float) -> Tensor:
-    """Return clip(l_T - l_old, -clip, +clip) in nats [N], 0 outside the mask (OpenClaw-RL's OPD, verl).
-
-    `clip` 0 is off.
-    """
+    """Return clip(l_T - l_old, -clip, +clip) in nats [N], 0 outside the mask; `clip` 0 is off (OpenClaw-RL, verl)."""
     advantages_N = torch.where(mask_N, teacher_logprobs_N - old_logprobs_N, 0.0)
     return advantages_N.clamp(-clip, clip) if clip else advantages_N
 
@@ -66,8 +52,8 @@ def teacher_advantages(teacher_logprobs_N: Tensor, old_logprobs_N: Tensor, mask_
 def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip: float) -> Tensor:
     """Return w_v clip(l_T(v) - l_old(v), -clip, +clip) for each token v of the support [N, K], 0 outside the mask.
 
-    w = softmax of l_old over the support: the sum over v is the expected advantage of a token drawn from the support
-    (OpenClaw-RL v2). The ratios that go with it are those of the full vocabulary.
+    w is the softmax of l_old over the support, so the sum over v is the expected advantage of a token drawn from the
+    support (OpenClaw-RL v2). Its probability ratios are those of the full vocabulary. `clip` 0 is off.
     """
     difference_NK = teacher_NK - old_NK
     if clip:
@@ -75,14 +61,10 @@ def support_advantages(old_NK: Tensor, teacher_NK: Tensor, mask_N: Tensor, clip:
     return torch.where(mask_N[:, None], old_NK.softmax(-1) * difference_NK, 0.0)
 
 
-# -- weights of tokens ----------------------------------------------------------------------------------------------
-
-
 def behavior_weights(old_logprobs_N: Tensor, behavior_logprobs_N: Tensor, cap: float) -> Tensor:
     """Return min(exp(l_old - l_behavior), cap) [N]; 1 where the log has no log-probs (NaN), and everywhere for `cap` 0.
 
-    Truncated importance sampling (Ionides 2008): the tokens were drawn from the policy that wrote the log, not from
-    the old policy.
+    Truncated importance sampling (Ionides 2008): the policy that wrote the log, not the old policy, drew the tokens.
     """
     if not cap:
         return torch.ones_like(old_logprobs_N)

@@ -19,18 +19,15 @@ def gathered_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
     return torch.log_softmax(logits_NV, dim=-1, dtype=dtype).gather(-1, ids_NK)
 
 
-# -- policy gradient ------------------------------------------------------------------------------------------------
-
-
 def policy_gradient(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, ratio) of the clipped policy gradient: -min(rho A, clip(rho, 1 - low, 1 + high) A) = -ratio A.
 
-    rho = exp(l - l_old), its log clamped to +-20; `ratio` is rho or the bound that replaced it. All of one shape: [N]
-    for sampled tokens, [N, K] for a support. PPO (Schulman et al. 2017) with the wider upper bound of DAPO's
-    clip-higher (Yu et al. 2025). Where A < 0 the minimum has no lower bound; `dual_clip` (over 1; 0 is off) bounds
-    the ratio there (Ye et al. 2020).
+    rho = exp(l - l_old), with its log clamped to +-20. `ratio` is rho, or the bound that replaced it. All tensors have
+    one shape: [N] for sampled tokens, [N, K] for a support. PPO (Schulman et al. 2017) with the wider upper bound of
+    DAPO's clip-higher (Yu et al. 2025). Where A < 0 the objective is unbounded below; `dual_clip` (above 1; 0 is off)
+    bounds the ratio there (Ye et al. 2020).
     """
     rho = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     clipped = rho.clamp(1 - clip_low, 1 + clip_high)
@@ -41,17 +38,14 @@ def policy_gradient(
 
 
 def was_clipped(ratio: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Return where `policy_gradient` replaced rho by a bound: bool, of the shape of its inputs."""
+    """Return True where `policy_gradient` replaced rho by a bound: bool, in the shape of the inputs."""
     return ratio != (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-# -- divergence -----------------------------------------------------------------------------------------------------
 
 
 def log_rest(logprobs_NK: Tensor) -> Tensor:
     """Return log(1 - sum over K of exp(l)) [N], the log of the mass outside the support. At least log(1e-7), never NaN.
 
-    Stable at both ends (Maechler 2012): log(-expm1(x)) where the sum's logarithm x is near 0, else log1p(-exp(x)).
+    With x the log of the sum: log(-expm1(x)) where x is near 0, else log1p(-exp(x)) (Maechler 2012).
     """
     mass_N = logprobs_NK.logsumexp(-1).clamp(max=LOG_FULL_MASS)
     near_N = mass_N > -math.log(2)
@@ -60,23 +54,17 @@ def log_rest(logprobs_NK: Tensor) -> Tensor:
     return torch.where(near_N, (-high_N.expm1()).log(), (-low_N.exp()).log1p())
 
 
-def with_rest(logprobs_NK: Tensor) -> Tensor:
-    """Append one bin for all other tokens to the support's log-probs: [N, K + 1].
-
-    Without it, a support of one token, renormalised, would be certain under every model, and the divergence 0.
-    """
-    return torch.cat([logprobs_NK, log_rest(logprobs_NK)[:, None]], -1)
-
-
 def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float) -> Tensor:
-    """Return the divergence of student and teacher over a support and its rest (nats, [N], never negative).
+    """Return the divergence between student and teacher over B = K + 1 bins: the support and the rest (nats, [N]).
 
-    alpha 0 is the forward KL(teacher || student), 1 the reverse KL(student || teacher), between them the generalised
-    Jensen-Shannon divergence alpha KL(T || M) + (1 - alpha) KL(S || M), M = (1 - alpha) S + alpha T (GKD, Agarwal et
-    al. 2024; the end points as in SDPO). The gradient goes through the student's log-probs, its rest included. It is
-    exactly 0 where both are equal.
+    alpha 0 is the forward KL(teacher || student), alpha 1 the reverse KL(student || teacher). Between them it is the
+    generalised Jensen-Shannon divergence alpha KL(T || M) + (1 - alpha) KL(S || M), M = (1 - alpha) S + alpha T (GKD,
+    Agarwal et al. 2024; the end points as in SDPO). Never negative. The gradient flows through the student's log-probs
+    and its rest; it is exactly 0 where both are equal. Without the rest, a renormalised support of one token would have
+    probability 1 under every model, and the divergence would be 0.
     """
-    student_NB, teacher_NB = with_rest(student_NK), with_rest(teacher_NK).detach()
+    student_NB, teacher_NB = (torch.cat([l_NK, log_rest(l_NK)[:, None]], -1) for l_NK in (student_NK, teacher_NK))
+    teacher_NB = teacher_NB.detach()
     if alpha == 0:
         return _kl(teacher_NB, student_NB)
     if alpha == 1:
@@ -89,7 +77,7 @@ def divergence(student_NK: Tensor, teacher_NK: Tensor, alpha: float) -> Tensor:
 def _kl(p_NB: Tensor, q_NB: Tensor) -> Tensor:
     """Return KL(p || q) = sum of p (log p - log q) - p + q [N], for log-probs of bins that each sum to 1.
 
-    The last two cancel in the sum, but with them each bin is non-negative and flat where p = q: rounding cannot make
+    The last two terms cancel in the sum. With them each bin is non-negative and flat where p = q: rounding cannot make
     the sum negative, and equal inputs have a gradient of exactly 0.
     """
     p, q = p_NB.exp(), q_NB.exp()
@@ -97,22 +85,19 @@ def _kl(p_NB: Tensor, q_NB: Tensor) -> Tensor:
 
 
 def _log_mixture(student: Tensor, teacher: Tensor, alpha: float) -> Tensor:
-    """Return log((1 - alpha) exp(student) + alpha exp(teacher)), exactly the input where both are equal."""
+    """Return log((1 - alpha) exp(student) + alpha exp(teacher)); exactly the input where both are equal."""
     lower = teacher <= student
     high, low = torch.where(lower, student, teacher), torch.where(lower, teacher, student)
     share_of_low = torch.where(lower, high.new_tensor(alpha), high.new_tensor(1 - alpha))
     return high + (share_of_low * (low - high).expm1()).log1p()
 
 
-# -- KL to a reference ----------------------------------------------------------------------------------------------
-
-
 def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tensor:
     """Estimate KL(student || reference) from one sampled token at each position (nats, [N]; Schulman 2020).
 
-    With r = l - l_ref: k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as other trainers minimise them. k1 is rho r with
-    rho = exp(r), not r alone: the expected gradient of r is zero, so minimising it would only push every logged token
-    down. With rho it is unbiased for tokens drawn from the reference, in value and in gradient.
+    With r = l - l_ref: k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as in other trainers. k1 is rho r with rho = exp(r), not
+    r alone: the expected gradient of r is zero, so minimising r would only lower the log-prob of every logged token.
+    With rho, value and gradient are unbiased for tokens drawn from the reference.
     """
     log_ratio_N = logprobs_N - reference_N
     if estimator == "k1":
@@ -122,20 +107,14 @@ def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> 
     return (-log_ratio_N).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio_N
 
 
-# -- metrics --------------------------------------------------------------------------------------------------------
-
-
 def kl_from_old(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(old || student) at tokens drawn from old (Schulman 2020).
-
-    In nats, [N], never negative.
-    """
+    """Return the k3 estimate of KL(old || student) at tokens drawn from old (nats, [N], never negative)."""
     log_ratio_N = (logprobs_N - old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio_N.expm1() - log_ratio_N
 
 
 def entropy(logits_NV: Tensor, rows: int = 256) -> Tensor:
-    """Return the entropy of each row's softmax (nats, [N]), `rows` at a time to avoid a second copy of the logits."""
+    """Return the entropy of each row's softmax (nats, [N]). Processes `rows` at a time, to save memory."""
     parts = []
     for chunk_nV in logits_NV.split(rows):
         logprobs_nV = chunk_nV.log_softmax(-1)

@@ -3,20 +3,20 @@
 Shapes: N response positions of a micro-batch, one turn after the other; K tokens of a support. l is the student's
 log-prob now.
 
-A term has a weight, the positions that it applies to (its mask), and their number in the whole optimizer step, over
-all micro-batches and processes (its divisor). So each term is a mean over ITS positions: a turn with a reward and no
-hint trains on its reward alone and does not count in the teacher's divisor. An objective is a set of weights.
+A term has a weight, a mask (the positions that it applies to) and a divisor (their number in the whole optimizer step,
+over all micro-batches and processes). So each term is a mean over its own positions: a turn with a reward and no hint
+trains on its reward alone, and does not count in the teacher's divisor. An objective is a set of weights.
 
     reward       clipped policy gradient of the sampled token, A = the turn's reward
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
     divergence   divergence of student and teacher over the K tokens and the rest
-    kl           KL to the old policy, at the positions where any of the others applies
+    kl           KL to the old policy, at the positions where any other term applies
 
-Reward and teacher share one ratio, so one clip decision is taken for their sum: with advantages a_s, weights w_s and
-divisors n_s, position i carries c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient of c.
-It is homogeneous in c: where every position has both sources, it is the token mean for the advantage
-A = w_reward reward + w_teacher teacher.
+Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
+position i has the coefficient c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient of c. It
+is homogeneous in c: where every position has both advantages, it is the token mean for A = w_reward reward + w_teacher
+teacher.
 
 Missing values are NaN until they are masked, so that a mistake in a mask stops the run.
 """
@@ -27,20 +27,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from opdkit.train.objective.advantages import (
-    behavior_weights,
-    reward_advantages,
-    support_advantages,
-    teacher_advantages,
-)
+from opdkit.train.objective.advantages import behavior_weights, support_advantages, teacher_advantages
 from opdkit.train.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient, was_clipped
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
 SUPPORTED = TERMS[2:]  # terms of the tokens of the teacher's support
 
-# objective -> the weights of its terms: one set, or several that optimizer steps take in turn. A reward applies to
-# every token, a teacher only where it disagrees: with weight 1, a reward would outweigh the teacher beside it.
+# objective -> weights of its terms, for each phase; the optimizer steps of several phases alternate. A reward applies
+# to every token, a teacher only where it disagrees: with weight 1, the reward would outweigh the teacher.
 PRESETS: dict[str, tuple[dict[str, float], ...]] = {
     "opd": ({"teacher": 1.0},),
     "binary": ({"reward": 1.0},),
@@ -55,7 +50,7 @@ PRESETS: dict[str, tuple[dict[str, float], ...]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights of the terms, and numbers in their formulas: options of `opdkit train` of the same names."""
+    """Weights of the terms, and the options of `opdkit train` in their formulas, under the same names."""
 
     weights: Mapping[str, float]
     advantage_clip: float = 1.0
@@ -75,19 +70,19 @@ class Objective:
 
 @dataclass(frozen=True)
 class Tokens:
-    """N response positions as they are known before the forward pass. NaN: missing."""
+    """N response positions before the forward pass. Log-probs are in nats; NaN: missing."""
 
     turn_N: Tensor  # int64: index of the turn, from 0
     position_N: Tensor  # int64: index of the token in its response
     sampled_N: Tensor  # bool: the policy sampled this token (the response mask)
-    old_logprobs_N: Tensor  # student before training, nats
-    teacher_logprobs_N: Tensor  # nats; NaN where the turn has no hint
-    behavior_logprobs_N: Tensor  # of the policy that wrote the log, nats; NaN where the log has none
+    old_logprobs_N: Tensor  # of the student before training
+    teacher_logprobs_N: Tensor  # NaN where the turn has no hint
+    behavior_logprobs_N: Tensor  # of the policy that wrote the log; NaN where the log has none
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
     supported_N: Tensor  # bool: the position has a support
-    support_ids_NK: Tensor  # int64; 0 where there is none. K is 0 where no turn has a support
-    support_old_NK: Tensor  # nats
-    support_teacher_NK: Tensor  # nats
+    support_ids_NK: Tensor  # int64; 0 without a support. K is 0 where no turn has a support
+    support_old_NK: Tensor
+    support_teacher_NK: Tensor
 
     def to(self, device: torch.device) -> "Tokens":
         """Return a copy on `device`."""
@@ -100,15 +95,12 @@ class Term:
 
     name: str
     mask_N: Tensor  # bool
-    scale_N: Tensor  # weight of the term x weight of the token, before the division by the term's divisor
-    advantages: Tensor | None  # [N], for support [N, K]; None for a divergence and a KL
-
-
-# -- the terms ------------------------------------------------------------------------------------------------------
+    scale_N: Tensor  # weight of the term x weight of the token, not yet divided by the term's divisor
+    advantages: Tensor | None  # [N], for support [N, K]; None for divergence and kl
 
 
 def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
-    """Return the terms of an objective whose weight is not 0."""
+    """Return the terms of an objective that have a weight."""
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
     if objective.kl_coef:
         mask_N = trained_positions(terms)
@@ -118,41 +110,35 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
 
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
-    old_N, clip = tokens.old_logprobs_N, objective.advantage_clip
-    mask_N = _reward_mask(objective, tokens) if name == "reward" else _teacher_mask(name, objective, tokens)
+    """Return one term but kl: its mask first, then the weights of its tokens, then its advantages."""
+    old_N, teacher_N, clip = tokens.old_logprobs_N, tokens.teacher_logprobs_N, objective.advantage_clip
+    if name == "reward":
+        mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
+        if objective.negative_below < 1:  # a negative reward skips the tokens that the student was sure of
+            mask_N = mask_N & ~((tokens.reward_N < 0) & (old_N.exp() >= objective.negative_below))
+    else:
+        mask_N = tokens.sampled_N & ~teacher_N.isnan() & (tokens.position_N >= objective.skip_first)
+        if objective.min_advantage:
+            mask_N = mask_N & ((teacher_N - old_N).abs() >= objective.min_advantage)
+        if name in SUPPORTED:
+            mask_N = mask_N & tokens.supported_N
     weight_N = weight * torch.ones_like(old_N)
     if name != "reward" and objective.confidence_weight:
-        weight_N = weight_N * tokens.teacher_logprobs_N.exp()
+        weight_N = weight_N * teacher_N.exp()
     if name in SAMPLED:  # the others sum over the support, whichever token was sampled
         weight_N = weight_N * behavior_weights(old_N, tokens.behavior_logprobs_N, objective.behavior_cap)
     advantages: Tensor | None = None
-    if name == "reward":
-        advantages = reward_advantages(tokens.reward_N, mask_N)
+    if name == "reward":  # the turn's reward at each of its tokens (OpenClaw-RL's binary objective)
+        advantages = torch.where(mask_N, tokens.reward_N, 0.0)
     elif name == "teacher":
-        advantages = teacher_advantages(tokens.teacher_logprobs_N, old_N, mask_N, clip)
+        advantages = teacher_advantages(teacher_N, old_N, mask_N, clip)
     elif name == "support":
         advantages = support_advantages(tokens.support_old_NK, tokens.support_teacher_NK, mask_N, clip)
     return Term(name, mask_N, _scale(objective, tokens, mask_N, weight_N), advantages)
 
 
-def _reward_mask(objective: Objective, tokens: Tokens) -> Tensor:
-    """Return bool [N]: sampled tokens with a reward; of a negative one, without those that the student was sure of."""
-    mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
-    if objective.negative_below < 1:
-        mask_N = mask_N & ~((tokens.reward_N < 0) & (tokens.old_logprobs_N.exp() >= objective.negative_below))
-    return mask_N
-
-
-def _teacher_mask(name: str, objective: Objective, tokens: Tokens) -> Tensor:
-    """Return bool [N]: sampled tokens with teacher log-probs that pass --skip-first and --min-advantage."""
-    mask_N = tokens.sampled_N & ~tokens.teacher_logprobs_N.isnan() & (tokens.position_N >= objective.skip_first)
-    if objective.min_advantage:
-        mask_N = mask_N & ((tokens.teacher_logprobs_N - tokens.old_logprobs_N).abs() >= objective.min_advantage)
-    return mask_N & tokens.supported_N if name in SUPPORTED else mask_N
-
-
 def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Return `weight_N` inside the mask [N]; for turn-mean divided by the number of the turn's masked positions."""
+    """Return `weight_N` [N] inside the mask, else 0; for turn-mean divided by the turn's number of positions in it."""
     if objective.aggregation == "turn-mean" and len(mask_N):
         in_turn_T = torch.zeros(int(tokens.turn_N.max()) + 1, dtype=weight_N.dtype, device=weight_N.device)
         in_turn_T = in_turn_T.index_add(0, tokens.turn_N, mask_N.to(weight_N))
@@ -161,15 +147,15 @@ def _scale(objective: Objective, tokens: Tokens, mask_N: Tensor, weight_N: Tenso
 
 
 def trained_positions(terms: Sequence[Term]) -> Tensor:
-    """Return bool [N]: the positions where at least one term applies."""
+    """Return a mask [N] of the positions where at least one term applies."""
     return torch.stack([term.mask_N for term in terms]).any(0)
 
 
 def step_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict[str, int]:
-    """Count over a whole optimizer step: the divisor of each term under its name, its tokens under `NAME_tokens`.
+    """Return counts over a whole optimizer step: the divisor of each term as NAME, its tokens as `NAME_tokens`.
 
-    The divisor is the number of tokens, with turn-mean that of turns. `trained_tokens` counts the positions of any
-    term, `ratios` all probability ratios.
+    The divisor is the number of tokens, or with turn-mean the number of turns. `trained_tokens` counts the positions
+    where any term applies, `ratios` all probability ratios.
     """
     totals = {f"{term.name}_tokens": int(term.mask_N.sum()) for term in terms}
     for term in terms:
@@ -182,9 +168,6 @@ def step_totals(terms: Sequence[Term], tokens: Tokens, aggregation: str) -> dict
     return totals
 
 
-# -- the loss of a step ---------------------------------------------------------------------------------------------
-
-
 def step_loss(
     logprobs_N: Tensor,
     support_NK: Tensor,
@@ -195,10 +178,10 @@ def step_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
 
-    `logprobs_N` and `support_NK` are the student's log-probs now, of the sampled tokens and of the supports. `totals`
-    are `step_totals` of the whole step: summed over its micro-batches and processes, the shares are the loss and the
-    metrics of the step, however it was split. Metrics (no gradient): `NAME_loss` of each term, `NAME_advantage` of
-    those that have one, `clip_fraction` where there are ratios, `approx_kl`.
+    `logprobs_N` and `support_NK` are the student's current log-probs of the sampled tokens and of the supports.
+    `totals` is the `step_totals` of the whole step: summed over micro-batches and processes, the shares are the loss
+    and the metrics of the step, however it was split. Metrics (no gradient): `NAME_loss` of each term,
+    `NAME_advantage` of each term with advantages, `clip_fraction` where there are ratios, and `approx_kl`.
     """
     sampled_terms = [term for term in terms if term.name in SAMPLED]
     loss, clipped, metrics = _sampled_loss(logprobs_N, tokens, sampled_terms, totals, objective)
@@ -235,10 +218,7 @@ def step_loss(
 def _sampled_loss(
     logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the loss of the sampled token's terms, with one clip decision for their sum.
-
-    Beside it: the number of clipped ratios, and the share of each term in the loss as `NAME_loss`.
-    """
+    """Return the loss of the sampled token's terms, clipped as one; the number of clipped ratios; each `NAME_loss`."""
     where_N = trained_positions(terms) if terms else torch.zeros_like(tokens.sampled_N)
     # Other positions are not computed: their gradient is 0, and their NaN must not reach the sum.
     now, old = logprobs_N[where_N], tokens.old_logprobs_N[where_N]

@@ -12,7 +12,6 @@ from opdkit.train.objective.advantages import (
     behavior_weights,
     group_normalised,
     overlong,
-    reward_advantages,
     support_advantages,
     teacher_advantages,
 )
@@ -32,10 +31,6 @@ def test_teacher_equal_to_student_is_advantage_zero_exactly() -> None:
     everywhere = torch.ones(1000, dtype=torch.bool)
     assert torch.equal(teacher_advantages(old[:, 0].clone(), old[:, 0], everywhere, 1.0), torch.zeros(1000))
     assert torch.equal(support_advantages(old.clone(), old, everywhere, 1.0), torch.zeros_like(old))
-
-
-def test_reward_is_broadcast_over_the_reply_and_over_nothing_else() -> None:
-    assert reward_advantages(t(-1, -1, NAN, 1), mask(1, 0, 0, 1)).tolist() == [-1, 0, 0, 1]
 
 
 # -- supports -------------------------------------------------------------------------------------------------------

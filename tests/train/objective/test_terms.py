@@ -62,6 +62,12 @@ def test_presets_are_weights_of_terms_and_all_on_offer_are_defined() -> None:
         assert [term.name for term in terms_of(Objective({name: 2.0}), example().tokens)] == [name]
 
 
+def test_reward_is_broadcast_over_the_reply_and_over_nothing_else() -> None:
+    positions = tokens(t(-1, -1, -1, -1), sampled=mask(1, 0, 1, 1), reward=t(-1, -1, NAN, 1))
+    (term,) = terms_of(Objective({"reward": 1.0}), positions)
+    assert term.advantages.tolist() == [-1, 0, 0, 1]
+
+
 def test_a_turn_without_a_hint_has_no_teacher_term() -> None:
     """Without a hint there is nothing to learn from the teacher, and a missing log-prob is not 0.0."""
     some = tokens(t(-1, -1, -1, -1), sampled=mask(1, 1, 1, 0), teacher=t(-0.5, NAN, NAN, -0.5),
