@@ -35,7 +35,7 @@ def clip(folder: Path) -> None:
         for label, colour, line, dual in (("clipped", BLUE, "-", 0.0), ("and --dual-clip 3", ORANGE, "--", 3.0)):
             if dual and advantage > 0:
                 continue
-            loss, _ = policy_gradient(
+            loss, _, _ = policy_gradient(
                 rho.log(), torch.zeros_like(rho), torch.full_like(rho, advantage), low, high, dual
             )
             axes.plot(rho, loss, color=colour, linestyle=line, label=label)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig
 
+from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import warn
@@ -49,10 +50,9 @@ def read_newest(folder: Path) -> JSON | None:
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
             state: JSON = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return state
         except Exception as error:  # a damaged pickle can raise anything
-            warn(f"{path} cannot be read ({type(error).__name__}: {error}); going on without it")
-            continue
-        return state
+            warn(f"{path} cannot be read ({type(error).__name__}: {error}); resuming without it")
     return None
 
 
@@ -84,13 +84,7 @@ def epoch_dir(home: Path, epoch: int) -> Path:
 
 
 def save_student(
-    student: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
-    config: TrainConfig,
-    home: Path,
-    *,
-    main: bool,
-    continues: bool = False,
+    student: nn.Module, chat: Chat, config: TrainConfig, home: Path, *, main: bool, continues: bool = False
 ) -> None:
     """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
@@ -117,4 +111,4 @@ def save_student(
     model.to(AutoConfig.from_pretrained(config.model).dtype or torch.float32)
     with replaced_folder(home / "model") as folder:
         model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        chat.tokenizer.save_pretrained(folder)

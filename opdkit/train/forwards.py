@@ -24,15 +24,9 @@ Forward = list[Tree]  # empty: this process only takes part in the exchange of g
 
 
 def plan_forwards(
-    sequences: Sequence[PromptResponse],
-    sessions: Sequence[str],
-    budget: int,
-    process: int,
-    processes: int,
-    *,
-    packed: bool,
+    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, rank: int, ranks: int, *, packed: bool
 ) -> tuple[list[Forward], int]:
-    """Return the forwards of one process in a step, and the tokens that all processes read, without padding.
+    """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
     Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
     `packed` the turns of a session share common prefixes, and trees stand side by side in one row. Otherwise each turn
@@ -45,12 +39,12 @@ def plan_forwards(
         trees = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
     sizes = [tree.tokens for tree in trees]
     group = pack_side_by_side if packed else batch_by_length
-    forwards_by_process: list[list[Forward]] = []
-    for hand in deal(sizes, processes):
+    forwards_by_rank: list[list[Forward]] = []
+    for hand in deal(sizes, ranks):
         groups = group([sizes[i] for i in hand], budget)
-        forwards_by_process.append([[trees[hand[i]] for i in members] for members in groups])
-    forwards = forwards_by_process[process]
-    idle: list[Forward] = [[] for _ in range(max(map(len, forwards_by_process)) - len(forwards))]
+        forwards_by_rank.append([[trees[hand[i]] for i in members] for members in groups])
+    forwards = forwards_by_rank[rank]
+    idle: list[Forward] = [[] for _ in range(max(map(len, forwards_by_rank)) - len(forwards))]
     return forwards + idle, sum(sizes)
 
 

@@ -1,4 +1,4 @@
-"""Processes of a training run: checks before it starts, and the one stage that they share."""
+"""Processes of a training run: checks before it starts, and the stage that they share."""
 
 import contextlib
 import dataclasses
@@ -23,25 +23,23 @@ from opdkit.store.reviews import decided_in, plan_inputs
 from opdkit.store.stage import PartWriter, Stage
 from opdkit.store.tables import METRICS
 
-TIMEOUT = timedelta(hours=1)  # while the main process writes a large model, the others wait for it
-
 
 def check_launch(config: TrainConfig) -> None:
-    """Raise ConfigError or OpdkitError for a training that cannot run here, before anything is loaded."""
+    """Raise ConfigError or OpdkitError for a training that cannot run here, before a model is loaded."""
     config.check_inputs()
     check_upstream(config.run, ["teacher"])
     if config.shard != "auto":
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
-    # Two trainings would mix up their checkpoints. All processes of one launch ask before the first of them begins. A
-    # process on another host looks the same as one that was killed there a moment ago.
+    # Two trainings would mix up their checkpoints. All processes of one launch get here before the first of them
+    # begins. A process on another host cannot be told from one that was just killed there, so it does not count.
     others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "
-                          "start this again, which then resumes from its last checkpoint")  # fmt: skip
+                          "start again to resume from its last checkpoint")  # fmt: skip
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
-        raise ConfigError("the configuration of `accelerate launch` says FSDP, which would be ignored on CPUs; let it "
-                          "say distributed_type: MULTI_GPU, and pass --sharding fsdp")  # fmt: skip
+        raise ConfigError("the configuration of `accelerate launch` asks for FSDP, which is ignored on CPUs; set "
+                          "distributed_type: MULTI_GPU there, and pass --sharding fsdp")  # fmt: skip
     if config.dtype == "float16":
         raise ConfigError("--dtype float16 is too narrow to train in; use bfloat16 or float32")
     packages = {"tensorboard": ("tensorboard", "tensorboardX"), "wandb": ("wandb",), "trackio": ("trackio",)}
@@ -50,13 +48,12 @@ def check_launch(config: TrainConfig) -> None:
 
 
 def start_accelerator(config: TrainConfig) -> Accelerator:
-    """Connect the processes of this run. The model stays where `--device` puts it and in the dtype it was loaded in.
+    """Connect the processes of this run. Raises ConfigError for a launch that does not fit the options.
 
-    On CPUs processes only see each other with `cpu=True`; without it each would train alone, unnoticed. Raises
-    ConfigError for a launch that the options do not fit.
+    The model stays on the device of `--device` and in the dtype it was loaded in.
     """
-    on_cpu = resolve_device(config.device).type == "cpu"
-    timeout = InitProcessGroupKwargs(timeout=TIMEOUT)
+    on_cpu = resolve_device(config.device).type == "cpu"  # without cpu=True each process on a CPU would train alone
+    timeout = InitProcessGroupKwargs(timeout=timedelta(hours=1))  # others wait while the main one writes a large model
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="no", device_placement=False, log_with=config.tracker,
                               project_dir=stage_dir(config.run, "train"), kwargs_handlers=[timeout])  # fmt: skip
     kinds = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.MULTI_XPU)
@@ -65,15 +62,15 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
                           "the whole model, or with --sharding fsdp its share; configure `accelerate launch` with "
                           "--multi_gpu")  # fmt: skip
     if accelerator.num_processes == 1 and config.sharding == "fsdp":
-        raise ConfigError("--sharding fsdp: one process has nobody to share with; start several with `accelerate "
-                          "launch --num_processes N -m opdkit train ...`")  # fmt: skip
+        raise ConfigError("--sharding fsdp needs several processes; start them with `accelerate launch "
+                          "--num_processes N -m opdkit train ...`")  # fmt: skip
     if accelerator.num_processes > 1 and config.device not in ("auto", "cpu"):
         raise ConfigError(f"--device {config.device}: with several processes the launcher gives each its device")
     return accelerator
 
 
 def open_stage(config: TrainConfig, accelerator: Accelerator, student: JSON) -> Stage:
-    """Open the stage, with its plan written by the main process before the others read it.
+    """Open the stage: the main process writes its plan, then the others read it.
 
     `student` is the identity of the model (`check_student`).
     """
@@ -92,9 +89,9 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, student: JSON) -> 
 
 @contextlib.contextmanager
 def part_writer(stage: Stage, accelerator: Accelerator) -> Iterator[PartWriter]:
-    """Yield Stage.writing's writer in the main process; the others write nothing and wait until it has committed.
+    """Yield the writer of `Stage.writing` in the main process; the others write nothing, and wait until it commits.
 
-    Raises stopping.Stopped in all of them where one was asked to stop.
+    Raises stopping.Stopped in all processes when one of them was asked to stop.
     """
     if any(gather_object([stopping.is_requested()])):
         raise stopping.Stopped
@@ -111,4 +108,4 @@ def check_same_step(steps: int) -> None:
     positions = sorted(set(gather_object([steps])))
     if len(positions) > 1:
         raise OpdkitError(f"the processes see different checkpoints, of steps {', '.join(map(str, positions))}: the "
-                          "run must be in a folder that all nodes share; start again once they do")  # fmt: skip
+                          "run directory must be on storage that all nodes share")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Report of an optimizer step: a row of the metrics table, and a line for people."""
+"""Metrics of an optimizer step: a row of the table, and a line of text."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,21 +10,11 @@ from opdkit.train.targets import Turn
 ADVANTAGES = ("reward", "teacher", "support")
 
 
-def metrics_row(
-    number: int,
-    epoch: float,
-    metrics: Mapping[str, float],
-    objective: Objective,
-    rate: float,
-    batch: Sequence[Turn],
-    seconds: float,
-) -> JSON:
-    """Return the row of a step. A mean over nothing is null, not 0."""
+def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
+    """Return the row of a step, but its number, epoch and learning rate. A mean over nothing is null, not 0."""
     read = int(metrics["tokens_read"])
     has_tokens = {name for name in (*TERMS, "kl") if metrics.get(f"{name}_tokens")}
     return {
-        "step": number,
-        "epoch": epoch,
         **{name: metrics[name] for name in ("loss", "approx_kl", "entropy", "grad_norm")},
         **{f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in (*TERMS, "kl")},
         **{f"{name}_advantage": metrics[f"{name}_advantage"] if name in has_tokens else None for name in ADVANTAGES},
@@ -32,7 +22,6 @@ def metrics_row(
         "clip_low": objective.clip_low,
         "clip_high": objective.clip_high,
         "clip_fraction": metrics.get("clip_fraction"),
-        "learning_rate": rate,
         "turns": len(batch),
         "turn_ids": [turn.turn_id for turn in batch],
         "tokens": sum(len(turn) for turn in batch),

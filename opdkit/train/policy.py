@@ -1,6 +1,6 @@
 """Policy in training: from turns to log-probs and entropies, in one differentiable forward.
 
-Shapes: N response tokens of the turns, n of a chunk of them, K requested ids at each, H hidden size, V vocabulary.
+Shapes: N response tokens of all turns, n of one chunk, K requested ids at each, H hidden size, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from opdkit.train.objective.losses import entropy, gathered_logprobs
 class Policy(nn.Module):
     """Causal language model whose forward returns log-probs of given tokens.
 
-    All use of its weights happens in `forward`, so that a wrapper (DistributedDataParallel) sees each use.
+    Its weights are only used in `forward`, so that a wrapper (DistributedDataParallel) sees each use.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,8 +30,8 @@ class Policy(nn.Module):
     def forward(self, trees: Sequence[Sequence[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [N, K] of `ids_NK` at the response tokens of all sequences, and entropies [N] without graph.
 
-        Float32, natural log, temperature 1. The sequences of a tree share the reading of their common prefix; where the
-        model cannot do that (`packed` is false) they are read side by side, padded.
+        Float32, natural log, temperature 1. The common prefix of the sequences of a tree is read once. Where the model
+        cannot do that (`packed` is false), the sequences are a padded batch.
         """
         model: Any = self.model
         if self.packed:
@@ -42,9 +42,9 @@ class Policy(nn.Module):
 
 
 def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Return log-probs [N, K] and entropies [N], with the logits of at most `rows` positions in memory at any time.
+    """Return log-probs [N, K] and entropies [N], with the logits of at most `rows` positions in memory at once.
 
-    More positions are processed in chunks, whose logits are computed again in the backward pass instead of being kept.
+    More positions are processed in chunks. Their logits are not kept, but computed again in the backward pass.
     """
     if len(hidden_NH) <= rows:
         return _logprobs_and_entropy(output_layer, hidden_NH, ids_NK)
@@ -58,7 +58,8 @@ def logprobs_by_rows(output_layer: OutputLayer, hidden_NH: Tensor, ids_NK: Tenso
 
 
 def _logprobs_and_entropy(output_layer: OutputLayer, hidden_nH: Tensor, ids_nK: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-probs [n, K] and entropies [n] of one chunk."""
     logits_nV = output_layer(hidden_nH)
     logprobs_nK = gathered_logprobs(logits_nV, ids_nK)
-    # The entropy comes last and has no graph: recomputation in a backward pass stops before it.
+    # The entropy comes last and has no graph, so that recomputation in the backward pass stops before it.
     return logprobs_nK, entropy(logits_nV.detach().float())

@@ -1,4 +1,4 @@
-"""From options to what each step does: the objective of each phase, the clip bounds and learning rate of each step.
+"""Schedules: the objective of each phase, and the clip bounds and learning rate of each step.
 
 Pure functions of the configuration.
 """
@@ -14,10 +14,10 @@ FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
 
 
 def objectives(config: TrainConfig) -> list[Objective]:
-    """Return the objective of each phase: the preset's weights, overridden by the given ones, and all other options.
+    """Return the objective of each phase: the preset's weights, overridden by the given weights, and the options.
 
-    A given weight applies to the phases whose preset has the term; a term that no phase has is added to all of them.
-    Raises ConfigError when a phase is left without a term.
+    A given weight applies to the phases whose preset has its term; a term that no phase has is added to all of them.
+    Raises ConfigError when a phase has no term left.
     """
     given = {name: getattr(config, f"{name}_weight") for name in TERMS}
     numbers = {f.name: getattr(config, f.name) for f in dataclasses.fields(Objective) if f.name != "weights"}

@@ -1,7 +1,7 @@
 """Student sharded over the processes (FSDP2): each holds its share of weights, gradients and optimizer state.
 
-Weights are whole only while their layer computes. Sharded tensors are DTensors; for a checkpoint or the finished model
-they are gathered one at a time, so that the files are the same for any number of processes.
+Weights are whole only while their layer computes. Sharded tensors are DTensors. For a checkpoint or the finished model
+they are gathered one by one, so that the files are the same for any number of processes.
 """
 
 import torch
@@ -18,10 +18,10 @@ from opdkit.train.policy import Policy
 def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
     """Shard `policy` in place over all processes: each decoder layer by itself, the rest with the root.
 
-    The root stays whole from its forward to its backward, so its output layer may be used row by row, and again where
-    log-probs are recomputed. The forward reads the weights in `dtype`; trained weights and sums stay float32. Every
-    process must run the same number of forwards. Weights on the CPU move to `device`, a layer at a time. Raises
-    ConfigError for a model that does not name its layers.
+    The root stays whole from its forward to its backward, so that its output layer can process chunks of rows, and
+    recompute them. The forward reads the weights in `dtype`; trained weights and sums stay float32. Every process must
+    run the same number of forwards. Weights on the CPU move to `device`, one layer at a time. Raises ConfigError for a
+    model that does not name its layers.
     """
     names = set(getattr(policy.model, "_no_split_modules", None) or ())
     layers = [module for module in policy.modules() if type(module).__name__ in names]
@@ -42,14 +42,14 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def gather(tensor: Tensor) -> Tensor:
-    """Return a tensor in one piece, detached. All processes must call it where the tensor is sharded."""
+    """Return a tensor in one piece, detached. All processes must call it for a sharded tensor."""
     tensor = tensor.detach()
     whole: Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole
 
 
 def gather_on_cpu(tensor: Tensor, *, keep: bool) -> Tensor | None:
-    """Gather a tensor for a file: a sharded one goes to the CPU, or is freed at once (None) without `keep`."""
+    """Gather a tensor for a file: a sharded tensor goes to the CPU, or without `keep` is freed at once (None)."""
     whole = gather(tensor)
     if not isinstance(tensor, DTensor):
         return whole
@@ -57,10 +57,7 @@ def gather_on_cpu(tensor: Tensor, *, keep: bool) -> Tensor | None:
 
 
 def copy_like(full: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of a whole tensor, sharded where `like` is.
-
-    Then all processes must call it, and the first one's tensor counts.
-    """
+    """Return a copy of a whole tensor, sharded if `like` is: then all processes must call it, and rank 0's counts."""
     if not isinstance(like, DTensor):
         return full.clone()
     return distribute_tensor(full.to(like.device), like.device_mesh, like.placements)

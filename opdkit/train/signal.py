@@ -1,4 +1,4 @@
-"""Warnings before a training: is there enough signal in its training set? And the composition for --dry-run."""
+"""Signal in a training set: warnings before a training where there is little, and the composition for --dry-run."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,69 +17,62 @@ from opdkit.train.batches import Step
 from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import TrainingSet
 
-NEAR_ZERO = 0.01  # nats: a smaller difference between teacher and student counts as none
+NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
 FEW_STEPS = 10
 MANY = 0.1  # share of degenerate replies that is worth a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, phases: Sequence[Objective]) -> None:
-    """Say how many turns train, and warn where the signal is thin. Raises OpdkitError when there is none."""
+    """Say how many turns train, and warn where the signal is weak. Raises OpdkitError when there is none."""
     terms = {name for phase in phases for name in phase.weights}
+    remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
     if terms == {"reward"}:
-        remedy = ("It learns from rewards: try a stronger --judge or more --votes, or train on the hints with "
-                  "--objective opd.")  # fmt: skip
-    elif "reward" in terms:
-        remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
-    else:
-        remedy = ("It learns from hints: the closing lines of judge and teacher show whether there were none or "
-                  "whether they were dropped. Try a stronger --judge, or train on the rewards with --objective "
-                  "binary.")  # fmt: skip
+        remedy = "It learns from rewards: try a stronger --judge, more --votes, or --objective opd to learn from hints."
+    elif "reward" not in terms:
+        remedy = ("It learns from hints: the summaries of judge and teacher count hints and dropped turns. Try a "
+                  "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     if not data.turns:
-        raise OpdkitError(f"no turn can train with --objective {config.objective} (left out: {dropped}). {remedy}")
+        raise OpdkitError(f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}")
     hinted, rewards = _hints_and_rewards(data)
     if terms == {"reward"} and not any(rewards):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
-    say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, "
-        f"{rewards.count(0)} 0, {rewards.count(-1)} -1; left out: {dropped}; "
-        f"{counted(len(steps), 'optimizer step')}")  # fmt: skip
+    say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, {rewards.count(0)} "
+        f"0, {rewards.count(-1)} -1; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")  # fmt: skip
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
     if len(steps) < FEW_STEPS:
-        warn(f"{counted(len(steps), 'optimizer step')} will hardly move the model: more --epochs, a smaller "
+        warn(f"{counted(len(steps), 'optimizer step')} will hardly change the model: use more --epochs, a smaller "
              "--batch-turns, or more logs")  # fmt: skip
 
 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
-    """Return warnings about hints that are too few, and rewards or advantages that are all alike."""
+    """Return warnings about too few hints, equal rewards, and advantages near 0."""
     warnings = []
     hinted, rewards = _hints_and_rewards(data)
     if terms - {"reward"} and hinted < batch_turns:
         warnings.append(f"{counted(hinted, 'turn')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
-                        f"{batch_turns}: a few replies decide what is "
-                        "learned; a smaller --batch-turns, a stronger --judge or more logs")  # fmt: skip
+                        f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
+                        "--judge or more logs")  # fmt: skip
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
-        warnings.append(f"all {len(rewards)} rewards are {with_sign(rewards[0], 0)}: nothing tells a good reply from a "
-                        "bad one; look at some votes, and try a stronger --judge")  # fmt: skip
+        warnings.append(f"all {len(rewards)} rewards are {with_sign(rewards[0], 0)}: they do not tell good replies "
+                        "from bad ones; look at some votes, and try a stronger --judge")  # fmt: skip
     reasons = {
         "reward": "the rewards cancel within their groups, or are 0",
-        "teacher": "the hints change nothing for the teacher; look at some, and at --hint-placement of the teacher "
-                   "stage",
-    }  # fmt: skip
+        "teacher": "the hints hardly change the teacher; look at some, and at --hint-placement of the teacher stage",
+    }
     for name, values in data.advantages.items():
         if len(values) and np.abs(values).max() < NEAR_ZERO:
-            warnings.append(
-                f"all {counted(len(values), f'{name} advantage')} {verb(len(values), 'is', 'are')} within {NEAR_ZERO} "
-                f"of 0: {reasons[name]}"
-            )
+            warnings.append(f"all {counted(len(values), f'{name} advantage')} {verb(len(values), 'is', 'are')} within "
+                            f"{NEAR_ZERO} of 0: {reasons[name]}")  # fmt: skip
     return warnings
 
 
 def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
-    """Return warnings when many replies loop or were cut off: rewarded with +1, that would be learned."""
+    """Return warnings when many replies loop or were cut off: with reward +1, the model would learn that."""
     cut_off: set[str] = set()
     for part in range(part_count(run, "extract")):
         rows = read_arrow(run, "turns", part, ["turn_id", "finish_reason"]).to_pylist()
@@ -90,16 +83,16 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
     }
     return [
         f"{len(turns)} of {counted(len(data.turns), 'reply')} {kind}, {sum(t.reward == 1 for t in turns)} of them with "
-        "reward +1: rewarded, they become a habit"
+        "reward +1, which reinforces them"
         for kind, turns in degenerate.items()
         if len(turns) >= MANY * len(data.turns) and turns
     ]
 
 
 def ends_in_loop(ids: NDArray[np.int32], longest: int = 32) -> bool:
-    """Return whether a reply ends in a piece of at most `longest` tokens, at least 4 times and for at least 32 tokens.
+    """Return True if a reply ends in a repeated piece of at most `longest` tokens: 4 or more times, 32 or more tokens.
 
-    Two tokens may follow, white space and a stop token: a loop that ended is a loop.
+    At most two tokens may follow the loop: white space and a stop token.
     """
     for after in range(min(3, len(ids))):
         for period in range(1, longest + 1):
@@ -122,7 +115,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
     rewards = Counter(_hints_and_rewards(data)[1])
     lines = [
         ("turns scored", f"{data.scored:,}"),
-        *((f"  left out: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
+        *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
         ("turns to train on", f"{len(data.turns):,}"),
         ("  written by the teacher", f"{sum(t.written is not None for t in data.turns):,}"),
         ("  hint and reward", f"{kinds[True, True]:,}"),
@@ -130,8 +123,8 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         ("  reward alone", f"{kinds[False, True]:,}"),
         *((f"  reward {with_sign(value, 0)}", f"{rewards[value]:,}") for value in (1, 0, -1)),
         *((f"largest {kind}", text) for kind, text in largest_shares(data).items()),
-        ("tokens in an epoch, prompts too", f"{sum(map(len, data.turns)):,}"),
-        ("tokens trained in an epoch", f"{data.tokens:,}"),
+        ("tokens per epoch, with prompts", f"{sum(map(len, data.turns)):,}"),
+        ("tokens trained per epoch", f"{data.tokens:,}"),
     ]
     for name, values in data.advantages.items():
         cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
@@ -143,7 +136,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
 
 
 def largest_shares(data: TrainingSet) -> dict[str, str]:
-    """Return the session and the source (the prefix of its id) with the most turns, with their share, in words."""
+    """Return the session and the source (the prefix of its id) with the most turns, and their share, as text."""
     sessions = [logged_session_id(turn.session_id) for turn in data.turns]
     counts = {"session": Counter(sessions), "source": Counter(session.partition(":")[0] for session in sessions)}
     return {kind: f"{name}: {counted(n, 'turn')}, {n / len(data.turns):.1%}"

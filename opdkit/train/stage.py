@@ -1,8 +1,8 @@
 """`opdkit train`: targets -> a better model.
 
-Off-policy: the replies are those of the log, and the old policy is the student as the teacher stage scored it. Runs in
-one process, or in several that share every optimizer step (`torchrun`, `accelerate launch`); the loss and gradient of a
-step are the same to rounding, however it is split.
+Off-policy: the replies are those of the log, and the old policy is the student as the teacher stage scored it. Training
+runs in one process, or in several that share every optimizer step (`torchrun`, `accelerate launch`). The loss and the
+gradient of a step are the same to rounding, however it is split.
 """
 
 import math
@@ -34,7 +34,7 @@ from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
 
 FEW_TURNS = 10
-LINES = 20  # lines of progress in a whole run
+LINES = 20  # lines of progress in a run
 
 
 def run(config: TrainConfig) -> Summary:
@@ -45,7 +45,7 @@ def run(config: TrainConfig) -> Summary:
     template_args = template_args_of(config.run, "teacher", config.template_arg)
     chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
 
-    # The turns, and the steps that take them.
+    # Training set and steps.
     data, prompts = load_training_set(config, phases, chat)
     turns = data.turns
     sessions = [turn.session_id for turn in turns] if config.batch_by == "session" else None
@@ -68,10 +68,10 @@ def run(config: TrainConfig) -> Summary:
         accelerator.end_training()
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
-        # The student, its optimizer, and where an earlier process stopped.
+        # Student and optimizer, from the newest checkpoint if there is one.
         prompts = prompts or load_prompts(config.run, turns, chat)
         student = load_student(config, on_cpu=config.sharding == "fsdp")
-        model: nn.Module = Policy(student)  # runs a few sequences, so before it is wrapped
+        model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
         if config.sharding == "fsdp":
             shard(model, resolve_device(config.device), compute_dtype(config))
         optimizer = make_optimizer(student, config)
@@ -80,7 +80,7 @@ def run(config: TrainConfig) -> Summary:
         check_same_step(len(rows))
         if state:
             checkpoints.restore(state, student, optimizer)
-            say(f"going on after step {len(rows)} of {len(steps)}")
+            say(f"resuming after step {len(rows)} of {len(steps)}")
         if config.sharding == "none":
             model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
 
@@ -96,18 +96,19 @@ def run(config: TrainConfig) -> Summary:
             metrics = optimizer_step(model, optimizer, batch, prompts, objective, config, accelerator, rate)
             done += len(batch)
             seconds = time.monotonic() - start
-            rows.append(metrics_row(number, done / len(turns), metrics, objective, rate, batch, seconds))
+            position = {"step": number, "epoch": done / len(turns), "learning_rate": rate}
+            rows.append(position | metrics_row(metrics, objective, batch, seconds))
             accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
             if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
                 say(metrics_line(rows[-1], len(steps)))
             if config.keep_epochs and done % len(turns) == 0:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
-                checkpoints.save_student(student, chat.tokenizer, config, epoch_dir, main=main, continues=True)
+                checkpoints.save_student(student, chat, config, epoch_dir, main=main, continues=True)
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
                 checkpoints.save(folder, student, optimizer, rows, main=main)
             if stop:
-                accelerator.wait_for_everyone()  # for the checkpoint: a launcher kills the others when one ends
+                accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
                 stopping.count_finished()
                 say(f"stopping after step {number} of {len(steps)}")
                 accelerator.end_training()
@@ -115,11 +116,11 @@ def run(config: TrainConfig) -> Summary:
 
         out.rows("metrics", rows)
         out.counters = counters
-        checkpoints.save_student(student, chat.tokenizer, config, stage.home, main=main)
+        checkpoints.save_student(student, chat, config, stage.home, main=main)
     if main:
         checkpoints.clear(folder)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
-        warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where others were lost")
+        warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
     accelerator.end_training()
     return stage.summary()

@@ -13,8 +13,8 @@ from opdkit.train.sharding import trained_parameters
 def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     """Load the model to train: all weights in float32, or LoRA adapters in float32 over frozen weights in `--dtype`.
 
-    bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to nothing. So trained weights are float32,
-    and only the forward computes in bfloat16. Dropout is off, as it was when the old policy was scored.
+    bfloat16 keeps 8 bits: a step of 1e-5 on a weight of 0.02 would round to 0. So trained weights are float32, and only
+    the forward computes in bfloat16. Dropout is off, as it was when the old policy was scored.
     """
     device = "cpu" if on_cpu else config.device
     dtype = str(compute_dtype(config)).removeprefix("torch.") if config.lora_rank else "float32"
@@ -22,7 +22,7 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
     if config.lora_rank:
         from peft import LoraConfig, get_peft_model
 
-        torch.manual_seed(config.seed)  # the adapters' first matrices are random, and the same in every process
+        torch.manual_seed(config.seed)  # the initial adapters are random, and equal in all processes
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
@@ -48,7 +48,7 @@ def compute_dtype(config: TrainConfig) -> torch.dtype:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only, not on norms and biases. Each step sets the learning rate."""
+    """Return AdamW with weight decay on matrices, not on norms and biases. Each step sets the learning rate."""
     parameters = trained_parameters(model).values()
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},

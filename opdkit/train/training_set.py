@@ -46,14 +46,9 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
 
 def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
     """Return the turns that at least one of the objective's terms can use, and the number of others by reason."""
-    selected, dropped = [], Counter[str]()
-    for turn in turns:
-        reason = _drop_reason(turn, terms, holdout)
-        if reason:
-            dropped[reason] += 1
-        else:
-            selected.append(turn)
-    return selected, dropped
+    reasons = [_drop_reason(turn, terms, holdout) for turn in turns]
+    selected = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
+    return selected, Counter(reason for reason in reasons if reason)
 
 
 def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | None:

@@ -106,7 +106,7 @@ def test_asked_to_stop_it_keeps_the_step_under_way(scored, whole, tmp_path, aske
     assert not (run / "train" / "metrics").exists()
     process = start(run, "--checkpoint-every", "0")
     finish(process)
-    assert f"going on after step {step} of" in read(process.log)
+    assert f"resuming after step {step} of" in read(process.log)
     assert_same(run, whole)
 
 

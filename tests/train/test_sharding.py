@@ -95,7 +95,7 @@ def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_mo
     assert len(list((stopped / "train/checkpoints").iterdir())) == 1
     assert not (stopped / "train/metrics").exists()
     finish(ranks(*[words(stopped, plain_model_dir, **options)] * 2, logs=tmp_path / "said"))
-    assert "going on after step" in (tmp_path / "said-0").read_text()
+    assert "resuming after step" in (tmp_path / "said-0").read_text()
     model = "train/model/model.safetensors"
     assert (stopped / model).read_bytes() == (whole / model).read_bytes()
     losses = [[row["loss"] for row in read_all(run, "metrics")] for run in (stopped, whole)]

@@ -68,7 +68,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     rows = list(read_all(run, "metrics"))
     trained = [t for t in load_turns(run) if not is_held_out(t.session_id, 0.3)]
     assert int(told["turns to train on"]) == len(trained) == summary.counters.rows_out
-    assert int(told["left out: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
+    assert int(told["dropped: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
     assert int(told["optimizer steps"]) == len(rows) == summary.counters.total("steps")
     assert [int(told[f"reward {r}"]) for r in ("+1", "0", "-1")] == [sum(t.reward == r for t in trained)
                                                                       for r in (1, 0, -1)]  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     assert int(told["hint and reward"]) == kinds[True, True]
     assert int(told["hint alone"]) == kinds[True, False]
     assert int(told["reward alone"]) == kinds[False, True]
-    assert int(told["tokens in an epoch, prompts too"]) * 3 == sum(r["tokens"] for r in rows)
+    assert int(told["tokens per epoch, with prompts"]) * 3 == sum(r["tokens"] for r in rows)
     assert told["teacher advantages"].startswith(f"{sum(r['teacher_tokens'] for r in rows) // 3} tokens, 5% ")
     assert told["reward advantages"].startswith(f"{sum(r['reward_tokens'] for r in rows) // 3} tokens, 5% ")
 

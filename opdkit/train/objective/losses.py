@@ -21,25 +21,20 @@ def gathered_logprobs(logits_NV: Tensor, ids_NK: Tensor) -> Tensor:
 
 def policy_gradient(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float = 0
-) -> tuple[Tensor, Tensor]:
-    """Return (loss, ratio) of the clipped policy gradient: -min(rho A, clip(rho, 1 - low, 1 + high) A) = -ratio A.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (loss, ratio, clipped) of the policy gradient -min(rho A, clip(rho, 1 - low, 1 + high) A) = -ratio A.
 
-    rho = exp(l - l_old), with its log clamped to +-20. `ratio` is rho, or the bound that replaced it. All tensors have
-    one shape: [N] for sampled tokens, [N, K] for a support. PPO (Schulman et al. 2017) with the wider upper bound of
-    DAPO's clip-higher (Yu et al. 2025). Where A < 0 the objective is unbounded below; `dual_clip` (above 1; 0 is off)
-    bounds the ratio there (Ye et al. 2020).
+    rho = exp(l - l_old), with its log clamped to +-20. `ratio` is rho, or the bound that replaced it where `clipped`
+    (bool). All tensors have one shape: [N] for sampled tokens, [N, K] for a support. PPO (Schulman et al. 2017) with
+    the wider upper bound of DAPO's clip-higher (Yu et al. 2025). Where A < 0 the objective is unbounded below;
+    `dual_clip` (above 1; 0 is off) bounds the ratio there (Ye et al. 2020).
     """
     rho = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    clipped = rho.clamp(1 - clip_low, 1 + clip_high)
-    ratio = torch.where(rho * advantages <= clipped * advantages, rho, clipped)
+    bounded = rho.clamp(1 - clip_low, 1 + clip_high)
+    ratio = torch.where(rho * advantages <= bounded * advantages, rho, bounded)
     if dual_clip:
         ratio = torch.where(advantages < 0, ratio.clamp(max=dual_clip), ratio)
-    return -ratio * advantages, ratio
-
-
-def was_clipped(ratio: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
-    """Return True where `policy_gradient` replaced rho by a bound: bool, in the shape of the inputs."""
-    return ratio != (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return -ratio * advantages, ratio, ratio != rho
 
 
 def log_rest(logprobs_NK: Tensor) -> Tensor:

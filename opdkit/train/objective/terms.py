@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from opdkit.train.objective.advantages import behavior_weights, support_advantages, teacher_advantages
-from opdkit.train.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient, was_clipped
+from opdkit.train.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio
@@ -193,10 +193,10 @@ def step_loss(
         if term.name == "support":
             assert term.advantages is not None
             now, old = support_NK[mask_N], tokens.support_old_NK[mask_N]
-            loss_NK, ratio = policy_gradient(
+            loss_NK, _, clipped_NK = policy_gradient(
                 now, old, term.advantages[mask_N], objective.clip_low, objective.clip_high, objective.dual_clip
             )
-            loss_N, clipped = loss_NK.sum(-1), clipped + was_clipped(ratio, now, old).sum()
+            loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
         elif term.name == "divergence":
             loss_N = divergence(support_NK[mask_N], tokens.support_teacher_NK[mask_N], objective.divergence_alpha)
         else:
@@ -227,6 +227,8 @@ def _sampled_loss(
         assert term.advantages is not None
         shares[term.name] = (term.scale_N * term.advantages)[where_N] / max(totals[term.name], 1)
     coefficients = torch.stack(list(shares.values())).sum(0) if terms else torch.zeros_like(now)
-    loss, ratio = policy_gradient(now, old, coefficients, objective.clip_low, objective.clip_high, objective.dual_clip)
+    loss, ratio, clipped = policy_gradient(
+        now, old, coefficients, objective.clip_low, objective.clip_high, objective.dual_clip
+    )
     metrics = {f"{name}_loss": (-ratio.detach() * share).sum() for name, share in shares.items()}
-    return loss.sum(), was_clipped(ratio, now, old).sum(), metrics
+    return loss.sum(), clipped.sum(), metrics

@@ -195,7 +195,7 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
     finish(slurm, run, job)
     said = log_of(run, "train", job)
-    steps = [re.findall(rf"{what} after step (\d+)", said) for what in ("stopping", "going on")]
+    steps = [re.findall(rf"{what} after step (\d+)", said) for what in ("stopping", "resuming")]
     assert steps[0] == steps[1]
     assert len(steps[0]) == 1
     rows = list(read_all(run, "metrics"))

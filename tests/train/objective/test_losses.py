@@ -44,9 +44,6 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-# -- the clipped policy gradient ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("rho", "advantage", "loss", "ratio"), [
     (1.0, 2.0, -2.0, 1.0),  # nothing has moved: the loss is -A
     (1.5, 2.0, -2.56, 1.28),  # better already: no more to gain beyond 1.28
@@ -56,8 +53,9 @@ def close(a: Tensor, b: Tensor, atol: float = 1e-12) -> None:
     (1.5, 0.0, 0.0, 1.5),
 ])  # fmt: skip
 def test_policy_gradient_worked_by_hand(rho: float, advantage: float, loss: float, ratio: float) -> None:
-    got_loss, got_ratio = policy_gradient(t(math.log(rho) - 1), t(-1), t(advantage), *CLIP)
+    got_loss, got_ratio, clipped = policy_gradient(t(math.log(rho) - 1), t(-1), t(advantage), *CLIP)
     assert (got_loss.item(), got_ratio.item()) == pytest.approx((loss, ratio), abs=1e-12)
+    assert clipped.item() is (ratio != rho)
 
 
 @pytest.mark.parametrize(("rho", "advantage", "loss"), [
@@ -69,7 +67,7 @@ def test_dual_clip_worked_by_hand(rho: float, advantage: float, loss: float) -> 
 
 
 def test_the_log_ratio_is_clamped() -> None:
-    loss, _ = policy_gradient(t(-1), t(-900), t(-1), *CLIP)
+    loss, _, _ = policy_gradient(t(-1), t(-900), t(-1), *CLIP)
     assert loss.item() == pytest.approx(math.exp(20))
     assert torch.isfinite(policy_gradient(t(-900), t(-1), t(1), *CLIP)[0]).all()
 
@@ -111,9 +109,6 @@ def test_support_gradient_of_the_whole_vocabulary_is_the_reverse_kl_gradient() -
     close(support, full)
 
 
-# -- the rest of the mass -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mass", [1e-30, 1e-9, 0.3, 0.5, 0.50001, 0.9, 0.999999])
 def test_the_rest_is_what_the_support_leaves_over(mass: float) -> None:
     got = log_rest(t(mass / 2, mass / 2).log()[None]).item()
@@ -139,9 +134,6 @@ def test_the_rest_against_trl() -> None:
     close(log_rest(logprobs), sdpo.add_tail_bucket(logprobs)[:, -1])
     full = logits(20, 6).log_softmax(-1)
     close(log_rest(full), sdpo.add_tail_bucket(full)[:, -1], atol=1e-9)
-
-
-# -- divergence -----------------------------------------------------------------------------------------------------
 
 
 def test_divergence_worked_by_hand() -> None:
@@ -239,9 +231,6 @@ def test_divergence_survives_what_models_are_sure_of(alpha: float) -> None:
     assert student.grad.isfinite().all()
 
 
-# -- KL to a reference ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 1.5 * math.log(1.5)), ("k2", math.log(1.5) ** 2 / 2),
                                                      ("k3", 1 / 1.5 - 1 + math.log(1.5))])  # fmt: skip
 def test_kl_estimators_worked_by_hand(estimator: str, expected: float) -> None:
@@ -275,9 +264,6 @@ def test_kl_pulls_back_to_the_reference(estimator: str) -> None:
         assert pulls[1] == 0
         assert pulls[2] < 0
     assert kl_to_reference(t(-900, -1), t(-1, -900), estimator).isfinite().all()
-
-
-# -- what is watched ------------------------------------------------------------------------------------------------
 
 
 def test_k3_is_an_unbiased_estimate_of_the_kl_and_never_negative() -> None:
