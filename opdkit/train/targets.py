@@ -83,8 +83,8 @@ def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> l
             sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
         rows = table.select(COLUMNS).to_pylist()
         matrices = [_matrices(table[name]) if supports else repeat(None, len(rows)) for name in SUPPORT_COLUMNS]
-        for row, ids, old, teacher in zip(rows, *matrices, strict=True):
-            turn = _turn(row, None if ids is None else Support(ids, old, teacher))
+        for row, *support in zip(rows, *matrices, strict=True):
+            turn = _turn(row, None if any(matrix is None for matrix in support) else Support(*support))
             if sessions is None or turn.session_id in sessions:
                 turns.append(turn)
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
