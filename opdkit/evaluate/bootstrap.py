@@ -9,8 +9,8 @@ Array = NDArray[np.float64]
 Interval = tuple[float, float] | None
 
 RESAMPLES, RESAMPLES_OF_SUMS = 10_000, 2_000
-# Differences that all have one sign are chance with probability 2 / 2^n (the sign test): with five that is 6%. So of
-# fewer than six values no interval at 95% may keep clear of 0, and the bootstrap's would.
+# n differences have the same sign by chance with probability 2 / 2^n (the sign test): 6% for n = 5. So no interval at
+# 95% of fewer than six values may exclude 0, but that of the bootstrap would.
 FEWEST = 6
 _AT_ONCE = 1 << 22  # drawn indices or weights held in memory
 
@@ -20,9 +20,9 @@ def interval(
 ) -> Interval:
     """Return the interval of the (weighted) mean of `values`, by resampling them with replacement.
 
-    For paired data pass the differences: then a resample takes before and after of a prompt together. With `weights`,
-    such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than FEWEST values,
-    which say too little about their spread.
+    For paired data pass the differences, so that a resample takes before and after of a prompt together. With
+    `weights`, such as the tokens of a turn, whole turns are drawn and the mean is over tokens. None for fewer than
+    FEWEST values, which are too few to estimate a spread.
     """
     count = len(values)
     if count < FEWEST:
@@ -35,8 +35,7 @@ def interval(
         drawn_bn = rng.integers(count, size=(min(block, resamples - start), count))
         sums_b = (values_n * weights_n)[drawn_bn].sum(1)
         means[start : start + len(drawn_bn)] = sums_b / weights_n[drawn_bn].sum(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)
+    return quantile_interval(means)
 
 
 def quantile_interval(values_B: Array) -> Interval:
@@ -50,7 +49,7 @@ def quantile_interval(values_B: Array) -> Interval:
 def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS) -> Array:
     """Return F sums over S sessions that are drawn with replacement, for B resamples: [S, F] -> [B, F].
 
-    Whole sessions are drawn, since the turns of one session are alike.
+    Whole sessions are drawn, since the turns of a session are correlated.
     """
     sessions = len(sums_SF)
     rng, even = np.random.default_rng(seed), np.full(sessions, 1 / max(1, sessions))
@@ -65,7 +64,7 @@ def resample_sums(sums_SF: Array, seed: int, resamples: int = RESAMPLES_OF_SUMS)
 def share_interval(values_B: Array, share: float | None, sessions: int) -> Interval:
     """Return the quantile interval of a share in [0, 1]; None without a share.
 
-    Where every session has the same share, so do all resamples, however few sessions there are. Then it is Wilson's
+    Where every session has the same share, so do all resamples, even of few sessions. Then the interval is Wilson's
     score interval, which counts each session once (Wilson 1927).
     """
     interval = None if share is None else quantile_interval(values_B)

@@ -5,24 +5,24 @@ A file of prompts has one JSON object per line:
     {"id": "r1", "domain": "dates", "prompt": "When is it?", "check": {"match": ["\\\\d{4}-\\\\d{2}-\\\\d{2}"]}}
     {"id": "r2", "domain": "tone", "messages": [...], "tools": [...], "check": {"judge": "It does not apologise."}}
 
-`match`: every pattern matches (Python's re.search); `absent`: no pattern matches; both may be given, and
-`"ignore_case": true`. `^` and `$` stand for the ends of the whole reply unless a pattern begins with `(?m)`.
-`judge`: a criterion that a judge model votes on. `id` (default: the line) and `domain` (rows that the tables group
-together) may be left out. `"corrected": true` says that the logs correct replies like this one, `false` that they do
-not, so that whatever changes there was not asked for; where rows have it, the scores also group all `true` rows as
-"corrected" and all `false` ones as "uncorrected". Other fields of a row are ignored.
+`match`: every pattern matches (Python's re.search); `absent`: no pattern matches. Both may be given, and
+`"ignore_case": true`. `^` and `$` match at the ends of the whole reply unless a pattern begins with `(?m)`.
+`judge`: a criterion that a judge model votes on. `id` (default: the line) and `domain` (the tables group rows by it)
+may be left out. `"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that
+training should change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as
+"uncorrected". Other fields of a row are ignored.
 
-An echo is a reply that speaks of a hint that nobody gave: a model may learn it from a teacher that had read one. Three
-things in a reply echo a hint, each of them only where the prompt gives no reason for it:
+An echo is a reply that mentions a hint that nobody gave: a model may learn it from a teacher that had read one. There
+are three kinds, each of which counts only if the prompt gives no reason for it:
 
 - a marker: `[HINT_START]`, `[HINT_END]`, or the line that introduces a hint in the teacher's prompt, with or without
-  its brackets. It does not count where the prompt has the same marker.
-- a phrase that credits the user with a hint ("based on your hint", "as you hinted"). English, and narrow: the word
-  alone is ordinary ("type hints", "a hint of lemon"), so a phrase needs somebody who gave it. It does not count where
-  the prompt itself speaks of hints (of instructions, for the phrase about those): there may be one.
-- a whole hint of the run, word for word, of at least five words. It does not count where the prompt has it too.
+  its brackets; not if the prompt has the same marker.
+- a phrase that credits the user with a hint ("based on your hint", "as you hinted"); not if the prompt itself mentions
+  hints (or instructions, for the phrase about those). English only. The word alone is ordinary ("type hints", "a hint
+  of lemon"), so a phrase must name who gave it.
+- a whole hint of the run, word for word, of at least five words; not if the prompt has it too.
 
-The share before training says how often an ordinary reply looks like an echo; what training added is the difference.
+The share before training shows how often ordinary replies look like echoes; training added the difference.
 """
 
 import json
@@ -40,7 +40,7 @@ from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 from opdkit.judge.votes import reward_of
 
-# Domains that the scores make themselves: everything, and what the logs correct or do not.
+# Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
 _FIELDS = ("match", "absent", "ignore_case", "judge")
@@ -54,10 +54,9 @@ class Patterns:
     absent: tuple[re.Pattern[str], ...]
 
     def passes(self, text: str) -> bool:
-        """Return True for a reply that passes. An empty one never does, or it would satisfy every `absent`."""
-        if not text.strip():
-            return False
-        return all(p.search(text) for p in self.match) and not any(p.search(text) for p in self.absent)
+        """Return True for a reply that passes. An empty reply fails: it would satisfy every `absent`."""
+        matches = all(p.search(text) for p in self.match) and not any(p.search(text) for p in self.absent)
+        return matches and bool(text.strip())
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class HeldOutPrompt:
     messages: list[JSON]  # tables.MESSAGE
     tools: str | None
     check: Patterns | Criterion
-    corrected: bool | None = None  # the logs correct such replies; None: the row does not say
+    corrected: bool | None = None  # the logs correct such replies; None: unknown
 
     def domains(self) -> tuple[str, ...]:
         """Return the domains that the prompt counts in: its own, and those that group several."""
@@ -84,27 +83,31 @@ class HeldOutPrompt:
         return (ALL, *pooled, self.domain)
 
     def text(self) -> str:
-        """Return all that a reply may take up: messages, calls, thinking, and the tool definitions."""
-        said = [(m["content"], m["reasoning"], *(c["arguments"] for c in m["tool_calls"])) for m in self.messages]
-        return "\n".join(text for text in (*chain.from_iterable(said), self.tools) if text)
+        """Return all text that a reply may repeat: messages, calls, thinking, and the tool definitions."""
+        texts = [(m["content"], m["reasoning"], *(c["arguments"] for c in m["tool_calls"])) for m in self.messages]
+        return "\n".join(text for text in (*chain.from_iterable(texts), self.tools) if text)
+
+
+def read_text(flag: str, path: Path) -> str:
+    """Return the text of the file that `flag` names. Raises ConfigError when it cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{flag} {path} is not UTF-8 text: {error}") from error
 
 
 def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
-    """Read the prompts of a file (its first `limit`). Raises ConfigError, with file and line, at the first bad row."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines() breaks inside JSON text
-    except OSError as error:
-        raise ConfigError(f"--prompts {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--prompts {path} is not UTF-8 text: {error}") from error
+    """Return the first `limit` prompts of a file. Raises ConfigError, with file and line, at the first bad row."""
     prompts: dict[str, HeldOutPrompt] = {}
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text("--prompts", path).split("\n"), start=1):  # splitlines() would break JSON
         if not line.strip():
             continue
         try:
             prompt = _prompt(json.loads(line), number)
             if prompt.id in prompts:
-                raise ValueError(f"the id {prompt.id!r} is there twice")
+                raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, RecursionError, Unreadable) as error:  # JSONDecodeError is a ValueError
             detail = f"{error.reason}: {error.detail}" if isinstance(error, Unreadable) else str(error)
             raise ConfigError(f"--prompts {path}, line {number}: {detail}") from error
@@ -117,14 +120,13 @@ def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
 def _prompt(row: Any, line: int) -> HeldOutPrompt:
     """Return one row as a prompt. Raises ValueError or Unreadable."""
     if not isinstance(row, dict):
-        raise ValueError(f"a JSON object is needed, this is a {type(row).__name__}")
+        raise ValueError(f"not a JSON object, but a {type(row).__name__}")
     row = {"id": f"line-{line}", "domain": "prompts"} | row
     for name in ("id", "domain"):
         if not isinstance(row[name], str) or not row[name]:
             raise ValueError(f"{name!r} must be a text that is not empty")
     if row["domain"] in POOLED:
-        meaning = POOLED[row["domain"]]
-        raise ValueError(f"the domain {row['domain']!r} stands for {meaning} in the tables; use another name")
+        raise ValueError(f"the domain {row['domain']!r} means {POOLED[row['domain']]} in the tables; use another name")
     corrected = row.get("corrected", False)
     if not isinstance(corrected, bool):
         raise ValueError("'corrected' must be true or false")
@@ -135,10 +137,10 @@ def _prompt(row: Any, line: int) -> HeldOutPrompt:
 def _messages(row: JSON) -> list[JSON]:
     """Return the messages of `prompt` or `messages`. Raises ValueError or Unreadable."""
     if ("prompt" in row) == ("messages" in row):
-        raise ValueError("one of 'prompt' (text) and 'messages' is needed, and not both")
+        raise ValueError("exactly one of 'prompt' (text) and 'messages' is needed")
     if "prompt" in row:
         if isinstance(row["prompt"], list):
-            raise ValueError("'prompt' is a text; a list of messages goes under 'messages'")
+            raise ValueError("'prompt' must be a text; a list of messages goes into 'messages'")
         if not isinstance(row["prompt"], str) or not row["prompt"].strip():
             raise ValueError("'prompt' must be a text that is not empty")
         return [message("user", row["prompt"])]
@@ -146,7 +148,7 @@ def _messages(row: JSON) -> list[JSON]:
         raise ValueError("'messages' must be a list that is not empty")
     messages, _ = read_messages(row["messages"])
     if messages[-1]["role"] == "assistant":
-        raise ValueError("the last message is the assistant's: there is nothing to reply to")
+        raise ValueError("the last message is from the assistant: there is nothing to reply to")
     return messages
 
 
@@ -159,7 +161,7 @@ def _check(check: Any) -> Patterns | Criterion:
         raise ValueError(f"'check' has no field {unknown!r}; {did_you_mean(unknown, _FIELDS)}")
     if "judge" in check:
         if len(check) > 1 or not isinstance(check["judge"], str) or not check["judge"].strip():
-            raise ValueError("a 'judge' check is one criterion as text, and nothing beside it")
+            raise ValueError("a 'judge' check has one criterion as text, and no other field")
         return Criterion(check["judge"])
     if not isinstance(check.get("ignore_case", False), bool):
         raise ValueError("'ignore_case' must be true or false")
@@ -175,21 +177,19 @@ def _check(check: Any) -> Patterns | Criterion:
             except re.error as error:
                 raise ValueError(f"{name!r} has an invalid regular expression: {pattern!r} ({error})") from error
     if not any(compiled.values()):
-        raise ValueError("'check' has no pattern, so that every reply would pass")
+        raise ValueError("'check' has no pattern: every reply would pass")
     return Patterns(tuple(compiled["match"]), tuple(compiled["absent"]))
 
 
 def verdict_of(scores: Sequence[int | None]) -> bool | None:
-    """Return what the votes of a judge add up to; None where they tie, fail or cannot tell."""
+    """Return the judge's verdict from its votes; None if they tie, fail or cannot tell."""
     return {1: True, -1: False}.get(reward_of(scores).reward or 0)
 
 
-# -- echoes of hints ---------------------------------------------------------------------------------------------
-
-MIN_WORDS = 5  # a shorter hint ("Use Celsius.") may well be an ordinary sentence
+MIN_WORDS = 5  # a shorter hint ("Use Celsius.") may be an ordinary sentence
 Hints = Mapping[tuple[str, ...], list[tuple[str, ...]]]  # first MIN_WORDS words -> the words of the hints
 
-# Emphasis and quotation marks say nothing here; typographic apostrophes are apostrophes.
+# Emphasis and quotation marks are dropped; typographic apostrophes are apostrophes.
 _FOLDED = str.maketrans(dict.fromkeys('*`"“”„«»') | {"’": "'", "‘": "'"})
 # Scripts that put no space between words: a character is a word.
 _UNSPACED = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff"
@@ -198,11 +198,8 @@ _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:['-][^\W{_UNSPACED}]+)*
 _YOURS = r"(?:your|(?:the )?user's)(?: (?:earlier|previous|last|helpful))?"
 _BY = r"(?:based on|as per|per|according to|following|considering|given|in line with|in accordance with|thanks to)"
 _YOU_GAVE = r"(?: that| which)? you(?:'ve| have)?(?: just| already)? (?:gave|given|provided|shared|mentioned)"
-_MARKER = re.compile(
-    # The header's words, as folded text has them.
-    rf"{re.escape(HINT_HEADER.casefold().strip('[]'))}"
-    r"|\[ ?/?hint_(?:start|end) ?\]"
-)
+# The header's words are compared with folded text.
+_MARKER = re.compile(rf"{re.escape(HINT_HEADER.casefold().strip('[]'))}|\[ ?/?hint_(?:start|end) ?\]")
 _HINT_PHRASES = re.compile(
     rf"\b{_BY} {_YOURS} hints?\b"  # based on your hint, following the user's hints
     r"|\bas per the (?:(?:given|provided) )?hints?\b"
@@ -215,26 +212,25 @@ _HINT_PHRASES = re.compile(
     rf"|\b{_YOURS} hint (?:says|said|suggests|suggested|asks|asked|tells|told|indicates|states|mentions)\b"
 )
 _INSTRUCTION_PHRASES = re.compile(rf"\b{_BY} the instructions?{_YOU_GAVE}\b")
-# phrase -> the word in a prompt that gives a reason for it
+# phrase -> words in a prompt that give a reason for it
 _PHRASES = {_HINT_PHRASES: re.compile(r"\bhint(?:s|ed|ing)?\b"), _INSTRUCTION_PHRASES: re.compile(r"\binstructions?\b")}
 
 
 def index_hints(hints: Iterable[str]) -> Hints:
-    """Return the hints that `echo_of` looks for by their first words, so that a reply is read once for all of them."""
+    """Return the hints by their first words, so that `echo_of` reads a reply once for all of them."""
     index: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for words in sorted({_words(_fold(hint)) for hint in hints}):
+    for words in sorted({_fold(hint)[1] for hint in hints}):
         if len(words) >= MIN_WORDS:
             index.setdefault(words[:MIN_WORDS], []).append(words)
     return index
 
 
 def echo_of(reply: str, prompt: str, hints: Hints) -> str | None:
-    """Return the first thing in `reply` that echoes a hint, with case and white space folded; None without one.
+    """Return the first text in `reply` that echoes a hint, with case and white space folded; None without one.
 
-    `reply` is the whole reply, thinking included; `prompt` is everything that the model had read.
+    `reply` includes the thinking; `prompt` is everything that the model had read.
     """
-    folded = _fold(reply)
-    words = _words(folded)
+    folded, words = _fold(reply)
     markers = _MARKER.findall(folded)
     phrases = [(match[0].strip(), reason) for phrase, reason in _PHRASES.items() if (match := phrase.search(folded))]
     repeated = [
@@ -243,23 +239,22 @@ def echo_of(reply: str, prompt: str, hints: Hints) -> str | None:
         for hint in hints.get(words[start : start + MIN_WORDS], ())
         if words[start : start + len(hint)] == hint
     ]
-    if not (markers or phrases or repeated):  # prompts are long, and this is the rule
+    if not (markers or phrases or repeated):  # the usual case, and prompts are long
         return None
-    asked = _fold(prompt)
-    asked_words = f" {' '.join(_words(asked))} " if repeated else ""
+    prompt, words_of_prompt = _fold(prompt)
+    prompt_words = f" {' '.join(words_of_prompt)} "
     echoes = [
-        *(marker for marker in markers if marker not in asked),
-        *(phrase for phrase, reason in phrases if not reason.search(asked)),
-        *(" ".join(hint) for hint in repeated if f" {' '.join(hint)} " not in asked_words),
+        *(marker for marker in markers if marker not in prompt),
+        *(phrase for phrase, reason in phrases if not reason.search(prompt)),
+        *(" ".join(hint) for hint in repeated if f" {' '.join(hint)} " not in prompt_words),
     ]
     return echoes[0] if echoes else None
 
 
-def _fold(text: str) -> str:
-    """Return a text without emphasis, quotation marks, case, and differences in white space."""
-    return " ".join(text.translate(_FOLDED).casefold().split())
+def _fold(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a text without emphasis, quotation marks, case, and differences in white space; and its words.
 
-
-def _words(folded: str) -> tuple[str, ...]:
-    """Return the words without the punctuation around them: a hint with a comma for its full stop is the same hint."""
-    return tuple(_WORDS.findall(folded))
+    The words have no punctuation around them, so that a hint is found whatever its punctuation is.
+    """
+    folded = " ".join(text.translate(_FOLDED).casefold().split())
+    return folded, tuple(_WORDS.findall(folded))

@@ -1,4 +1,4 @@
-"""Drift of a model: on logged replies, on its own earlier replies, and on text that no objective trains on."""
+"""Drift of a model: on logged replies, on replies of the model before, and on text that no objective trains on."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,37 +11,37 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opdkit.errors import ConfigError
+from opdkit.evaluate.checks import read_text
 from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.model.scoring import response_logits_by_rows, score, token_logprobs
+from opdkit.model.scoring import PromptResponse, response_logits_by_rows, score, token_logprobs
 from opdkit.store.reading import read_all
 from opdkit.store.stable_hash import stable_hash
 
 T = TypeVar("T")
 
-# Enough for an interval of a few hundredths of a nat; more would only take longer.
+# Enough for an interval of a few hundredths of a nat.
 MAX_TURNS, MAX_PASSAGES, PASSAGE_TOKENS = 512, 256, 512
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Sums over the tokens of one turn or passage (nats)."""
+    """Sums of log-probs, and of KL(before || after), over the tokens of one reply or passage (nats)."""
 
     tokens: int
     before: float
     after: float
-    kl: float = math.nan  # sum of KL(before || after); nan where it was not asked for
+    kl: float = math.nan  # NaN: not computed
 
 
 def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> list[T]:
-    """Return at most `most` of the items: those whose hashed key is smallest, the same ones on every run."""
+    """Return the `most` items whose hashed key is smallest: the same ones on every run."""
     return sorted(items, key=lambda item: stable_hash(key(item)))[:most]
 
 
 def reply_shifts(
-    before: Any, after: Any, sequences: Sequence[ScoredSequence], masks: Sequence[Tensor], batch_tokens: int
+    before: Any, after: Any, sequences: Sequence[PromptResponse], masks: Sequence[Tensor], batch_tokens: int
 ) -> list[Shift]:
-    """Return, for each reply, the log-prob of its sampled tokens under both models."""
+    """Return for each reply the log-prob of its sampled tokens under both models."""
     old, new = (score(model, sequences, batch_tokens=batch_tokens) for model in (before, after))
     return [
         Shift(int(mask.sum()), float(b[mask].double().sum()), float(a[mask].double().sum()))
@@ -49,46 +49,35 @@ def reply_shifts(
     ]
 
 
-# -- neutral text ---------------------------------------------------------------------------------------------------
-
-
-def neutral_passages(run: Path, file: str | None) -> list[str]:
-    """Return the lines of `file`, or what the users of the logs wrote: text that no objective trains on.
+def read_passages(run: Path, file: str | None) -> list[str]:
+    """Return the lines of `file`, or else the messages of users in the logs: text that no objective trains on.
 
     Raises ConfigError when the file cannot be read or has no text.
     """
     if file is None:
-        written = (m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user")
-        return choose_by_hash({text for text in written if text and text.strip()}, str, MAX_PASSAGES)
-    try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigError(f"--neutral-text {file}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--neutral-text {file} is not UTF-8 text: {error}") from error
-    passages = {line for line in lines if line.strip()}
-    if not passages:
+        texts = [m["content"] for s in read_all(run, "sessions") for m in s["messages"] if m["role"] == "user"]
+    else:
+        texts = read_text("--neutral-text", Path(file)).splitlines()
+    passages = {text for text in texts if text and text.strip()}
+    if file is not None and not passages:
         raise ConfigError(f"--neutral-text {file} holds no text")
     return choose_by_hash(passages, str, MAX_PASSAGES)
 
 
-def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[ScoredSequence]:
-    """Return passages as token ids, cut to 512; the first token has no probability and is the prompt of the others.
+def passage_sequences(tokenizer: PreTrainedTokenizerBase, passages: Sequence[str]) -> list[PromptResponse]:
+    """Return passages as token ids, cut to 512. The first token has no probability: it is the prompt of the others.
 
-    Control tokens in them are read as the text they are.
+    Control tokens in a passage are read as plain text.
     """
     encoded = (tokenizer(text, split_special_tokens=True)["input_ids"][:PASSAGE_TOKENS] for text in passages)
-    return [ScoredSequence(ids[:1], ids[1:]) for ids in encoded if len(ids) > 1]
+    return [PromptResponse(ids[:1], ids[1:]) for ids in encoded if len(ids) > 1]
 
 
-# -- over the whole vocabulary --------------------------------------------------------------------------------------
+def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batch_tokens: int) -> list[Shift]:
+    """Return for each response its log-prob under both models, and the sum of KL(before || after) at its positions.
 
-
-def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batch_tokens: int) -> list[Shift]:
-    """Return, for each response, its log-prob under both models and the sum of KL(before || after) at its positions.
-
-    The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a model that is sure of
-    itself samples the same reply again and again. Raises TooLargeError when memory runs out for a single sequence.
+    The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a confident model often
+    samples the same reply again. Raises TooLargeError when memory runs out for a single sequence.
     """
     keys = [(*s.prompt_ids, -1, *s.response_ids) for s in sequences]
     distinct = dict(zip(keys, sequences, strict=True))
@@ -105,7 +94,7 @@ def kl_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence], batc
 
 
 @torch.inference_mode()
-def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) -> list[Shift]:
+def _batch_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse]) -> list[Shift]:
     """Return the shifts of one batch."""
     lengths = [len(s.response_ids) for s in sequences]
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
@@ -124,5 +113,5 @@ def _batch_shifts(before: Any, after: Any, sequences: Sequence[ScoredSequence]) 
 def kl_divergence(logits_p_NV: Tensor, logits_q_NV: Tensor) -> Tensor:
     """Return KL(p || q) of two softmaxes over the whole vocabulary (nats, [N])."""
     p_NV, q_NV = logits_p_NV.log_softmax(-1), logits_q_NV.log_softmax(-1)
-    # Where p is 0 the term is 0, also where both logits are -inf and their difference is no number.
+    # Where p is 0 the term is 0, also where both logits are -inf and their difference is NaN.
     return torch.where(p_NV.isneginf(), 0.0, p_NV.exp() * (p_NV - q_NV)).sum(-1)

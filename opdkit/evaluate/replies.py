@@ -16,19 +16,19 @@ from opdkit.judge.votes import Question
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, sample
-from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.model.scoring import PromptResponse
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Reply of one model. Sample 0 is the greedy one."""
+    """Reply of one model. Sample 0 is greedy."""
 
     prompt: HeldOutPrompt
     model: str  # before or after
     sample: int
     text: str
-    seen: str  # the text without its thinking, which is what checks read
-    sequence: ScoredSequence  # the prompt and the reply as token ids, its stop token included
+    seen: str  # the text without its thinking, for the checks
+    sequence: PromptResponse  # token ids of the prompt and the reply, with its stop token
     finish_reason: str
     passed: bool | None = None
     hint_echo: str | None = None  # words in it that echo a hint
@@ -43,7 +43,7 @@ class Reply:
 def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: int) -> list[int]:
     """Return the prompt's token ids.
 
-    Raises OpdkitError when it cannot be rendered, and ConfigError when it leaves no room for a reply within `longest`.
+    Raises OpdkitError when it cannot be rendered, and ConfigError when prompt and reply may exceed `longest` tokens.
     """
     try:
         ids = chat.prompt_ids(prompt.messages, prompt.tools)
@@ -51,8 +51,8 @@ def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: 
         raise OpdkitError(f"held-out prompt {prompt.id}: {error.reason}") from error
     if len(ids) + max_new_tokens > longest:
         raise ConfigError(
-            f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} that is more "
-            f"than the {longest} the model was built for"
+            f"held-out prompt {prompt.id} has {len(ids)} tokens: with --max-new-tokens {max_new_tokens} that exceeds "
+            f"the model's context of {longest}"
         )
     return ids
 
@@ -60,47 +60,45 @@ def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: 
 def generate(
     label: str, model: Any, chat: Chat, prompts: Sequence[tuple[HeldOutPrompt, list[int]]], config: EvalConfig
 ) -> list[Reply]:
-    """Return the greedy reply and `--samples` sampled ones to each prompt, which comes with its token ids.
+    """Return the greedy reply and `--samples` sampled replies to each prompt, which comes with its token ids.
 
-    Sample k of a prompt comes from the random stream (seed, prompt id, k), the same for both models: what differs
-    between them is the model.
+    Sample k of a prompt comes from the random stream (seed, prompt id, k), the same for both models: only the models
+    differ.
     """
     say(f"{label}: {counted(1 + config.samples, 'reply')} to each of {counted(len(prompts), 'prompt')}")
     replies = []
     for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
             continue
-        requests = [
-            Request(ids, [token_generator(config.seed, "eval", prompt.id, k) for k in numbers])
-            for prompt, ids in prompts
-        ]
-        drawn = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
-                       stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
-        for (prompt, ids), samples in zip(prompts, drawn, strict=True):
+        streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
+        requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
+        sampled = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
+                         stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
+        for (prompt, ids), samples in zip(prompts, sampled, strict=True):
             thinking = chat.opens_thinking(ids)
-            for k, draw in zip(numbers, samples, strict=True):
-                if draw.finish_reason == "memory":
+            for k, reply in zip(numbers, samples, strict=True):
+                if reply.finish_reason == "memory":
                     raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
-                text = chat.text(draw.ids[:-1] if draw.finish_reason == "stop" else draw.ids)
-                seen, sequence = visible(text, thinking), ScoredSequence(ids, draw.ids)
-                replies.append(Reply(prompt, label, k, text, seen, sequence, draw.finish_reason))
+                text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
+                seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
+                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason))
     return replies
 
 
 def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:
-    """Return the replies to measure: the sampled ones, or the greedy ones where there are no others."""
+    """Return the sampled replies, or the greedy ones where there are no others."""
     return [r for r in replies if r.sample] or list(replies)
 
 
 def mark_echoes(replies: Sequence[Reply], hints: Iterable[str]) -> list[Reply]:
-    """Return the replies with what in them echoes a hint, such as one of `hints`."""
+    """Return the replies with the words in them that echo a hint, such as one of `hints`."""
     index = index_hints(hints)
     prompts = {r.prompt.id: r.prompt.text() for r in replies}
     return [replace(r, hint_echo=echo_of(r.text, prompts[r.prompt.id], index)) for r in replies]
 
 
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
-    """Return the replies with `passed`: by patterns, or by a judge's votes, where equal replies are one question."""
+    """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once."""
     questions: dict[str, Question] = {}
     for reply in replies:
         prompt, name = reply.prompt, question_id(reply.prompt.id, reply.seen)
@@ -117,10 +115,10 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     checked = []
     for reply in replies:
-        passed: bool | None
+        passed: bool | None = False  # an empty reply meets no criterion
         if isinstance(reply.prompt.check, Patterns):
             passed = reply.prompt.check.passes(reply.seen)
-        else:  # an empty reply meets no criterion
-            passed = verdicts[question_id(reply.prompt.id, reply.seen)] if reply.seen else False
+        elif reply.seen:
+            passed = verdicts[question_id(reply.prompt.id, reply.seen)]
         checked.append(replace(reply, passed=passed))
     return checked

@@ -1,51 +1,46 @@
-"""Rows of `scores`: a metric before and after training, for all prompts and for each domain. And their table."""
+"""Rows of `scores`, and their printed table: metrics before and after training, for all prompts and for each domain."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, warn, with_sign
-from opdkit.evaluate.bootstrap import FEWEST, Interval, interval
+from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
 from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, sampled_replies
 
 T = TypeVar("T")
+Unit = tuple[int, float, float]  # weight, before, after: sums over a prompt, a turn or a passage
 
 MODELS = ("before", "after")
+
+
+class Metric(NamedTuple):
+    """Name of a metric in the tables, its unit, and which way is better."""
+
+    words: str
+    unit: str
+    better: int = 0  # 1: more is better, -1: less is better, 0: a change is neither
+
+
 METRICS = {
-    "passed_sampled": "share passed, sampled",
-    "passed_greedy": "share passed, greedy",
-    "reply_tokens": "reply length (tokens)",
-    "cut_off": "cut off by the limit",
-    "hint_echo": "hint echo",
-    "kl_replies": "KL, replies",
-    "kl_neutral": "KL, neutral text",
-    "logprob_good": "log-prob, +1 replies",
-    "logprob_bad": "log-prob, -1 replies",
-    "logprob_neutral": "log-prob, neutral text",
+    "passed_sampled": Metric("share passed, sampled", "share", 1),
+    "passed_greedy": Metric("share passed, greedy", "share", 1),
+    "reply_tokens": Metric("reply length (tokens)", "tokens"),
+    "cut_off": Metric("cut off by the limit", "share", -1),
+    "hint_echo": Metric("hint echo", "share", -1),
+    "kl_replies": Metric("KL, replies", "nats per token"),
+    "kl_neutral": Metric("KL, neutral text", "nats per token"),
+    "logprob_good": Metric("log-prob, +1 replies", "nats per token", 1),
+    "logprob_bad": Metric("log-prob, -1 replies", "nats per token", -1),
+    "logprob_neutral": Metric("log-prob, neutral text", "nats per token"),
 }
-# 1: more is better, -1: less is better. The others say how much changed, which is neither.
-BETTER = {"passed_sampled": 1, "passed_greedy": 1, "cut_off": -1, "hint_echo": -1, "logprob_good": 1, "logprob_bad": -1}
-SHARE, NATS = "share", "nats a token"
-UNITS = {
-    "passed_sampled": SHARE,
-    "passed_greedy": SHARE,
-    "reply_tokens": "tokens",
-    "cut_off": SHARE,
-    "hint_echo": SHARE,
-    "kl_replies": NATS,
-    "kl_neutral": NATS,
-    "logprob_good": NATS,
-    "logprob_bad": NATS,
-    "logprob_neutral": NATS,
-}
-# Metrics that are printed for each domain: of the others a dozen prompts say too little. The table `scores` has all.
+# Metrics that are printed for each domain: for the others a dozen prompts are too few. The table `scores` has all.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")
 RARE = ("cut_off", "hint_echo")  # one line where they never happen
 
@@ -53,37 +48,42 @@ RARE = ("cut_off", "hint_echo")  # one line where they never happen
 def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
     """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`."""
     rows = []
-    for domain, of_domain in _by_domain([(r.prompt, r) for r in replies]).items():
-        sampled, greedy = [r for r in of_domain if r.sample], [r for r in of_domain if not r.sample]
-        measured = sampled_replies(of_domain)
-        for metric, counted_replies, value in (
+    for domain, in_domain in _by_domain([(r.prompt, r) for r in replies]).items():
+        sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
+        measured = sampled_replies(in_domain)
+        for metric, scored, value in (
             ("passed_sampled", sampled, lambda r: r.passed),
             ("passed_greedy", greedy, lambda r: r.passed),
             ("reply_tokens", measured, lambda r: len(r.sequence.response_ids)),
             ("cut_off", measured, lambda r: r.finish_reason == "length"),
             ("hint_echo", measured, lambda r: r.hint_echo is not None),
         ):
-            if counted_replies:
-                rows.append(_comparison(metric, domain, _per_prompt(counted_replies, value), seed))
+            if scored:
+                rows.append(_score(metric, domain, _per_prompt(scored, value), seed))
     return rows
 
 
 def reply_kl_scores(replies: Sequence[Reply], shifts: Sequence[Shift], seed: int) -> list[JSON]:
-    """Return KL(before || after) on replies of the model before, a mean over their tokens (nats), by domain.
+    """Return KL(before || after) on replies of the model before, per token (nats), by domain.
 
-    `shifts` are those of the replies, in their order. Whole prompts are drawn for the interval.
+    `shifts` are those of the replies, in their order. The replies to one prompt are resampled together.
     """
     prompts: dict[str, tuple[HeldOutPrompt, list[Shift]]] = {}
     for reply, shift in zip(replies, shifts, strict=True):
         prompts.setdefault(reply.prompt.id, (reply.prompt, []))[1].append(shift)
-    sums = [
-        (prompt, Shift(*(sum(getattr(s, f.name) for s in of_prompt) for f in fields(Shift))))
-        for prompt, of_prompt in prompts.values()
-    ]
-    finite = [(prompt, shift) for prompt, shift in sums if math.isfinite(shift.kl)]
+    sums = [(prompt, (sum(s.tokens for s in own), 0.0, sum(s.kl for s in own))) for prompt, own in prompts.values()]
+    finite = [(prompt, unit) for prompt, unit in sums if math.isfinite(unit[2])]
     _warn_of_dropped("kl_replies", len(finite), len(sums))
     by_domain = _by_domain(finite)
-    return [_kl_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
+    return [_score("kl_replies", domain, by_domain.get(domain, []), seed) for domain in _by_domain(sums)]
+
+
+def shift_score(metric: str, shifts: Sequence[Shift], seed: int) -> JSON:
+    """Return the log-prob per token before and after (nats), or for `kl_neutral` KL(before || after) per token."""
+    sums = [(s.tokens, 0.0, s.kl) if metric == "kl_neutral" else (s.tokens, s.before, s.after) for s in shifts]
+    finite = [unit for unit in sums if all(map(math.isfinite, unit))]
+    _warn_of_dropped(metric, len(finite), len(sums))
+    return _score(metric, ALL, finite, seed)
 
 
 def _by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
@@ -96,109 +96,66 @@ def _by_domain(items: Sequence[tuple[HeldOutPrompt, T]]) -> dict[str, list[T]]:
     return {domain: domains[domain] for domain in order if domain in domains}
 
 
-def _per_prompt(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[tuple[float, float]]:
-    """Return (before, after) of each prompt: means over its replies with a value. Drop prompts that lack one side."""
+def _per_prompt(replies: Sequence[Reply], value: Callable[[Reply], Any]) -> list[Unit]:
+    """Return a unit for each prompt: means over its replies with a value. Drop prompts that lack one side."""
     prompts: dict[str, dict[str, list[float]]] = {}
     for reply in replies:
         sides = prompts.setdefault(reply.prompt.id, {model: [] for model in MODELS})
         if value(reply) is not None:
             sides[reply.model].append(float(value(reply)))
-    return [(_mean(s["before"]), _mean(s["after"])) for s in prompts.values() if s["before"] and s["after"]]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """Return the mean."""
-    return sum(values) / len(values)
-
-
-def _comparison(metric: str, domain: str, pairs: Sequence[tuple[float, float]], seed: int) -> JSON:
-    """Return the score of (before, after) pairs."""
-    if not pairs:
-        return _score(metric, domain, None, None, None, 0)
-    before, after = _mean([b for b, _ in pairs]), _mean([a for _, a in pairs])
-    return _score(metric, domain, before, after, interval([a - b for b, a in pairs], seed=seed), len(pairs))
-
-
-# -- log-probs and KL -----------------------------------------------------------------------------------------------
-
-
-def logprob_score(metric: str, shifts: Sequence[Shift], seed: int) -> JSON:
-    """Return the mean log-prob per token; turns are drawn whole for the interval, as their tokens move together."""
-    finite = [s for s in shifts if math.isfinite(s.before) and math.isfinite(s.after)]
-    _warn_of_dropped(metric, len(finite), len(shifts))
-    if not finite:
-        return _score(metric, ALL, None, None, None, 0)
-    tokens = [s.tokens for s in finite]
-    bounds = interval([(s.after - s.before) / s.tokens for s in finite], tokens, seed=seed)
-    before, after = sum(s.before for s in finite) / sum(tokens), sum(s.after for s in finite) / sum(tokens)
-    return _score(metric, ALL, before, after, bounds, len(finite))
-
-
-def neutral_kl_score(shifts: Sequence[Shift], seed: int) -> JSON:
-    """Return KL(before || after) on neutral text, a mean over its tokens (nats). Whole passages are drawn."""
-    finite = [s for s in shifts if math.isfinite(s.kl)]
-    _warn_of_dropped("kl_neutral", len(finite), len(shifts))
-    return _kl_score("kl_neutral", ALL, finite, seed)
-
-
-def _kl_score(metric: str, domain: str, shifts: Sequence[Shift], seed: int) -> JSON:
-    """Return the mean KL per token. Before training it is 0: a model does not differ from itself."""
-    if not shifts:
-        return _score(metric, domain, None, None, None, 0)
-    tokens = [s.tokens for s in shifts]
-    bounds = interval([s.kl / s.tokens for s in shifts], tokens, seed=seed)
-    return _score(metric, domain, 0.0, sum(s.kl for s in shifts) / sum(tokens), bounds, len(shifts))
+    both = [(s["before"], s["after"]) for s in prompts.values() if s["before"] and s["after"]]
+    return [(1, sum(before) / len(before), sum(after) / len(after)) for before, after in both]
 
 
 def _warn_of_dropped(metric: str, kept: int, total: int) -> None:
     """Warn of values that are not finite."""
     if kept < total:
-        warn(f"{METRICS[metric]}: {total - kept} of {total} are not finite and left out")
+        warn(f"{METRICS[metric].words}: {total - kept} of {total} are not finite and were dropped")
 
 
-def _score(metric: str, domain: str, before: float | None, after: float | None, bounds: Interval, count: int) -> JSON:
-    """Return one row of tables.SCORES."""
-    low, high = bounds or (None, None)
-    difference = None if before is None or after is None else after - before
+def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
+    """Return one row of tables.SCORES: weighted means over units, nulls without one.
+
+    The interval resamples whole units, since the tokens of one unit move together. For a KL, `before` is 0: a model
+    does not differ from itself.
+    """
+    before = after = difference = low = high = None
+    if units:
+        weights = [weight for weight, _, _ in units]
+        before, after = sum(b for _, b, _ in units) / sum(weights), sum(a for _, _, a in units) / sum(weights)
+        difference = after - before
+        low, high = interval([(a - b) / w for w, b, a in units], weights, seed=seed) or (None, None)
     return {"metric": metric, "domain": domain, "before": before, "after": after, "difference": difference,
-            "low": low, "high": high, "count": count}  # fmt: skip
-
-
-# -- table -----------------------------------------------------------------------------------------------------------
+            "low": low, "high": high, "count": len(units)}  # fmt: skip
 
 
 def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
     """Print rows of `scores` and `replies` on stdout: a table of 80 columns, and a line for what never happens."""
-    never = [
-        metric for metric in RARE if not any(row["before"] or row["after"] for row in scores if row["metric"] == metric)
-    ]
+    seen = {row["metric"] for row in scores if row["before"] or row["after"]}
+    never = [metric for metric in RARE if metric not in seen]
     table = RichTable(title="Before and after training, on held-out prompts", title_justify="left", box=None,
                       padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
     table.add_column("", no_wrap=True)
     table.add_column("domain", overflow="fold")
     for name in ("before", "after", "change", "95% interval", "n"):
         table.add_column(name, justify="right", no_wrap=True)
-    shown = {metric: _shown_rows(metric, scores) for metric in METRICS if metric not in never}
-    for metric, rows in shown.items():
+    shown: list[JSON] = []
+    for metric in METRICS:
+        rows = [row for row in scores if row["metric"] == metric and metric not in never]
+        if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
+            rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
         for n, row in enumerate(rows):
-            table.add_row("" if n else f"[bold]{METRICS[metric]}[/]", *_cells(row))
+            table.add_row("" if n else f"[bold]{METRICS[metric].words}[/]", *_cells(row))
+        shown += rows
     stdout.print(table)
     for metric in never:
         samples = {model: [r["sample"] for r in replies if r["model"] == model] for model in MODELS}
-        # The sampled replies, or the greedy ones if there are no others.
+        # The sampled replies, or the greedy ones where there are no others.
         before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
-        stdout.print(f"{METRICS[metric]}: 0 of {counted(after, 'reply')}, before 0 of {before:,}")
+        stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}")
     stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
-    if any(0 < row["count"] < FEWEST for rows in shown.values() for row in rows):
+    if any(0 < row["count"] < FEWEST for row in shown):
         stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")
-
-
-def _shown_rows(metric: str, scores: Sequence[JSON]) -> list[JSON]:
-    """Return the rows of a metric that the table shows."""
-    rows = [row for row in scores if row["metric"] == metric]
-    domains = [row for row in rows if row["domain"] not in POOLED]
-    by_domain = metric in BY_DOMAIN and len(domains) > 1  # a single domain is everything
-    return [row for row in rows if row["domain"] in POOLED or by_domain]
 
 
 def _cells(row: JSON) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""`opdkit eval`: the model before and after training, side by side, on prompts that were held out.
+"""`opdkit eval`: the model before and after training, side by side, on held-out prompts.
 
-Three questions: do its replies do better (share of checks passed), did the training take (log-probs of logged replies
-that were judged good and bad), and what did it cost (reply length, replies that speak of a hint nobody gave, and how
-far the model moved on its own replies and on text that no objective trains on).
+It measures whether replies improve (share of checks passed), whether the training had its effect (log-probs of logged
+replies that were judged good and bad), and what it cost (reply length, replies that mention a hint that nobody gave,
+and drift on replies of the model before and on text that no objective trains on).
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from opdkit.evaluate.drift import (
     MAX_TURNS,
     choose_by_hash,
     kl_shifts,
-    neutral_passages,
     passage_sequences,
+    read_passages,
     reply_shifts,
 )
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
-from opdkit.evaluate.scores import MODELS, logprob_score, neutral_kl_score, print_scores, reply_kl_scores, reply_scores
+from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, shift_score
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
-from opdkit.model.scoring import PromptResponse as ScoredSequence
+from opdkit.model.scoring import PromptResponse
 from opdkit.store.digests import file_digest
 from opdkit.store.footers import Summary
 from opdkit.store.plans import manifest, model_identity, stage_dir
@@ -43,7 +43,7 @@ from opdkit.train.targets import is_held_out, load_prompts, load_turns
 
 
 def run(config: EvalConfig) -> Summary:
-    """Compare `--model` (before) with `--trained` (after); print the scores as a table on stdout.
+    """Compare `--model` (before) with `--trained` (after). Print the scores as a table on stdout.
 
     Raises ConfigError and OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
     """
@@ -57,21 +57,18 @@ def run(config: EvalConfig) -> Summary:
         )
     check_targets_current(run_dir)
     names = model_names(config)
-    passages = []
-    if config.neutral_text or has_stage(run_dir, "extract"):
-        passages = neutral_passages(run_dir, config.neutral_text)
+    has_logs = has_stage(run_dir, "extract")
+    passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
     hints = run_hints(run_dir) if has_stage(run_dir, "judge") else set()
-    # Before the plan is pinned, as long as there is none: what fails here must not bind the next attempt.
+    # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
     stage = open_stage(config, names)
     if stage.todo():
         with stage.writing(0) as out:
             models, chat, prompts_with_ids = loaded or load_models(config, names, prompts)
             replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts_with_ids, config)]
-            drift = own_reply_drift(models, replies, config)
-            drift += judged_reply_drift(models, config) if has_stage(run_dir, "teacher") else []
-            drift += neutral_drift(models, chat, passages, config)
-            models.clear()  # a local judge may need the room
+            drift = drift_scores(models, chat, replies, passages, config)
+            models.clear()  # a local judge may need the memory
             replies = mark_echoes(check_replies(replies, config), hints)
             out.rows("replies", [reply.row() for reply in replies])
             out.rows("scores", reply_scores(replies, config.seed) + drift)
@@ -82,19 +79,25 @@ def run(config: EvalConfig) -> Summary:
     return stage.summary()
 
 
-# -- drift ----------------------------------------------------------------------------------------------------------
-
-
-def own_reply_drift(models: dict[str, Any], replies: Sequence[Reply], config: EvalConfig) -> list[JSON]:
-    """Return, by domain, how far the model has moved on replies of the model before."""
+def drift_scores(
+    models: dict[str, Any], chat: Chat, replies: Sequence[Reply], passages: Sequence[str], config: EvalConfig
+) -> list[JSON]:
+    """Return the scores of drift: on replies of the model before, on logged replies, and on neutral text."""
     own = sampled_replies([r for r in replies if r.model == "before"])
     say(f"drift on {counted(len(own), 'reply')} of the model before")
     shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
-    return reply_kl_scores(own, shifts, config.seed)
+    scores = reply_kl_scores(own, shifts, config.seed)
+    scores += judged_reply_scores(models, config) if has_stage(config.run, "teacher") else []
+    sequences = passage_sequences(chat.tokenizer, passages)
+    if sequences:
+        say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
+        shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
+        scores += [shift_score(metric, shifts, config.seed) for metric in ("logprob_neutral", "kl_neutral")]
+    return scores
 
 
-def judged_reply_drift(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
-    """Return how the log-probs of logged replies moved that were judged good (+1) and bad (-1)."""
+def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
+    """Return the scores of log-probs of logged replies that were judged good (+1) and bad (-1)."""
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
     share = manifest(config.run, "train")["plan"]["config"]["holdout"] if has_stage(config.run, "train") else 0.0
     if share:
@@ -103,7 +106,7 @@ def judged_reply_drift(models: dict[str, Any], config: EvalConfig) -> list[JSON]
     else:
         say(f"log-probs of {counted(len(turns), 'judged reply')}; "
             "none were held out of training (`opdkit train --holdout`)")  # fmt: skip
-    # The prompts as the teacher stage rendered them, whatever the replies above were sampled with.
+    # Prompts with the template arguments of the teacher stage; the sampled replies may have others.
     tokenizer = load_tokenizer(models["before"].name_or_path)
     chat = Chat(tokenizer, parse_pairs(template_args_of(config.run, "teacher"), "--template-arg"))
     scores = []
@@ -111,28 +114,15 @@ def judged_reply_drift(models: dict[str, Any], config: EvalConfig) -> list[JSON]
         chosen = choose_by_hash((t for t in turns if t.reward == reward), lambda t: t.turn_id, MAX_TURNS)
         if chosen:
             prompts = load_prompts(config.run, chosen, chat)
-            sequences = [ScoredSequence(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in chosen]
+            sequences = [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist()) for t in chosen]
             masks = [torch.from_numpy(t.sampled) for t in chosen]
             shifts = reply_shifts(models["before"], models["after"], sequences, masks, config.batch_tokens)
-            scores.append(logprob_score(metric, shifts, config.seed))
+            scores.append(shift_score(metric, shifts, config.seed))
     return scores
 
 
-def neutral_drift(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
-    """Return how far the model has moved on text that the training had no reason to touch."""
-    sequences = passage_sequences(chat.tokenizer, passages)
-    if not sequences:
-        return []
-    say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
-    shifts = kl_shifts(models["before"], models["after"], sequences, config.batch_tokens)
-    return [logprob_score("logprob_neutral", shifts, config.seed), neutral_kl_score(shifts, config.seed)]
-
-
-# -- setting up -----------------------------------------------------------------------------------------------------
-
-
 def model_names(config: EvalConfig) -> dict[str, str]:
-    """Return the two models. Raises OpdkitError when they are to come from a training that has not finished."""
+    """Return the paths or names of both models. Raises OpdkitError when neither --trained nor a training names one."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
         raise OpdkitError(
@@ -143,16 +133,16 @@ def model_names(config: EvalConfig) -> dict[str, str]:
 
 
 def run_hints(run: Path) -> set[str]:
-    """Return every accepted hint of the run, and every hint that people wrote."""
+    """Return all accepted hints of the run, and all hints from reviews."""
     parts = (read_arrow(run, "verdicts", part, ["hints"]) for part in range(part_count(run, "judge")))
-    decided = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
-    return decided | {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
+    reviewed = {review.hint for review in reviews_in_force(run).values() if review.hint is not None}
+    return reviewed | {hint for part in parts for hints in part["hints"].to_pylist() for hint in hints}
 
 
 def load_models(
     config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
 ) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
-    """Load both models. Return them, one chat template for both, and the prompts with their token ids."""
+    """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
     tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
     check_same_tokenizer(tokenizers["before"], tokenizers["after"])
     models: dict[str, Any] = {
@@ -166,7 +156,7 @@ def load_models(
 
 
 def open_stage(config: EvalConfig, names: dict[str, str]) -> Stage:
-    """Pin the plan: both models, the prompts, the neutral text, the judge, and the stages of the run that are there."""
+    """Pin the plan: both models, the prompts, the neutral text, the judge, and the stages that the run has."""
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}

@@ -11,8 +11,8 @@ from opdkit.evaluate.drift import (
     choose_by_hash,
     kl_divergence,
     kl_shifts,
-    neutral_passages,
     passage_sequences,
+    read_passages,
     reply_shifts,
 )
 from opdkit.model.load import load_model
@@ -111,9 +111,9 @@ def test_the_same_few_are_taken_again() -> None:
 
 def test_neutral_files_are_read_or_refused(tmp_path) -> None:
     (tmp_path / "text").write_text("one line\n\nanother\none line\n")
-    assert sorted(neutral_passages(tmp_path, str(tmp_path / "text"))) == ["another", "one line"]
+    assert sorted(read_passages(tmp_path, str(tmp_path / "text"))) == ["another", "one line"]
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(ConfigError, match="holds no text"):
-        neutral_passages(tmp_path, str(tmp_path / "empty"))
+        read_passages(tmp_path, str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match=r"--neutral-text .*No such file"):
-        neutral_passages(tmp_path, str(tmp_path / "none"))
+        read_passages(tmp_path, str(tmp_path / "none"))

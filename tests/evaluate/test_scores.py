@@ -10,20 +10,16 @@ from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, mark_echoes
 from opdkit.evaluate.scores import (
-    BETTER,
     METRICS,
-    UNITS,
-    logprob_score,
-    neutral_kl_score,
     reply_kl_scores,
     reply_scores,
+    shift_score,
 )
 from opdkit.model.scoring import PromptResponse
 
 
 def test_every_metric_has_a_unit() -> None:
-    assert set(UNITS) == set(METRICS)
-    assert set(BETTER) < set(METRICS)
+    assert all(metric.words and metric.unit and metric.better in (-1, 0, 1) for metric in METRICS.values())
 
 
 def reply(
@@ -143,9 +139,9 @@ def test_what_is_no_number_is_left_out_and_said(broken: float, capsys) -> None:
     assert (found["kl_replies", "all"]["after"], found["kl_replies", "all"]["count"]) == (3.0, 1)
     assert (found["kl_replies", "e"]["after"], found["kl_replies", "e"]["count"]) == (None, 0)
     assert "2 of 3 are not finite" in capsys.readouterr().err
-    row = neutral_kl_score(shifts, seed=0)
+    row = shift_score("kl_neutral", shifts, seed=0)
     assert (row["after"], row["count"]) == (2.0, 2)
-    row = logprob_score("logprob_good", [Shift(2, -4.0, -2.0), Shift(1, -1.0, broken)], seed=0)
+    row = shift_score("logprob_good", [Shift(2, -4.0, -2.0), Shift(1, -1.0, broken)], seed=0)
     assert (row["before"], row["after"], row["difference"], row["count"]) == (-2.0, -1.0, 1.0, 1)
-    row = logprob_score("logprob_good", [Shift(1, broken, 0.0)], seed=0)
+    row = shift_score("logprob_good", [Shift(1, broken, 0.0)], seed=0)
     assert (row["before"], row["after"], row["difference"], row["count"]) == (None, None, None, 0)

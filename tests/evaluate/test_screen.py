@@ -35,7 +35,7 @@ def test_a_row_is_a_line(monkeypatch, width) -> None:
     lines = shown(monkeypatch, rows((*POOLED, "weather", "trains", "orders")), width=width)
     assert max(map(len, lines)) <= width
     assert len(lines) == 2 + len(METRICS) * 3 + 3 * 3 + 1
-    assert all(any(line.startswith(words) for line in lines) for words in METRICS.values())
+    assert all(any(line.startswith(words) for line in lines) for words, _, _ in METRICS.values())
     assert sum("weather" in line for line in lines) == 3
 
 

@@ -40,8 +40,7 @@ def evaluation(run: Path) -> JSON | None:
     if not part_path(run, "replies", 0).exists():
         return None
     from opdkit.evaluate.bootstrap import FEWEST
-    from opdkit.evaluate.scores import BETTER, UNITS  # imported here: they bring torch
-    from opdkit.evaluate.scores import METRICS as WORDS
+    from opdkit.evaluate.scores import METRICS as SCORED  # imported here: it brings torch
 
     pairs: dict[str, JSON] = {}
     for row in read_part(run, "replies", 0):
@@ -50,5 +49,8 @@ def evaluation(run: Path) -> JSON | None:
             pair[row["model"]] = {"reply": row["reply"][:_REPLY_CHARS], "passed": row["passed"]}
     replies = [pair for pair in pairs.values() if "before" in pair and "after" in pair]
     replies.sort(key=lambda pair: pair["before"]["passed"] == pair["after"]["passed"])
-    return {"scores": read_part(run, "scores", 0), "words": WORDS, "better": BETTER, "units": UNITS, "fewest": FEWEST,
+    return {"scores": read_part(run, "scores", 0), "fewest": FEWEST,
+            "words": {name: metric.words for name, metric in SCORED.items()},
+            "better": {name: metric.better for name, metric in SCORED.items() if metric.better},
+            "units": {name: metric.unit for name, metric in SCORED.items()},
             "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS}  # fmt: skip

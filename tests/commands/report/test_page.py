@@ -143,7 +143,7 @@ def test_changes_of_one_unit_are_drawn_on_one_scale(calculating: Watched) -> Non
     calculating.page.evaluate(draw, rows)
     places = calculating.page.evaluate("[...document.querySelectorAll('.interval .change')].map((b) => b.style.left)")
     assert [float(place.rstrip("%")) for place in places] == pytest.approx([50.24, 2, 98])
-    assert "from −1.20 to +1.20 (nats a token), from −0.50 to +0.50 (share)" in calculating.text("#evaluation")
+    assert "from −1.20 to +1.20 (nats per token), from −0.50 to +0.50 (share)" in calculating.text("#evaluation")
 
 
 def test_tables_fit_and_legends_wait_for_the_pointer(report: Path, opened: Opening) -> None:
