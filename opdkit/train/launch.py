@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
@@ -82,7 +81,7 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, student: JSON) -> 
             stage = Stage.open(own, "train", [METRICS], parts=1, inputs=inputs, upstream=["teacher"])
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
-        settings: dict[str, Any] = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}
+        settings: JSON = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}
         accelerator.init_trackers("opdkit", settings)
     return stage
 

@@ -85,8 +85,7 @@ def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int)
         sessions.setdefault(logged_session_id(turn.session_id), set()).add(turn.turn_id)
     kept: set[str] = set()
     for turn_ids in sessions.values():
-        draws = {i: stable_hash(f"max-turns-per-session:{seed}:{i}") for i in turn_ids}
-        kept.update(sorted(turn_ids, key=draws.__getitem__)[:limit])
+        kept.update(sorted(turn_ids, key=lambda i: stable_hash(f"max-turns-per-session:{seed}:{i}"))[:limit])
     inside = [turn for turn in turns if turn.turn_id in kept]
     return inside, Counter({OVER_LIMIT: len(turns) - len(inside)} if len(inside) < len(turns) else {})
 
