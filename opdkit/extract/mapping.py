@@ -15,7 +15,7 @@ conversation so far. A path is names with dots between them, in quotes where a n
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +28,33 @@ _TARGETS = ("system", "user", "assistant", "tool", "drop")
 Steps = tuple[str | int, ...]
 
 
-def _path(default: str | None = None) -> Any:
-    """Declare a field of FieldMap that is a path."""
-    return field(default=None if default is None else (default,), metadata={"path": True})
-
-
 @dataclass(frozen=True)
 class FieldMap:
     """Paths to the fields of a log; None for a field that the log does not have."""
 
     # Where the conversation is: one of these.
-    messages: Steps | None = _path()
-    session: Steps | None = _path()
-    prompt: Steps | None = _path()
-    reply: Steps | None = _path()
-    next: Steps | None = _path()
-    order: Steps | None = _path()
+    messages: Steps | None = None
+    session: Steps | None = None
+    prompt: Steps | None = None
+    reply: Steps | None = None
+    next: Steps | None = None
+    order: Steps | None = None
     link: bool = False
     next_role: str = "user"
     # Of each message.
-    role: Steps = _path("role")
-    content: Steps = _path("content")
-    reasoning: Steps | None = _path()
-    name: Steps | None = _path()
-    tool_calls: Steps | None = _path("tool_calls")
-    tool_call_id: Steps | None = _path("tool_call_id")
-    finish_reason: Steps | None = _path()
+    role: Steps = ("role",)
+    content: Steps = ("content",)
+    reasoning: Steps | None = None
+    name: Steps | None = None
+    tool_calls: Steps | None = ("tool_calls",)
+    tool_call_id: Steps | None = ("tool_call_id",)
+    finish_reason: Steps | None = None
     # Of each line.
-    system: Steps | None = _path()
-    tools: Steps | None = _path()
-    model: Steps | None = _path()
-    time: Steps | None = _path()
-    language: Steps | None = _path()
+    system: Steps | None = None
+    tools: Steps | None = None
+    model: Steps | None = None
+    time: Steps | None = None
+    language: Steps | None = None
     metadata: tuple[tuple[str, Steps], ...] | None = None  # (name, path); None keeps every field that no path begins in
     roles: tuple[tuple[str, str], ...] = ()
     tool_call: tuple[tuple[str, Steps], ...] = ()  # of each call: id, name, arguments, under other names
@@ -78,12 +73,12 @@ class FieldMap:
 def load(path: str) -> FieldMap:
     """Read the mapping in a TOML file. Raises ConfigError, naming the file and the field, for one that is wrong."""
     document, where = read_toml(Path(path), "--map"), f"--map {path}"
-    known = {f.name: f for f in fields(FieldMap)}
+    known = [f.name for f in fields(FieldMap)]
     values: dict[str, Any] = {}
     for key, value in document.items():
         if key not in known:
-            raise ConfigError(f"{where}: there is no field {key!r}; {did_you_mean(key, list(known))}")
-        if known[key].metadata.get("path"):
+            raise ConfigError(f"{where}: there is no field {key!r}; {did_you_mean(key, known)}")
+        if key not in ("link", "next_role", "metadata", "roles", "tool_call"):
             values[key] = parse_path(value, f"{where}: {key}")
         elif key == "link":
             if not isinstance(value, bool):

@@ -19,8 +19,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
-from opdkit.extract.inputs.files import Input, is_damage, open_plain
-from opdkit.extract.inputs.parquet import Rows, is_parquet
+from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
+from opdkit.extract.inputs.parquet import Rows
 from opdkit.extract.inputs.survey import SurveyedInput
 from opdkit.store.stage import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
@@ -39,7 +39,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(path.open("wb"))
         try:
-            if is_parquet(entry.path):
+            if packing(entry.path) == "parquet":
                 rows = stack.enter_context(contextlib.closing(Rows(entry.path, entry.source, line_limit)))
                 for _, line in rows.read(LINES + 1):
                     count += 1

@@ -10,7 +10,7 @@ import gc
 import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -76,9 +76,11 @@ def run(config: ExtractConfig) -> Summary:
         stage = Stage.open(config, "extract", TABLES, parts=max(1, logs.parts), inputs=pinned)
         todo = stage.todo()
         if workers is None:
-            with contextlib.closing(Units(logs)) as units, rare_collections():
-                for part in progress(todo, "extract", len(todo), "parts"):
-                    write_part(stage, units, part)
+            units = stack.enter_context(contextlib.closing(Units(logs)))
+            stack.callback(gc.set_threshold, *gc.get_threshold())
+            collect_rarely()
+            for part in progress(todo, "extract", len(todo), "parts"):
+                write_part(stage, units, part)
         else:
             job = scratch / "job.pickle"
             job.write_bytes(pickle.dumps((stage, logs)))
@@ -213,21 +215,15 @@ def say_formats(logs: Sequence[SurveyedInput]) -> None:
         say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))
 
 
-@contextlib.contextmanager
-def rare_collections() -> Iterator[None]:
+def collect_rarely() -> None:
     """Run the cyclic garbage collector about once per part rather than hundreds of times: parts have no cycles."""
-    before = gc.get_threshold()
-    gc.set_threshold(_RARELY, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+    gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
 
 
 def prepare_worker() -> None:
     """Import what a part needs while the first pass is under way: pyarrow imports pandas with its first array."""
     to_arrow(SESSIONS, [])
-    gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
+    collect_rarely()
 
 
 @functools.cache

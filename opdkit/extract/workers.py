@@ -64,17 +64,16 @@ class Workers:
         No further part is taken once this process was asked to stop. Raises what `function` raises, and OpdkitError
         when a process has died.
         """
-        left = iter(parts)
-        running = self._running
+        left, running = iter(parts), self._running
         try:
-            for part in islice(left, self._count):
-                running[self._pool.submit(_call, function, part)] = part
-            while running:
+            while True:
+                for part in islice(left, 0 if stopping.is_requested() else self._count - len(running)):
+                    running[self._pool.submit(_call, function, part)] = part
+                if not running:
+                    return
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     future.result()
                     yield running.pop(future)
-                    for part in islice(left, 0 if stopping.is_requested() else 1):
-                        running[self._pool.submit(_call, function, part)] = part
         except BrokenProcessPool:
             parts_lost = " or ".join(map(str, sorted(running.values())))
             raise OpdkitError(

@@ -9,15 +9,7 @@ role tool; thinking becomes the reply's reasoning; images and documents leave a 
 """
 
 from opdkit.chat.conversation import JSON, Conversation, Note
-from opdkit.chat.messages import (
-    content_text,
-    first_text,
-    message,
-    message_key,
-    read_messages,
-    read_tools,
-    require_messages,
-)
+from opdkit.chat.messages import first_text, message_key, read_messages, read_tools, require_messages
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -66,10 +58,9 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     request, response = _split_call(record)
     items = require_messages(request.get("messages"), "messages")
     system = request.get("system")
-    opening = [message("system", content_text(system))] if system else []
-    if response:
-        items = [*items, {"role": "assistant", "content": response.get("content")}]
-    messages, notes = read_messages(items)
+    opening = [{"role": "system", "content": system}] if system else []
+    reply = [{"role": "assistant", "content": response.get("content")}] if response else []
+    messages, notes = read_messages([*opening, *items, *reply], first=-len(opening))
     if response:
         finish = response.get("stop_reason")
         notes.setdefault(len(messages) - 1, Note()).finish_reason = finish if isinstance(finish, str) else None
@@ -80,8 +71,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
         metadata["usage"] = response["usage"]
     model = first_text(request.get("model"), response.get("model"), record.get("model"))
     tools = read_tools(request.get("tools"))
-    notes = {index + len(opening): note for index, note in notes.items()}
-    return [Conversation(line.source, line.number, opening + messages, model, tools, metadata, notes)]
+    return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
 
 
 READER = line_reader("anthropic", recognises, read_record, closer_than="openai")

@@ -14,13 +14,14 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
+from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
 from opdkit.chat.messages import dump
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
+NO_CALL = f"{LEFT_OUT}no model call"
 NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it
 REPEATED = "repeated record"
 _DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
@@ -76,9 +77,6 @@ def _session_key(read_call: ReadCall, record: JSON) -> str | None:
         if message["role"] == "user":
             break
     return f"~{chain.hexdigest()}"
-
-
-# -- comparing -------------------------------------------------------------------------------------------------------
 
 
 def _canonical(message: JSON) -> bytes:
@@ -137,9 +135,6 @@ def _digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_DIGEST).digest()
 
 
-# -- linking ---------------------------------------------------------------------------------------------------------
-
-
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:
     """Return (kept, repeats): of records with one prompt, reply and next state, the first that knows it is kept."""
     repeats: dict[int, _Node] = {}
@@ -196,9 +191,6 @@ def _is_next_state_foreign(node: _Node, after: _Node | None) -> bool:
     if after is None or node.next is None or after.last != node.next or after.parent is node:
         return False
     return not (isinstance(node.turn, int) and isinstance(after.turn, int) and after.turn == node.turn + 1)
-
-
-# -- conversations ---------------------------------------------------------------------------------------------------
 
 
 def read_chains(read_call: ReadCall, unit: Sequence[Line]) -> Iterator[Conversation | Rejected | LeftOut]:

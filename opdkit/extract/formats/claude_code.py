@@ -47,11 +47,6 @@ def recognises(record: JSON) -> bool:
     return (kind == "summary" and "leafUuid" in record) or (kind == "queue-operation" and "sessionId" in record)
 
 
-def id_of(record: JSON) -> str | None:
-    """Return the session id of an event."""
-    return first_text(record.get("sessionId"))
-
-
 def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     """Read all lines of one session: the main conversations, then the sidechains, each by its first line."""
     events: list[_Event] = []
@@ -74,7 +69,7 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     main: list[Conversation] = []
     sidechains: list[Conversation] = []
     for branch in _find_branches(events, gaps):
-        conversation = _join_events(events, branch)
+        conversation = _join_events(events, *branch)
         if any(note.kind == "side" for note in conversation.notes.values()):
             sidechains.append(conversation)
         else:
@@ -84,9 +79,6 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     yield from sidechains
     if not main and not sidechains and first is not None:
         yield first.reject(Unreadable("no messages", "a session without one message"))
-
-
-# -- one event -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -159,40 +151,29 @@ def _read_event(line: Line, record: JSON) -> _Event:
     return event
 
 
-# -- the tree --------------------------------------------------------------------------------------------------------
+def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[tuple[list[int], set[int], int]]:
+    """Return the active branch of every tree, the trees in the order of the file.
 
-
-@dataclass(slots=True)
-class _Branch:
-    """Conversation, as the positions of its events in the order of the file."""
-
-    positions: list[int]
-    gaps: set[int]  # positions before which a line is missing
-    left_out: int  # replies on other branches of its tree
-
-
-def _find_branches(events: Sequence[_Event], gaps: set[int]) -> list[_Branch]:
-    """Return the active branch of every tree, the trees in the order of the file."""
+    Each is (positions of its events in the order of the file, positions before which a line is missing, number of
+    replies on other branches of the tree).
+    """
     parents, breaks = _find_parents(events, gaps)
     trees: dict[int, list[int]] = {}
     for position, root in enumerate(_find_roots(parents)):
         if events[position].kind in _MESSAGES:
             trees.setdefault(root, []).append(position)
-    branches: list[_Branch] = []
+    replies = {p: event.reply or f"#{p}" for p, event in enumerate(events) if event.kind == "assistant"}
+    branches: list[tuple[list[int], set[int], int]] = []
     kept: set[str] = set()  # replies
     # Of a session that was written down twice, the one that ended last is kept.
     for members in sorted(trees.values(), key=lambda m: m[-1], reverse=True):
         positions = _find_active(events, members, parents)
-        active, every = _reply_ids(events, positions), _reply_ids(events, members)
+        active, every = ({replies[p] for p in places if p in replies} for places in (positions, members))
         if branches and active <= kept:
             continue  # kept already; or no reply at all, as what /clear leaves behind
-        branches.append(_Branch(positions, breaks & set(positions), len(every - active - kept)))
+        branches.append((positions, breaks & set(positions), len(every - active - kept)))
         kept |= active
-    return sorted((b for b in branches if any(events[p].messages for p in b.positions)), key=lambda b: b.positions[0])
-
-
-def _reply_ids(events: Sequence[_Event], positions: Sequence[int]) -> set[str]:
-    return {events[p].reply or f"#{p}" for p in positions if events[p].kind == "assistant"}
+    return sorted((b for b in branches if any(events[p].messages for p in b[0])), key=lambda b: b[0][0])
 
 
 def _find_parents(events: Sequence[_Event], gaps: set[int]) -> tuple[list[int | None], set[int]]:
@@ -223,17 +204,15 @@ def _find_roots(parents: list[int | None]) -> list[int]:
     """Return the root of every event. Where a damaged log runs in a circle, its first event becomes the root."""
     roots: list[int] = [-1] * len(parents)
     for start in range(len(parents)):
-        path: list[int] = []
-        on_path: set[int] = set()
+        path: dict[int, None] = {}  # in order, and fast to look into
         position = start
         while roots[position] < 0:
-            path.append(position)
-            on_path.add(position)
+            path[position] = None
             parent = parents[position]
-            if parent is None or parent in on_path:
-                position = position if parent is None else min(path[path.index(parent) :])
-                parents[position] = None
-                roots[position] = position
+            if parent is None or parent in path:
+                circle = [position] if parent is None else list(path)[list(path).index(parent) :]
+                position = min(circle)
+                parents[position], roots[position] = None, position
                 break
             position = parent
         for member in path:
@@ -263,12 +242,9 @@ def _find_active(events: Sequence[_Event], members: Sequence[int], parents: Sequ
     return sorted(active)
 
 
-# -- the conversation ------------------------------------------------------------------------------------------------
-
-
-def _join_events(events: Sequence[_Event], branch: _Branch) -> Conversation:
+def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set[int], left_out: int) -> Conversation:
     """Return the conversation of a branch. The pieces of one reply, with at most results between them, are joined."""
-    first = next(events[p] for p in branch.positions if events[p].messages)
+    first = next(events[p] for p in positions if events[p].messages)
     conversation = Conversation(first.source, first.line, [])
     messages, notes = conversation.messages, conversation.notes
     open_reply: tuple[str | None, int] | None = None  # whose next piece may still come: (message.id, index)
@@ -276,9 +252,9 @@ def _join_events(events: Sequence[_Event], branch: _Branch) -> Conversation:
     tool_errors: list[int] = []
     compacted: list[int] = []
     gaps: set[int] = set()
-    for position in branch.positions:
+    for position in positions:
         event = events[position]
-        if position in branch.gaps:
+        if position in breaks:
             gaps.add(len(messages))
         if event.compacts and compacted[-1:] != [len(messages)]:
             compacted.append(len(messages))
@@ -306,7 +282,7 @@ def _join_events(events: Sequence[_Event], branch: _Branch) -> Conversation:
     conversation.machine = {i for i in client if messages[i]["role"] == "user"}
     mark_gaps(conversation, gaps)
     _mark_reactions(conversation, client)
-    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": branch.left_out}
+    logged = {"compacted_before": compacted, "tool_errors": tool_errors, "other_branches": left_out}
     conversation.metadata = first.header | {key: value for key, value in logged.items() if value}
     return conversation
 
@@ -327,4 +303,4 @@ def _mark_reactions(conversation: Conversation, client: set[int]) -> None:
         following = []
 
 
-READER = Reader("claude_code", "id", recognises, read, id_of=id_of, carries=True)
+READER = Reader("claude_code", "id", recognises, read, lambda record: first_text(record.get("sessionId")), carries=True)

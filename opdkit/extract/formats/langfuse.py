@@ -9,13 +9,12 @@ called no model: they are counted and left out.
 
 from typing import Any
 
-from opdkit.chat.conversation import JSON, LEFT_OUT, Note, Unreadable
+from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import dump, first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import Call, call_reader
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
-NO_CALL = f"{LEFT_OUT}no model call"
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                     "GUARDRAIL"))  # fmt: skip
 _OF_REPLY = {"content", "tool_calls", "function_call", "additional_kwargs"}

@@ -34,9 +34,6 @@ def _recognises(record: JSON) -> bool:
     return True
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
 def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "user") -> list[JSON]:
     """Return logged messages, the first of them number `first`, in OpenAI's form without those of dropped roles.
 
@@ -79,46 +76,43 @@ def _path_text(steps: Sequence[str | int] | None) -> str:
     return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in steps or ()).lstrip(".")
 
 
-# -- what a record says of its conversation ----------------------------------------------------------------------------
+def _read_context(
+    fields: FieldMap, record: JSON, messages: list[JSON]
+) -> tuple[list[JSON], str | None, str | None, JSON]:
+    """Return (messages, model, tools, metadata) of a record.
 
-
-def _opening(fields: FieldMap, record: JSON, messages: Sequence[JSON]) -> list[JSON]:
-    """Return the system prompt that stands beside the messages, unless they begin with one."""
+    A system prompt beside the messages becomes the first of them, unless they begin with one. The metadata are the
+    fields that the mapping names, or all that it does not use; with time and language.
+    """
     system = first_text(value_at(record, fields.system))
-    return [message("system", system)] if system and (not messages or messages[0]["role"] != "system") else []
-
-
-def _metadata(fields: FieldMap, record: JSON) -> JSON:
-    """Return the fields that the mapping names, or all that it does not use; with time and language."""
+    if system and (not messages or messages[0]["role"] != "system"):
+        messages = [message("system", system), *messages]
     if fields.metadata is None:
         metadata = {key: value for key, value in record.items() if key not in fields.used}
     else:
         named = ((name, value_at(record, path)) for name, path in fields.metadata)
         metadata = {name: value for name, value in named if value is not None}
     logged, language = value_at(record, fields.time), value_at(record, fields.language)
-    time = parse_time(logged)
     if logged is not None:
-        metadata["timestamp"] = time.isoformat() if time is not None else logged
-    return metadata | ({"language": language} if language is not None else {})
+        time = parse_time(logged)
+        metadata["timestamp"] = logged if time is None else time.isoformat()
+    if language is not None:
+        metadata["language"] = language
+    return messages, first_text(value_at(record, fields.model)), read_tools(value_at(record, fields.tools)), metadata
 
 
 def _make_conversation(
     fields: FieldMap, line: Line, record: JSON, messages: list[JSON], notes: dict[int, Note]
 ) -> Conversation:
     """Return a conversation with what its line says of it; `notes` by index in `messages`."""
-    opening = _opening(fields, record, messages)
-    model, tools = first_text(value_at(record, fields.model)), read_tools(value_at(record, fields.tools))
-    notes = {index + len(opening): note for index, note in notes.items()}
-    metadata = _metadata(fields, record)
-    return Conversation(line.source, line.number, opening + messages, model, tools, metadata, notes)
+    whole, model, tools, metadata = _read_context(fields, record, messages)
+    notes = {index + len(whole) - len(messages): note for index, note in notes.items()}
+    return Conversation(line.source, line.number, whole, model, tools, metadata, notes)
 
 
 def _session_id(fields: FieldMap, record: JSON) -> str | None:
     value = value_at(record, fields.session)
     return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "" else None
-
-
-# -- a conversation per line -------------------------------------------------------------------------------------------
 
 
 def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]:
@@ -130,9 +124,6 @@ def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conve
     if not messages:
         raise Unreadable("no messages", "all of them are of roles that the mapping drops")
     return [_make_conversation(fields, line, record, messages, notes)]
-
-
-# -- prompt, reply and next state per line -----------------------------------------------------------------------------
 
 
 def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note, list[JSON]]:
@@ -162,13 +153,8 @@ def _read_pair(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]
 def _read_call(fields: FieldMap, record: JSON) -> Call:
     """Read a pair whose prompt repeats the conversation so far."""
     prompt, reply, note, following = _split_pair(fields, record)
-    prompt = _opening(fields, record, prompt) + prompt
-    model, tools = first_text(value_at(record, fields.model)), read_tools(value_at(record, fields.tools))
-    logged, session = _metadata(fields, record), _session_id(fields, record)
-    return Call(prompt, reply, note, following, model=model, tools=tools, logged=logged, session=session)
-
-
-# -- a message per line ------------------------------------------------------------------------------------------------
+    prompt, model, tools, logged = _read_context(fields, record, prompt)
+    return Call(prompt, reply, note, following, None, model, tools, logged, _session_id(fields, record))
 
 
 @dataclass(slots=True)

@@ -14,14 +14,13 @@ and left out.
 
 from typing import Any
 
-from opdkit.chat.conversation import JSON, LEFT_OUT, Note, Unreadable
+from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import dump, first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import Call, call_reader
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
 from opdkit.extract.mapping import value_at
 
-NO_CALL = f"{LEFT_OUT}no model call"
 _EVENTS = {"gen_ai.system.message": "system", "gen_ai.user.message": "user", "gen_ai.assistant.message": "assistant",
            "gen_ai.tool.message": "tool"}  # fmt: skip
 _SESSIONS = (("session", "id"), ("gen_ai", "conversation", "id"), ("langfuse", "session", "id"),
@@ -113,9 +112,6 @@ def _read_tools(tree: JSON) -> str | None:
     return read_tools(value_at(tree, ("gen_ai", "tool", "definitions")))
 
 
-# -- where the messages are --------------------------------------------------------------------------------------------
-
-
 def _find_messages(tree: JSON, record: JSON) -> Logged:
     """Return prompt and replies by the first convention that the span keeps to; None where there are none."""
     for logged in (
@@ -164,9 +160,6 @@ def _event_messages(record: JSON) -> Logged:
         elif name == "gen_ai.content.completion":
             replies = _list_at(body, "gen_ai", "completion") or replies
     return prompt or None, replies or None
-
-
-# -- messages in OpenAI's form -----------------------------------------------------------------------------------------
 
 
 def _openai_messages(item: Any) -> list[Any]:

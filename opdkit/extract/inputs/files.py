@@ -22,7 +22,7 @@ from opdkit.extract.formats.reader import Line
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
 
 
@@ -118,8 +118,8 @@ def _copy_dataset(log: str, path: Path) -> Path:
     return path
 
 
-def compression(path: Path) -> str | None:
-    """Return "gzip", "zstd" or None, by the first bytes of the file and not by its name."""
+def packing(path: Path) -> str | None:
+    """Return "gzip", "zstd", "parquet" or None, by the first bytes of the file and not by its name."""
     with path.open("rb") as handle:
         head = handle.read(4)
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
@@ -127,12 +127,11 @@ def compression(path: Path) -> str | None:
 
 def open_plain(path: Path) -> io.BufferedReader:
     """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `is_damage` recognises."""
-    kind = compression(path)
-    if kind is None:
-        return io.BufferedReader(path.open("rb", buffering=0), _BUFFER)
-    stream = pa.input_stream(str(path), compression=kind)
-    # Where the archive breaks off, the buffer that is being filled is lost: keep it small.
-    return io.BufferedReader(stream, 1 << 16)
+    kind = packing(path)
+    if kind in ("gzip", "zstd"):
+        # Where the archive breaks off, the buffer that is being filled is lost: keep it small.
+        return io.BufferedReader(pa.input_stream(str(path), compression=kind), 1 << 16)
+    return io.BufferedReader(path.open("rb", buffering=0), _BUFFER)
 
 
 def is_damage(error: Exception) -> bool:

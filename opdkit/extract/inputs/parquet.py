@@ -17,16 +17,9 @@ from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import SHOWN
 
-_MAGIC = b"PAR1"
 _BATCH = 4 << 20  # bytes of rows, decoded, that are held at once, about
 _MOST_ROWS = 1_024  # of a batch
 DAMAGED_ROWS = "damaged rows"
-
-
-def is_parquet(path: Path) -> bool:
-    """Return True for a Parquet file, by its first bytes and not by its name."""
-    with path.open("rb") as handle:
-        return handle.read(len(_MAGIC)) == _MAGIC
 
 
 def row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]:

@@ -24,9 +24,9 @@ from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import detect, remedy
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.files import Input, compression, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import Input, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
-from opdkit.extract.inputs.parquet import Rows, is_parquet, row_chunks
+from opdkit.extract.inputs.parquet import Rows, row_chunks
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
 from opdkit.version import __version__
@@ -51,21 +51,16 @@ class SurveyedInput:
     input: Input
     number: int
     stat: tuple[int, ...]  # size, time of change, inode
+    path: Path  # to read its lines from: the file itself, or a copy, unpacked or of its lines (`copied`)
     format: str | None = None  # None: empty, or set aside, and then without units
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
     mapped: Reader | None = None  # the reader that `--map` made
     by_row: bool = False  # read as Parquet: places in it are rows
-    plain: Path | None = None  # an unpacked copy, or one of its lines (`copied`)
-    copied: bool = False  # `plain` was written by index.copy_lines
+    copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
     chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
     units: range = range(0)  # sessions and ids: the units that come up first in this input
-
-    @property
-    def path(self) -> Path:
-        """File to read its lines from."""
-        return self.plain or self.input.path
 
     @property
     def reader(self) -> Reader:
@@ -109,8 +104,8 @@ class SharedSurvey:
         RUN/extract/.survey/9f86d081884c7d659a2feaa0c55ad015.json
 
     One file per input, named by a digest of all that it depends on: the file's path, size, time and inode, and the
-    options. Shards begin at different inputs, and look here before each: without a lock they share the inputs between
-    them, and two that read the same one at once write the same thing.
+    options. Shards begin at different inputs, and look here before each. No lock is needed: two that read the same
+    input at once write the same thing.
     """
 
     folder: Path
@@ -119,25 +114,22 @@ class SharedSurvey:
 
     def path(self, log: SurveyedInput, *options: object) -> Path:
         """Return the file for an input, which is read under these options."""
-        key = __version__, log.input.path.resolve(), log.input.given, *log.stat, *options
+        key = __version__, *options, log.input.path.resolve(), log.input.given, *log.stat
         return self.folder / f"{xxhash.xxh3_128_hexdigest(json.dumps([*map(str, key)]).encode())}.json"
 
     def recall(self, log: SurveyedInput, path: Path) -> bool:
         """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
         try:
-            known = json.loads(path.read_text(encoding="utf-8"))
+            log.format, log.digest, log.size, problem, chunks = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        log.format, log.digest, log.size = known["format"], known["digest"], known["size"]
-        log.problem = Unreadable(*known["problem"]) if known["problem"] else None
-        log.chunks = [(Mark(log.number, at, line), size) for at, line, size in known["chunks"]]
+        log.problem = Unreadable(*problem) if problem else None
+        log.chunks = [(Mark(log.number, at, line), size) for (_, at, line), size in chunks]
         return True
 
     def keep(self, log: SurveyedInput, path: Path) -> None:
         """Write the results for the other shards. A disk that cannot take them is no reason to stop."""
-        problem = log.problem and [log.problem.reason, log.problem.detail]
-        known = {"format": log.format, "digest": log.digest, "problem": problem, "size": log.size,
-                 "chunks": [[mark.at, mark.line, size] for mark, size in log.chunks]}  # fmt: skip
+        known = log.format, log.digest, log.size, log.problem and log.problem.args, log.chunks
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(known))
@@ -160,14 +152,13 @@ def survey(
     mapped = format if isinstance(format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
     logs = [
-        SurveyedInput(entry, number, file_state(entry.path), mapped=mapped, by_row=is_parquet(entry.path))
-        for number, entry in enumerate(inputs)
+        SurveyedInput(
+            entry, n, file_state(entry.path), entry.path, mapped=mapped, by_row=packing(entry.path) == "parquet"
+        )
+        for n, entry in enumerate(inputs)
     ]
     path = scratch / "index.sqlite"
-    with (
-        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index,
-        ThreadPoolExecutor(1) as digester,
-    ):
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
         start = shared.shard * len(logs) // shared.shards if shared else 0  # this shard's share of them comes first
         for log in [*logs[start:], *logs[:start]]:
@@ -178,7 +169,7 @@ def survey(
                 with _digested(log, digester):
                     if log.by_line:
                         _cut_into_chunks(log, part_bytes, line_limit, scratch)
-                if shared and log.plain is None:
+                if shared and log.path is log.input.path:
                     shared.keep(log, shared.path(log, *options))
         first = 0  # units are numbered across the inputs
         for log in logs:
@@ -298,7 +289,7 @@ def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scrat
 def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
     copied = log.by_row or log.reader.unfold is not None
-    if compression(log.input.path) and not copied:
+    if packing(log.input.path) and not copied:
         _unpack(log, scratch)
     numbered, path = _lines_until_damage(log, line_limit), log.path
     if copied:
@@ -309,7 +300,7 @@ def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int,
     else:
         log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
     if copied:
-        log.plain, log.copied, log.by_row = path, True, False
+        log.path, log.copied, log.by_row = path, True, False
 
 
 def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
@@ -320,8 +311,8 @@ def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[i
 
 def _unpack(log: SurveyedInput, scratch: Path) -> None:
     """Copy an input, unpacked, up to where it breaks off, if it does."""
-    log.plain = scratch / f"plain-{log.number}.jsonl"
-    with _noting_damage(log), open_plain(log.input.path) as packed, log.plain.open("wb") as plain:
+    log.path = scratch / f"plain-{log.number}.jsonl"
+    with _noting_damage(log), open_plain(log.input.path) as packed, log.path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
 

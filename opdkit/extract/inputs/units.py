@@ -3,13 +3,12 @@
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from io import BufferedReader
 from typing import Any, NamedTuple
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
-from opdkit.extract.inputs.files import compression, lines, open_plain
+from opdkit.extract.inputs.files import lines, open_plain, packing
 from opdkit.extract.inputs.index import read_copy
 from opdkit.extract.inputs.parquet import Rows
 from opdkit.extract.inputs.survey import END, Mark, Survey, SurveyedInput
@@ -26,32 +25,23 @@ class Unit(NamedTuple):
     problem: Unreadable | None = None  # why there are no lines
 
 
-@dataclass
-class _OpenFile:
-    """Input that is open."""
-
-    log: SurveyedInput
-    handle: BufferedReader
-    packed: bool
-    at: int = 0  # bytes into what it holds unpacked; -1: unknown
-
-
 class Units:
     """Reader of the units of parts. Raises OpdkitError when an input has changed since the first pass."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
         self.index = sqlite3.connect(survey.index)
-        self._open: _OpenFile | None = None  # parts mostly follow each other, so the last input stays open
-        self._rows: tuple[SurveyedInput, Rows] | None = None  # and the last one of Parquet
+        # Parts mostly follow each other, so the last input stays open, and the last one of Parquet.
+        self._file: tuple[SurveyedInput, BufferedReader, bool] | None = None  # True: packed
+        self._at = 0  # bytes into what the file holds unpacked; -1: unknown
+        self._rows: tuple[SurveyedInput, Rows] | None = None
 
     def close(self) -> None:
         """Close the index and the inputs."""
         self.index.close()
-        if self._open is not None:
-            self._open.handle.close()
-        if self._rows is not None:
-            self._rows[1].close()
+        for opened in (self._file, self._rows):
+            if opened is not None:
+                opened[1].close()
 
     def read(self, part: int) -> Iterator[Unit]:
         """Yield the units of part `part`, in order."""
@@ -84,24 +74,23 @@ class Units:
 
     def lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the lines from `start` up to the offset `stop`, both in what the input holds unpacked."""
-        file = self._open
-        if file is None or file.log is not log or (file.packed and not 0 <= file.at <= start.at):
-            if file is not None:
-                file.handle.close()
-            packed = log.plain is None and compression(log.path) is not None
-            file = self._open = _OpenFile(log, open_plain(log.path), packed)
-        if not file.packed:
-            file.handle.seek(start.at)
-        while file.packed and file.at < start.at:  # a packed stream only goes forward
-            skipped = len(file.handle.read(min(_SKIPPED, start.at - file.at)))
+        if self._file is None or self._file[0] is not log or (self._file[2] and not 0 <= self._at <= start.at):
+            if self._file is not None:
+                self._file[1].close()
+            self._file, self._at = (log, open_plain(log.path), packing(log.path) is not None), 0
+        _, handle, packed = self._file
+        if not packed:
+            handle.seek(start.at)
+        while packed and self._at < start.at:  # a packed stream only goes forward
+            skipped = len(handle.read(min(_SKIPPED, start.at - self._at)))
             if not skipped:  # the file was cut short since: `check_unchanged` raises
                 break
-            file.at += skipped
-        file.at = -1  # until all lines are read
+            self._at += skipped
+        self._at = -1  # until all lines are read
         source, limit = log.input.source, self.survey.line_limit
-        for _, line in lines(file.handle, source, limit, number=start.line, offset=start.at, stop=stop):
+        for _, line in lines(handle, source, limit, number=start.line, offset=start.at, stop=stop):
             yield read_copy(line) if log.copied else line
-        file.at = stop
+        self._at = stop
 
     def _indexed(self, log: SurveyedInput, first: int, stop: int) -> Iterator[Unit]:
         """Yield the sessions, or the ids, from unit `first` up to unit `stop`."""

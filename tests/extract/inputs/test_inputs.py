@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import ConfigError
-from opdkit.extract.inputs.files import compression, expand, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain, packing
 
 LOG = b'{"a": 1}\n{"a": 2}\n'
 
@@ -100,7 +100,7 @@ def pack(kind: str | None, data: bytes) -> bytes:
 def test_compression_is_known_by_content(tmp_path, kind):
     path = tmp_path / "a.jsonl"  # whatever the name says
     path.write_bytes(pack(kind, LOG) + (pack(kind, LOG) if kind else b""))
-    assert compression(path) == kind
+    assert packing(path) == kind
     with open_plain(path) as handle:
         assert handle.read() == (LOG + LOG if kind else LOG)
 
