@@ -193,7 +193,7 @@ def _exactly(dumps: Callable[..., bytes]) -> Callable[..., bytes]:
 def _rows(name: str, line: bytes) -> int:
     """Read one line to the end, as a part of one unit. Return the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
-    whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), Path(), name, mapped=_reader(name))
+    whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), Path(), _reader(name), name)
     extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
     return sum(writer.arrow(table).nbytes for table in extract.TABLES)
 

@@ -16,14 +16,9 @@ _LINES = 1_000  # looked at: a log may begin with a page of comments or of damag
 NO_LINES = "no JSON lines"
 UNKNOWN = "unknown format"
 _COLUMN = re.compile(r'"?[\w .:/#-]{1,80}"?')  # a name of one in CSV
-_UTF_16 = {  # a byte-order mark, or the zero byte that JSON begins with in UTF-16
-    b"\xff\xfe": "UTF-16",
-    b"\xfe\xff": "UTF-16",
-    b"{\0": "UTF-16LE",
-    b"[\0": "UTF-16LE",
-    b"\0{": "UTF-16BE",
-    b"\0[": "UTF-16BE",
-}
+# A byte-order mark, or the zero byte that JSON begins with in UTF-16.
+_UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[\0": "UTF-16LE", b"\0{": "UTF-16BE",
+           b"\0[": "UTF-16BE"}  # fmt: skip
 
 
 def detect(source: str, lines: Iterable[Line]) -> str:
@@ -59,11 +54,10 @@ def detect(source: str, lines: Iterable[Line]) -> str:
 
 def remedy(problem: Unreadable) -> str:
     """Return what to do about an input that no reader knows; "" where its problem says so itself."""
-    if problem.reason != UNKNOWN:
-        return ""
-    return (
+    known = (
         "; --format names the format if it is one of them, --map says where the fields of any other are, docs/logs.md"
     )
+    return known if problem.reason == UNKNOWN else ""
 
 
 def _diagnose(line: Line) -> Unreadable | None:
@@ -85,8 +79,5 @@ def _diagnose(line: Line) -> Unreadable | None:
         return None
     separator = "" if delimiter == "," else f", sep={delimiter!r}"
     convert = f"import pandas; pandas.read_csv('FILE'{separator}).to_parquet('NEW.parquet')"
-    return Unreadable(
-        "CSV, not JSON lines",
-        f'its first line reads like names of columns; make it Parquet: `python -c "{convert}"`; where opdkit does not '
-        "know the columns, --map says what is in them (docs/logs.md)",
-    )
+    detail = f'its first line reads like names of columns; make it Parquet: `python -c "{convert}"`; where opdkit does '
+    return Unreadable("CSV, not JSON lines", f"{detail}not know the columns, --map says what is in them (docs/logs.md)")

@@ -10,9 +10,8 @@ from opdkit.chat.messages import first_text, read_messages, require_messages
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
-_LEFT_OUT = frozenset(
-    ("conversation", "conversation_a", "conversation_b", "model", "model_a", "model_b", "openai_moderation")
-)
+_LEFT_OUT = frozenset(("conversation", "conversation_a", "conversation_b", "model", "model_a", "model_b",
+                       "openai_moderation"))  # fmt: skip
 _WINNERS = {"model_a": "a", "a": "a", "model_b": "b", "b": "b"}
 
 
@@ -42,9 +41,7 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
         if flags:
             metadata["flagged"] = any(flags)
         model = first_text(record.get(f"model{suffix}"))
-        conversations.append(
-            Conversation(line.source, line.number, messages, model=model, metadata=metadata, notes=notes)
-        )
+        conversations.append(Conversation(line.source, line.number, messages, model, None, metadata, notes))
     return conversations
 
 

@@ -9,6 +9,7 @@ all become {"llm": {"model_name": "m"}}. Lists are often flattened with an index
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -85,18 +86,16 @@ def _put(tree: JSON, path: list[str], value: Any, depth: int) -> None:
         if not isinstance(below, dict):
             return
         tree = below
-    inner: list[tuple[str, Any]] = []
-    if isinstance(value, dict):
-        inner = [(str(key), item) for key, item in value.items()]
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        inner = [(str(index), item) for index, item in enumerate(value)]
+    inner: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        inner = enumerate(value)
     if not inner or depth > _DEEPEST:
         tree.setdefault(path[-1], value)
         return
     below = tree.setdefault(path[-1], {})
     if isinstance(below, dict):
         for key, item in inner:
-            _put(below, key.split("."), item, depth)
+            _put(below, str(key).split("."), item, depth)
 
 
 def _restore_lists(tree: Any, depth: int) -> Any:

@@ -4,6 +4,7 @@ Sessions and ids, whose lines may lie anywhere, are kept in a temporary SQLite f
 inputs. Lines that have no place of their own (rows of Parquet, records that share one line) are copied to a file first.
 """
 
+import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ CREATE TABLE line (unit INTEGER, input INTEGER, offset INTEGER, number INTEGER, 
 _COUNT_ID = """INSERT INTO id VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET seen = seen + 1 RETURNING unit, seen"""
 _ADD_UNIT = "INSERT INTO unit VALUES (?, ?)"
 _ADD_LINE = "INSERT INTO line VALUES (?, ?, ?, ?, ?)"
+_SET_SIZE = "UPDATE line SET bytes = ? WHERE unit = ?"
 BLOCK = 1 << 16  # bytes; as many are lost where an archive breaks off
 _NEWLINE = ord("\n")
 _LONGEST_NAME = 200  # characters of a logged session id that go into ours
@@ -65,38 +67,30 @@ def index_sessions(
 ) -> range:
     """Index the sessions of an input, each from its header to the next one's. Return their unit numbers.
 
-    `first` is the number of the first unit. `path` is the file that the offsets belong to.
+    Lines before the first header are a session too. `first` is the number of the first unit. `path` is the file that
+    the offsets belong to.
     """
-    unit, sessions = first, _session_starts(numbered)
-    session = next(sessions, None)
-    while session is not None:
-        offset, number, name = session
-        session = next(sessions, None)
-        # The size comes last: a file that is written while it is read has its final size only now.
-        size = (path.stat().st_size if session is None else session[0]) - offset
-        _, seen = index.execute(_COUNT_ID, (input_number, name, unit)).fetchone()
-        index.execute(_ADD_UNIT, (unit, name if seen == 1 else f"{name}#{seen}"))
-        index.execute(_ADD_LINE, (unit, input_number, offset, number, size))
-        unit += 1
-    return range(first, unit)
-
-
-def _session_starts(numbered: Iterator[tuple[int, Line]]) -> Iterator[tuple[int, int, str]]:
-    """Yield (offset, line number, name) of every session header, and of lines before the first header."""
-    begun = False
+    unit, begin = first - 1, 0
     for offset, line in numbered:
         name = None
         if b'"session"' in line.data:
-            try:
+            with contextlib.suppress(Unreadable):
                 record = parse(line)
-            except Unreadable:
-                record = {}
-            if record.get("type") == "session":
-                logged = record.get("id")
-                name = f"line{line.number}" if logged in (None, "") else escape_id(str(logged))
-        if name is not None or not begun:
-            yield offset, line.number, name or f"line{line.number}"
-        begun = True
+                if record.get("type") == "session":
+                    logged = record.get("id")
+                    name = "" if logged is None else str(logged)
+        if name is None and unit >= first:
+            continue
+        if unit >= first:
+            index.execute(_SET_SIZE, (offset - begin, unit))
+        unit, begin = unit + 1, offset
+        name = escape_id(name) if name else f"line{line.number}"
+        _, seen = index.execute(_COUNT_ID, (input_number, name, unit)).fetchone()
+        index.execute(_ADD_UNIT, (unit, name if seen == 1 else f"{name}#{seen}"))
+        index.execute(_ADD_LINE, (unit, input_number, offset, line.number, 0))
+    if unit >= first:  # a file that is written while it is read has its final size only now
+        index.execute(_SET_SIZE, (path.stat().st_size - begin, unit))
+    return range(first, unit + 1)
 
 
 def index_ids(

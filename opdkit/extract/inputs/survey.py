@@ -52,10 +52,10 @@ class SurveyedInput:
     number: int
     stat: tuple[int, ...]  # size, time of change, inode
     path: Path  # to read its lines from: the file itself, or a copy, unpacked or of its lines (`copied`)
+    mapped: Reader | None = None  # the reader that `--map` made
     format: str | None = None  # None: empty, or set aside, and then without units
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
-    mapped: Reader | None = None  # the reader that `--map` made
     by_row: bool = False  # read as Parquet: places in it are rows
     copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
@@ -151,12 +151,9 @@ def survey(
     """
     mapped = format if isinstance(format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
-    logs = [
-        SurveyedInput(
-            entry, n, file_state(entry.path), entry.path, mapped=mapped, by_row=packing(entry.path) == "parquet"
-        )
-        for n, entry in enumerate(inputs)
-    ]
+    logs = [SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped) for n, entry in enumerate(inputs)]
+    for log in logs:
+        log.by_row = packing(log.path) == "parquet"
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
