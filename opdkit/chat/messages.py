@@ -64,6 +64,7 @@ def require_messages(items: Any, key: str) -> list[Any]:
     """Return `items`, logged under `key`, if it is a list with something in it. Raise Unreadable otherwise."""
     if not isinstance(items, list) or not items:
         raise Unreadable("no messages", f"{key} is {'empty' if items == [] else 'a ' + type(items).__name__}")
+    check_message_count(items)
     return items
 
 

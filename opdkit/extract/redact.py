@@ -21,9 +21,9 @@ from opdkit.store.tables import TURNS
 
 SECONDS = 10.0  # limit of a user's pattern on one text; a sound pattern takes microseconds
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_COLUMN = TURNS.schema.get_field_index
-_MESSAGE_INDEX, _FINISH_REASON = _COLUMN("message_index"), _COLUMN("finish_reason")
-_TOKEN_IDS, _LOGPROBS = _COLUMN("response_token_ids"), _COLUMN("behavior_logprobs")
+_MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS = map(
+    TURNS.schema.get_field_index, ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs")
+)
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 
 

@@ -136,7 +136,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
                 if redactor is not None:
                     rows = redact_session(row, rows, redactor)
             except Unreadable as why:
-                write_rejected(Rejected(item.source, item.line, why.reason, why.detail), out, redactor)
+                write_rejected(Line(item.source, item.line, b"").reject(why), out, redactor)
                 continue
             sessions += 1
             out.rows("sessions", [row])

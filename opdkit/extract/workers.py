@@ -21,9 +21,6 @@ _PATIENCE = 5.0  # seconds that a process has to remove what it has half written
 class Workers:
     """`count` processes that call one function with one part after the other.
 
-        with Workers(4, prepare) as workers:
-            for part in workers.compute(function, parts): ...
-
     Each process calls `prepare` at once, so that its imports run beside whatever comes before `compute`. `prepare` and
     `function` are pickled: processes are spawned, not forked, because a fork copies the locks of threads that it does
     not copy. A script that starts workers needs the usual `if __name__ == "__main__":`.

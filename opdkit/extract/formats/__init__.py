@@ -1,12 +1,8 @@
 """Log formats, one module each.
 
-To add the format NAME, write one file and add one line:
-
-1. The file `opdkit/extract/formats/NAME.py` with a `READER`: a Reader (reader.py) that says how to recognise a record,
-   what one unit of the log is, and how to turn a unit into conversations. Two functions make the usual ones:
-   `line_reader` (sessions.py) for a session per line, `call_reader` (chains.py) for a model call with its whole prompt
-   per record.
-2. The line in `FORMATS` (opdkit/config/extract.py), which is what `--format` offers.
+To add the format NAME, write `opdkit/extract/formats/NAME.py` with a `READER` (reader.py), and add NAME to `FORMATS`
+(opdkit/config/extract.py), which is what `--format` offers. Two functions make the usual readers: `line_reader`
+(sessions.py) for a session per line, `call_reader` (chains.py) for a model call with its whole prompt per record.
 """
 
 from importlib import import_module

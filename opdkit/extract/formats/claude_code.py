@@ -92,7 +92,8 @@ class _Event:
     parent: str | None
     side: bool
     messages: list[JSON] = field(default_factory=list)
-    failed: set[str] = field(default_factory=set)  # user: ids of the calls whose results are errors
+    results: set[str] = field(default_factory=set)  # user: ids of the calls that its tool messages answer
+    failed: set[str] = field(default_factory=set)  # user: of those, the ones whose results are errors
     client: bool = False  # user: written by the client
     reply: str | None = None  # assistant: the id of the message that this is a piece of
     note: Note = field(default_factory=Note)  # assistant
@@ -100,11 +101,6 @@ class _Event:
     header: JSON = field(default_factory=dict)
     summary: str | None = None
     compacts: bool = False
-
-    @property
-    def results(self) -> set[str]:
-        """Return the ids of the calls that its tool messages answer."""
-        return {m["tool_call_id"] for m in self.messages if m["role"] == "tool" and m["tool_call_id"]}
 
 
 def _read_event(line: Line, record: JSON) -> _Event:
@@ -144,6 +140,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
         if event.model == "<synthetic>" or record.get("isApiErrorMessage") is True:
             event.model, event.note.skip_reason = None, SYNTHETIC
     else:
+        event.results = {m["tool_call_id"] for m in event.messages if m["role"] == "tool" and m["tool_call_id"]}
         event.failed = {str(block.get("tool_use_id")) for block in (content if isinstance(content, list) else [])
                         if isinstance(block, dict) and block.get("is_error") is True}  # fmt: skip
         text = event.messages[-1]["content"] or ""

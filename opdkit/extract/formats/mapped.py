@@ -21,13 +21,11 @@ _KNOWN_ROLES = ROLES | {name: role for name, role in SHAREGPT_ROLES.items() if r
 
 def reader_of(fields: FieldMap) -> Reader:
     """Return the reader of logs whose fields are where `fields` says."""
-    if fields.messages is not None:
-        return line_reader(NAME, _recognises, partial(_read_conversation, fields))
-    if fields.prompt is None:
+    if fields.messages is None and fields.prompt is None:
         return Reader(NAME, "id", _recognises, partial(_read_session, fields), id_of=partial(_session_id, fields))
     if fields.link:
         return call_reader(NAME, _recognises, partial(_read_call, fields))
-    return line_reader(NAME, _recognises, partial(_read_pair, fields))
+    return line_reader(NAME, _recognises, partial(_read_conversation, fields))
 
 
 def _recognises(record: JSON) -> bool:
@@ -116,6 +114,10 @@ def _session_id(fields: FieldMap, record: JSON) -> str | None:
 
 
 def _read_conversation(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]:
+    """Read a line with a list of messages, or with a prompt and a reply."""
+    if fields.messages is None:
+        prompt, reply, note, following = _split_pair(fields, record)
+        return [_make_conversation(fields, line, record, [*prompt, reply, *following], {len(prompt): note})]
     items = value_at(record, fields.messages)
     if not isinstance(items, list) or not items:
         shape = "nothing" if items is None else "an empty list" if items == [] else f"a {type(items).__name__}"
@@ -143,11 +145,6 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
     if following in (None, "", []):
         return prompt, replies[0], note, []
     return prompt, replies[0], note, read_messages(_openai_messages(fields, following, role=fields.next_role))[0]
-
-
-def _read_pair(fields: FieldMap, line: Line, record: JSON) -> list[Conversation]:
-    prompt, reply, note, following = _split_pair(fields, record)
-    return [_make_conversation(fields, line, record, [*prompt, reply, *following], {len(prompt): note})]
 
 
 def _read_call(fields: FieldMap, record: JSON) -> Call:

@@ -5,16 +5,7 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Conversation, Unreadable
-from opdkit.chat.messages import (
-    check_message_count,
-    content_text,
-    first_text,
-    message,
-    message_key,
-    read_call,
-    read_tools,
-    require_messages,
-)
+from opdkit.chat.messages import content_text, first_text, message, message_key, read_call, read_tools, require_messages
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 
@@ -38,7 +29,6 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     """Read one conversation. A system prompt may stand beside it."""
     key = message_key(record, KEYS, "from") or KEYS[0]
     items = require_messages(record.get(key), key)
-    check_message_count(items)
     messages = [_read_message(item, index) for index, item in enumerate(items)]
     system = first_text(record.get("system"))
     if system and messages[0]["role"] != "system":

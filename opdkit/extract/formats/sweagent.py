@@ -13,12 +13,11 @@ replay configuration says how to run it again: both are left out, except for the
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import check_message_count, first_text, read_messages, read_tools
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
+from opdkit.extract.formats.spans import parse_text
 
 DEMONSTRATION = "demonstration"
 _OF_HISTORY = frozenset(("agent", "is_demo", "message_type", "thought", "action", "thinking_blocks"))
@@ -89,12 +88,8 @@ def _read_model(record: JSON) -> str | None:
     """Return the model's name from the record, or from the configuration to replay it: JSON, often as text."""
     model: Any = record.get("model")
     if model is None:
-        model = record.get("replay_config")
-        if isinstance(model, str):
-            try:
-                model = orjson.loads(model)
-            except orjson.JSONDecodeError:
-                return None
+        config = record.get("replay_config")
+        model = parse_text(config.lstrip() if isinstance(config, str) else config)
         for key in ("agent", "model", "name"):
             model = model.get(key) if isinstance(model, dict) else None
     return None if model in _NO_MODELS else first_text(model)
