@@ -9,6 +9,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import orjson
@@ -20,7 +21,7 @@ from opdkit.console import printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
 from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
-from opdkit.extract.inputs.parquet import Rows
+from opdkit.extract.inputs.parquet import read_rows
 from opdkit.extract.inputs.survey import SurveyedInput
 from opdkit.store.stage import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
@@ -40,8 +41,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
         out = stack.enter_context(path.open("wb"))
         try:
             if packing(entry.path) == "parquet":
-                rows = stack.enter_context(contextlib.closing(Rows(entry.path, entry.source, line_limit)))
-                for _, line in rows.read(LINES + 1):
+                for line in islice(read_rows(entry.path, entry.source, line_limit), LINES + 1):
                     count += 1
                     out.write(line.data.rstrip(b"\n") + b"\n" if count <= LINES else b"")
             else:

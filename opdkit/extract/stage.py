@@ -1,7 +1,7 @@
 """`opdkit extract`: conversation logs -> sessions, turns, and what could not be read.
 
-Two passes. The first one pins the inputs and finds their units, so that the number of parts is known before one is
-written. The second one computes each part from its own units and from nothing else.
+The first pass (inputs/survey.py) pins the inputs and finds their units, so that the number of parts is known before one
+is written. The second one (inputs/units.py) computes each part from its own units and from nothing else.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ _MB = 1_000_000
 _PARTS, _LEAST_PART, _LARGEST_PART = 64, 250_000, 8_000_000  # bytes
 _PACKED = (".gz", ".zst", ".parquet")
 _SKIP_REASON = itemgetter(TURNS.schema.get_field_index("skip_reason"))
-_RARELY = 1_000_000  # objects between two runs of the garbage collector
+# Objects between two runs of the cyclic garbage collector: about one run per part, since parts have no cycles.
+_RARELY = 1_000_000
 _NAMED = 20  # inputs whose format is printed one by one
 _TURNS, _TRAINABLE, _UNREAD, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped"
 
@@ -78,7 +79,7 @@ def run(config: ExtractConfig) -> Summary:
         if workers is None:
             units = stack.enter_context(contextlib.closing(Units(logs)))
             stack.callback(gc.set_threshold, *gc.get_threshold())
-            collect_rarely()
+            gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
             for part in progress(todo, "extract", len(todo), "parts"):
                 write_part(stage, units, part)
         else:
@@ -215,15 +216,10 @@ def say_formats(logs: Sequence[SurveyedInput]) -> None:
         say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))
 
 
-def collect_rarely() -> None:
-    """Run the cyclic garbage collector about once per part rather than hundreds of times: parts have no cycles."""
-    gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
-
-
 def prepare_worker() -> None:
     """Import what a part needs while the first pass is under way: pyarrow imports pandas with its first array."""
     to_arrow(SESSIONS, [])
-    collect_rarely()
+    gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
 
 
 @functools.cache

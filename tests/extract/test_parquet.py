@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ import pytest
 from small_logs import chat, jsonl, run, tables
 
 from opdkit.errors import ConfigError
-from opdkit.extract.inputs.parquet import Rows, row_chunks
+from opdkit.extract.inputs.parquet import read_rows, row_chunks
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
 
@@ -175,10 +176,9 @@ def test_tables_of_a_run_in_a_folder_of_logs_are_no_logs(tmp_path, log):
 
 
 def test_reading_starts_at_any_row_and_goes_on(log):
-    rows = Rows(log, "log", 10**6, at=12)
-    assert [line.number for _, line in rows.read(15)] == [13, 14, 15]
-    assert [place for place, _ in rows.read(30)] == list(range(15, 30))
-    assert len(list(rows.read())) == 10
-    rows.close()
+    rows = read_rows(log, "log", 10**6, start=12)
+    assert [line.number for line in islice(rows, 3)] == [13, 14, 15]
+    assert [line.number for line in islice(rows, 15)] == list(range(16, 31))
+    assert len(list(rows)) == 10
     total, chunks = row_chunks(log, 1)
     assert (total, [row for row, _ in chunks]) == (40, list(range(40)))

@@ -4,7 +4,6 @@ Rows are read in small batches, so that memory does not grow with the file. What
 bytes) becomes text or a placeholder.
 """
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,71 +36,53 @@ def row_chunks(path: Path, part_bytes: int) -> tuple[int, list[tuple[int, int]]]
     return metadata.num_rows, chunks
 
 
-class Rows:
-    """Reader of the rows of one file from row `at` on, counted from 0."""
+def read_rows(path: Path, source: str, limit: int, start: int = 0) -> Iterator[Line]:
+    """Yield the rows of a file as lines from row `start` on, counted from 0; those of damaged pages with their problem.
 
-    def __init__(self, path: Path, source: str, limit: int, at: int = 0) -> None:
-        """Open the file; `limit` is in bytes of a row as JSON. Raises ArrowInvalid without an intact index."""
-        self.at, self._source, self._limit = at, source, limit
-        # Column chunks are read as they are used: a row group may be as large as the file.
-        self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16)
-        self._lines = self._read(at)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def read(self, stop: float = math.inf) -> Iterator[tuple[int, Line]]:
-        """Yield (row, line) up to row `stop`; the next call continues from there."""
-        while self.at < stop:
-            line = next(self._lines, None)
-            if line is None:
-                return
-            self.at += 1
-            yield self.at - 1, line
-
-    def _read(self, start: int) -> Iterator[Line]:
-        """Yield the lines from row `start` on; those of damaged pages with their problem."""
-        metadata = self._file.metadata
+    `limit` is in bytes of a row as JSON. Raises ArrowInvalid without an intact index.
+    """
+    # Column chunks are read as they are used: a row group may be as large as the file.
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 16) as file:
         first = 0
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
             skip, first = max(0, start - first), first + group.num_rows
             if skip >= group.num_rows:
                 continue
             row = first - group.num_rows
             size = min(_MOST_ROWS, max(1, _BATCH // max(1, group.total_byte_size // group.num_rows)))
             try:
-                for batch in self._file.iter_batches(size, row_groups=[number]):
+                for batch in file.iter_batches(size, row_groups=[number]):
                     behind = max(0, min(skip - (row - (first - group.num_rows)), batch.num_rows))
-                    yield from self._lines_of(batch.slice(behind), row + behind + 1)
+                    yield from _lines_of(batch.slice(behind), source, row + behind + 1, limit)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 if isinstance(error, OSError) and error.errno is not None:
                     raise  # a failing disk
                 lost = Unreadable(DAMAGED_ROWS, f"rows {max(row, start) + 1:,} to {first:,}: {error}"[:500])
                 for missing in range(max(row, start), first):
-                    yield Line(self._source, missing + 1, b"", lost)
+                    yield Line(source, missing + 1, b"", lost)
 
-    def _lines_of(self, batch: pa.RecordBatch, first: int) -> Iterator[Line]:
-        """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
-        try:
-            rows = batch.to_pylist()
-        except UnicodeDecodeError as error:
-            if batch.num_rows == 1:
-                yield Line(self._source, first, b"", Unreadable("not UTF-8", str(error)[:500]))
-                return
-            for index in range(batch.num_rows):
-                yield from self._lines_of(batch.slice(index, 1), first + index)
+
+def _lines_of(batch: pa.RecordBatch, source: str, first: int, limit: int) -> Iterator[Line]:
+    """Yield rows as lines of JSON, those that cannot be read with their problem. The first is number `first`."""
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            yield Line(source, first, b"", Unreadable("not UTF-8", str(error)[:500]))
             return
-        for number, row in enumerate(rows, first):
-            try:
-                data = orjson.dumps(row, default=_as_text, option=orjson.OPT_APPEND_NEWLINE)
-            except orjson.JSONEncodeError as error:
-                yield Line(self._source, number, b"", Unreadable("not JSON", str(error)[:500]))
-                continue
-            too_long = Unreadable("line too long", f"{len(data):,} bytes") if len(data) > self._limit else None
-            yield Line(self._source, number, data[:SHOWN] if too_long else data, too_long)
+        for index in range(batch.num_rows):
+            yield from _lines_of(batch.slice(index, 1), source, first + index, limit)
+        return
+    for number, row in enumerate(rows, first):
+        try:
+            data = orjson.dumps(row, default=_as_text, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError as error:
+            yield Line(source, number, b"", Unreadable("not JSON", str(error)[:500]))
+            continue
+        too_long = Unreadable("line too long", f"{len(data):,} bytes") if len(data) > limit else None
+        yield Line(source, number, data[:SHOWN] if too_long else data, too_long)
 
 
 def _as_text(value: Any) -> str:

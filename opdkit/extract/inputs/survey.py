@@ -7,12 +7,12 @@ conversation per line need no parsing to find a part, only the line ends beside 
 
 import contextlib
 import json
-import math
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.files import Input, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
-from opdkit.extract.inputs.parquet import Rows, row_chunks
+from opdkit.extract.inputs.parquet import read_rows, row_chunks
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
 from opdkit.version import __version__
@@ -235,11 +235,10 @@ def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: i
     return Mark(len(logs), 0)
 
 
-def read_lines(log: SurveyedInput, line_limit: int, stop: float = math.inf) -> Iterator[tuple[int, Line]]:
+def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line or row of an input, from its beginning to the place `stop`."""
     if log.by_row:
-        with contextlib.closing(Rows(log.path, log.input.source, line_limit)) as rows:
-            yield from rows.read(stop)
+        yield from enumerate(islice(read_rows(log.path, log.input.source, line_limit), stop))
     else:
         with open_plain(log.path) as handle:
             yield from lines(handle, log.input.source, line_limit, stop=stop)

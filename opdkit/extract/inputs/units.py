@@ -4,13 +4,14 @@ import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
+from itertools import islice
 from typing import Any, NamedTuple
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import lines, open_plain, packing
 from opdkit.extract.inputs.index import read_copy
-from opdkit.extract.inputs.parquet import Rows
+from opdkit.extract.inputs.parquet import read_rows
 from opdkit.extract.inputs.survey import END, Mark, Survey, SurveyedInput
 
 _SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
@@ -34,14 +35,15 @@ class Units:
         # Parts mostly follow each other, so the last input stays open, and the last one of Parquet.
         self._file: tuple[SurveyedInput, BufferedReader, bool] | None = None  # True: packed
         self._at = 0  # bytes into what the file holds unpacked; -1: unknown
-        self._rows: tuple[SurveyedInput, Rows] | None = None
+        self._rows: tuple[SurveyedInput, Iterator[Line]] | None = None
+        self._row = 0  # the next one of `_rows`
 
     def close(self) -> None:
         """Close the index and the inputs."""
         self.index.close()
-        for opened in (self._file, self._rows):
-            if opened is not None:
-                opened[1].close()
+        if self._file is not None:
+            self._file[1].close()
+        self._file = self._rows = None
 
     def read(self, part: int) -> Iterator[Unit]:
         """Yield the units of part `part`, in order."""
@@ -65,11 +67,11 @@ class Units:
 
     def _rows_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
         """Yield the rows of a Parquet file from `start` up to row `stop`."""
-        if self._rows is None or self._rows[0] is not log or self._rows[1].at != start.at:
-            if self._rows is not None:
-                self._rows[1].close()
-            self._rows = log, Rows(log.path, log.input.source, self.survey.line_limit, start.at)
-        for _, line in self._rows[1].read(stop):
+        if self._rows is None or self._rows[0] is not log or self._row != start.at:
+            rows = read_rows(log.path, log.input.source, self.survey.line_limit, start.at)
+            self._rows, self._row = (log, rows), start.at
+        for line in islice(self._rows[1], stop - start.at):
+            self._row += 1
             yield line
 
     def lines_from(self, log: SurveyedInput, start: Mark, stop: int) -> Iterator[Line]:
