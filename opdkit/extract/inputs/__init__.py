@@ -1,1 +1,1 @@
-"""Inputs of `opdkit extract`, read in two passes: survey.py reads all of every input, units.py the units of one part."""
+"""Inputs of `opdkit extract`, read twice: survey.py reads all of every input, then units.py the units of one part."""
