@@ -74,7 +74,7 @@ def run(config: EvalConfig) -> Summary:
             out.rows("scores", reply_scores(replies, config.seed) + drift)
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
             out.counters.count("replies", len(replies))
-    if is_main_process() and stage.done(0):
+    if is_main_process() and stage.is_done(0):
         print_scores(read_part(run_dir, "scores", 0), read_part(run_dir, "replies", 0))
     return stage.summary()
 

@@ -49,8 +49,8 @@ def forget_failures(run: Path, stage: str) -> None:
 
 def read_failures(run: Path) -> list[JSON]:
     """Return the recorded errors, oldest first."""
-    read_failures: list[JSON] = []
+    failures: list[JSON] = []
     for path in (run / ".failed").glob("*.json"):
         with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
-            read_failures.append(json.loads(path.read_text(encoding="utf-8")))
-    return sorted(read_failures, key=lambda failure: (failure["time"], failure["stage"], failure["shard"]))
+            failures.append(json.loads(path.read_text(encoding="utf-8")))
+    return sorted(failures, key=lambda failure: (failure["time"], failure["stage"], failure["shard"]))

@@ -40,9 +40,7 @@ class Counters:
     def count(self, name: str, number: int = 1, *, label: str = "") -> None:
         """Add to a counter of things beside rows."""
         if number:
-            if name not in self.counts:
-                self.counts[name] = Counter()
-            self.counts[name][label] += number
+            self.counts.setdefault(name, Counter())[label] += number
 
     def total(self, name: str) -> int:
         """Return a counter, summed over its labels."""
@@ -108,29 +106,15 @@ NOUNS = {
 }
 # Names of counters (`Counters.count`) -> the name for a count of 1; a counter that is not here has one name.
 SINGULAR = {
-    "conversations": "conversation",
-    "empty replies": "empty reply",
-    "failed votes": "failed vote",
-    "flags": "flag",
-    "flags on turns rewarded +1": "flag on a turn rewarded +1",
-    "hints": "hint",
-    "log sessions unread": "log session unread",
-    "lost replies": "lost reply",
-    "outcomes": "outcome",
-    "rejected hints": "rejected hint",
-    "replies": "reply",
-    "replies without the thinking": "reply without the thinking",
-    "rewards": "reward",
-    "sampled tokens": "sampled token",
-    "sessions of another model": "session of another model",
-    "sessions without a teacher": "session without a teacher",
-    "steps": "step",
-    "tokens read": "token read",
-    "tokens saved": "token saved",
-    "tokens scored": "token scored",
-    "turns": "turn",
-    "votes": "vote",
-}
+    "conversations": "conversation", "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
+    "flags on turns rewarded +1": "flag on a turn rewarded +1", "hints": "hint",
+    "log sessions unread": "log session unread", "lost replies": "lost reply", "outcomes": "outcome",
+    "rejected hints": "rejected hint", "replies": "reply",
+    "replies without the thinking": "reply without the thinking", "rewards": "reward",
+    "sampled tokens": "sampled token", "sessions of another model": "session of another model",
+    "sessions without a teacher": "session without a teacher", "steps": "step", "tokens read": "token read",
+    "tokens saved": "token saved", "tokens scored": "token scored", "turns": "turn", "votes": "vote",
+}  # fmt: skip
 
 
 @dataclass
@@ -186,7 +170,7 @@ def check_rows_left(summary: Summary, what: str) -> None:
 
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
     """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
-    footer = pq.read_schema(part).metadata or {} if isinstance(part, Path) else part
+    footer = (pq.read_schema(part).metadata or {}) if isinstance(part, Path) else part
     inputs: dict[str, Any] = json.loads(footer.get(INPUTS_KEY, b"{}"))
     return inputs
 

@@ -30,7 +30,7 @@ class RunTable:
         for column in columns or ():
             if column not in self.schema.names:
                 raise ConfigError(f"{self.name} has no column {column!r}; {did_you_mean(column, self.schema.names)}")
-        parts = [read_arrow(self.run, self.name, k, columns) for k in range(self._parts())]
+        parts = [read_arrow(self.run, self.name, k, columns) for k in range(len(self._paths()))]
         return pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
 
     def pandas(self, columns: Sequence[str] | None = None) -> "pd.DataFrame":
@@ -46,7 +46,7 @@ class RunTable:
         """Return the table as a `datasets.Dataset` in memory-mapped files, for tables larger than the memory."""
         import datasets
 
-        paths = [part_path(self.run, self.name, k) for k in range(self._parts())]
+        paths = self._paths()
         if missing := [path for path in paths if not path.exists()]:
             raise OpdkitError(f"{missing[0]} is not there: the stage has not finished; call its method again")
         return cast("datasets.Dataset", datasets.Dataset.from_parquet([str(path) for path in paths]))
@@ -58,11 +58,11 @@ class RunTable:
     __iter__ = rows
 
     def __len__(self) -> int:
-        paths = [part_path(self.run, self.name, k) for k in range(self._parts())]
-        return sum(pq.read_metadata(path).num_rows for path in paths if path.exists())
+        return sum(pq.read_metadata(path).num_rows for path in self._paths() if path.exists())
 
-    def _parts(self) -> int:
-        return part_count(self.run, TABLES[self.name].stage)
+    def _paths(self) -> list[Path]:
+        parts = range(part_count(self.run, TABLES[self.name].stage))
+        return [part_path(self.run, self.name, k) for k in parts]
 
     def __repr__(self) -> str:
         """Return the number of rows, and every column with its type and meaning."""

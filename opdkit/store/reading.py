@@ -55,7 +55,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         if columns is not None:  # read in the order of the file
             arrow = arrow.select(list(dict.fromkeys(column.partition(".")[0] for column in columns)))
     except FileNotFoundError:
-        raise OpdkitError(f"{path} is not there: {_remedy(run, spec.stage)}") from None
+        raise _missing(run, spec.stage, path) from None
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise OpdkitError(
             f"{path} cannot be read ({error}): `opdkit check {place} --recompute` removes what is damaged; then {again}"
@@ -70,19 +70,19 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
 
 def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if a part of one of these stages has not been done, or is gone."""
-    for stage in stages:
-        for table in (table for table in TABLES.values() if table.stage == stage):
-            for part in range(part_count(run, stage)):
-                path = part_path(run, table.name, part)
-                if not path.exists():
-                    raise OpdkitError(f"{path} is not there: {_remedy(run, stage)}")
+    for table in TABLES.values():
+        for part in range(part_count(run, table.stage) if table.stage in stages else 0):
+            if not (path := part_path(run, table.name, part)).exists():
+                raise _missing(run, table.stage, path)
 
 
-def _remedy(run: Path, stage: str) -> str:
-    place = quote(run)
-    return (f"the {stage} stage has not finished: run `opdkit {command_of(run, stage)} {place} ...` again; where it "
-            f"had, `opdkit check {place} --recompute` removes what was computed from it, and says what to "
-            "run")  # fmt: skip
+def _missing(run: Path, stage: str, path: Path) -> OpdkitError:
+    """Return the error for a part that is not there."""
+    return OpdkitError(
+        f"{path} is not there: the {stage} stage has not finished: run `opdkit {command_of(run, stage)} {quote(run)} "
+        f"...` again; where it had, `opdkit check {quote(run)} --recompute` removes what was computed from it, and "
+        "says what to run"
+    )
 
 
 def read_all(run: Path, table: str) -> Iterator[JSON]:
@@ -102,9 +102,8 @@ def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
         path = part_path(run, "turns", part)
         if not path.exists():
             continue
-        ranges = []
-        groups = pq.read_metadata(path)
-        for group in (groups.row_group(n) for n in range(groups.num_row_groups)):
+        ranges, footer = [], pq.read_metadata(path)
+        for group in (footer.row_group(n) for n in range(footer.num_row_groups)):
             (column,) = [n for n in range(group.num_columns) if group.column(n).path_in_schema == "turn_id"]
             statistics = group.column(column).statistics
             known = statistics is not None and statistics.has_min_max
@@ -121,12 +120,11 @@ def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
 
 def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
     """Sum the counters of a stage's finished parts, from their footers."""
-    total, done = Counters(), 0
-    for path in (part_path(run, primary.name, k) for k in range(parts)):
-        if path.exists():
-            total.merge(read_counters(path))
-            done += 1
-    return Summary(stage, total, done, parts, stage_dir(run, stage) / primary.name)
+    total = Counters()
+    paths = [path for k in range(parts) if (path := part_path(run, primary.name, k)).exists()]
+    for path in paths:
+        total.merge(read_counters(path))
+    return Summary(stage, total, len(paths), parts, stage_dir(run, stage) / primary.name)
 
 
 def sessions_within(run: Path, part: int, limit: int | None) -> int | None:

@@ -14,8 +14,8 @@ import json
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,11 +31,11 @@ from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import VERSION_KEY, read_inputs
 from opdkit.store.marks import claim_name, sweep
 from opdkit.store.plans import stage_dir
-from opdkit.store.reading import part_count, part_path, parts_of_turns, read_part
+from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
-_NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
+FILE_NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,8 @@ class Review:
     @property
     def decided(self) -> JSON:
         """Decided values without reviewer, time and note, so that equal decisions compare equal."""
-        return ({"reward": self.reward} if self.reward_decided else {}) | (
-            {"hint": self.hint} if self.hint_decided else {}
-        )
+        reward = {"reward": self.reward} if self.reward_decided else {}
+        return reward | ({"hint": self.hint} if self.hint_decided else {})
 
     def to_json(self) -> JSON:
         """Return the JSON that pages and files show; values that are not decided are absent."""
@@ -67,9 +66,6 @@ class Review:
 
 
 Reviews = dict[str, Review]  # turn_id -> the decision in force
-
-
-# -- reading --------------------------------------------------------------------------------------------------------
 
 
 def reviews_dir(run: Path) -> Path:
@@ -100,19 +96,18 @@ class Ledger:
             if path.name not in self._files:
                 self._files[path.name] = read_file(path)
         named = [(review.ordinal, name, review) for name, rows in self._files.items() for review in rows]
-        return [review for *_, review in sorted(named, key=lambda one: one[:2])]
+        return [review for *_, review in sorted(named, key=lambda row: row[:2])]
 
 
 def files(run: Path) -> list[Path]:
     """Return the files of decisions, in their order."""
-    home_of = reviews_dir(run)
-    found = [path for path in home_of.iterdir() if _NAME.fullmatch(path.name)] if home_of.is_dir() else []
-    return sorted(found, key=lambda path: (_ordinal(path), path.name))
+    folder = reviews_dir(run)
+    paths = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(paths, key=lambda path: (_last_ordinal(path), path.name))
 
 
-def _ordinal(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else -1
+def _last_ordinal(path: Path) -> int:
+    return int(path.name.split("-")[1])
 
 
 def read_file(path: Path) -> list[Review]:
@@ -126,9 +121,6 @@ def read_file(path: Path) -> list[Review]:
     if (table.schema.metadata or {}).get(VERSION_KEY) != str(REVIEWS.version).encode():
         raise OpdkitError(f"{path} was written by another version of opdkit, or by something else; move it away")
     return [Review(**row) for row in table.to_pylist()]
-
-
-# -- verdicts -------------------------------------------------------------------------------------------------------
 
 
 def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[JSON]:
@@ -170,9 +162,6 @@ def decision(turn_id: str, decided: JSON) -> Review:
     return Review(turn_id, "reward" in decided, decided.get("reward"), "hint" in decided, decided.get("hint"))
 
 
-# -- decisions as inputs of stages ---------------------------------------------------------------------------------
-
-
 def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
     """Return a function from part to its inputs: {"reviews": the `decisions` on its turns}, or {}.
 
@@ -201,7 +190,7 @@ def plan_inputs(decided: JSON) -> JSON:
 
 def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
     """Return the parts of the targets that were computed from other decisions than `reviews`."""
-    if not (stage_dir(run, "teacher") / "manifest.json").exists():
+    if not has_stage(run, "teacher"):
         return []
     now = part_inputs(run, reviews)
     paths = {part: part_path(run, "targets", part) for part in range(part_count(run, "teacher"))}
@@ -217,9 +206,6 @@ def check_targets_current(run: Path) -> None:
             f"decisions of `opdkit review` on their turns: run `opdkit teacher {quote(run)} ...` again as before; it "
             "does only these"
         )
-
-
-# -- adding ---------------------------------------------------------------------------------------------------------
 
 
 MAX_HINT, MAX_NOTE = 4000, 10_000  # characters
@@ -252,26 +238,22 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
     Raises OpdkitError for an invalid decision, or if the disk is full or read-only.
     """
     for review in decided:
-        if (what := find_problem(review)) is not None:
-            raise OpdkitError(f"turn {review.turn_id}: {what}")
+        if (problem := find_problem(review)) is not None:
+            raise OpdkitError(f"turn {review.turn_id}: {problem}")
     if not decided:
         return []
-    where = reviews_dir(run)
+    folder = reviews_dir(run)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    with disk_errors_explained(where):
-        where.mkdir(parents=True, exist_ok=True)
-        sweep(where, ".*.tmp")
-        first = max(map(_ordinal, files(run)), default=-1) + 1
-        rows = [
-            Review(r.turn_id, r.reward_decided, r.reward, r.hint_decided, r.hint, r.note, reviewer or whoami(), now,
-                   r.action, first + n)
-            for n, r in enumerate(decided)
-        ]  # fmt: skip
+    with disk_errors_explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder, ".*.tmp")
+        first, by = max(map(_last_ordinal, files(run)), default=-1) + 1, reviewer or whoami()
+        rows = [replace(r, reviewer=by, time=now, ordinal=n) for n, r in enumerate(decided, first)]
         last = rows[-1].ordinal
         arrow = to_arrow(REVIEWS, [vars(row) for row in rows])
         arrow = arrow.replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
-        final = where / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
-        hidden = where / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
+        final = folder / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
+        hidden = folder / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
         with temporary_file(final, hidden) as temporary:
             with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
                 file.write_table(arrow)
@@ -284,11 +266,3 @@ def whoami() -> str:
     with contextlib.suppress(OSError, KeyError):
         return getpass.getuser()
     return "unknown"
-
-
-def unexpected_files(run: Path) -> Iterator[Path]:
-    """Yield the files in the folder of the decisions that hold no decisions; hidden files are left by kills."""
-    where = reviews_dir(run)
-    for path in sorted(where.iterdir()) if where.is_dir() else ():
-        if not _NAME.fullmatch(path.name) and not path.name.startswith("."):
-            yield path

@@ -5,6 +5,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,21 +13,11 @@ import pyarrow.parquet as pq
 
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
-from opdkit.store import stopping
+from opdkit.store import footers, stopping
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import (
-    COUNTERS_KEY,
-    FILES_KEY,
-    INPUTS_KEY,
-    PART_KEY,
-    PLAN_KEY,
-    VERSION_KEY,
-    Counters,
-    Summary,
-    read_inputs,
-)
+from opdkit.store.footers import Counters, Summary, read_inputs
 from opdkit.store.marks import claim_name, mark_part, sweep
 from opdkit.store.plans import (
     DRAW,
@@ -61,22 +52,20 @@ class PartWriter:
         return self._arrow[table.name] if table.name in self._arrow else to_arrow(table, self._rows[table.name])
 
 
+@dataclass
 class Stage:
     """Stage of a run. `tables[0]` is the primary table: a part is done when its file there exists."""
 
-    def __init__(
-        self,
-        config: StageConfig,
-        name: str,
-        tables: Sequence[Table],
-        parts: int,
-        plan: str,
-        part_inputs: Callable[[int], JSON] | None = None,
-    ) -> None:
-        self.config, self.name, self.tables, self.parts, self.plan = config, name, list(tables), parts, plan
-        self.part_inputs = part_inputs
-        self.home = stage_dir(config.run, name)
-        self.shard, self.shards = parse_shard(config.shard)
+    config: StageConfig
+    name: str
+    tables: Sequence[Table]
+    parts: int
+    plan: str  # its fingerprint
+    part_inputs: Callable[[int], JSON] | None = None
+
+    @property
+    def home(self) -> Path:
+        return stage_dir(self.config.run, self.name)
 
     @classmethod
     def open(
@@ -102,19 +91,12 @@ class Stage:
         Raises ConfigError if the stage was begun under another plan (unless `--overwrite`), with the differences.
         Raises OpdkitError if a stage of `upstream` is outdated, or, before anything is removed, lacks a part.
         """
-        plan: JSON = (
-            {
-                "stage": name,
-                "opdkit": __version__,
-                "schemas": {t.name: t.version for t in tables},
-                "parts": parts,
-                "config": config.plan(),
-                "inputs": inputs or {},
-                "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
-            }
-            | ({"command": command} if command else {})
-            | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
-        )
+        plan: JSON = {
+            "stage": name, "opdkit": __version__, "schemas": {t.name: t.version for t in tables}, "parts": parts,
+            "config": config.plan(), "inputs": inputs or {},
+            "upstream": {stage: manifest(config.run, stage)["fingerprint"] for stage in upstream},
+        }  # fmt: skip
+        plan |= ({"command": command} if command else {}) | ({DRAW: uuid.uuid4().hex[:16]} if drawn else {})
         check_upstream(config.run, upstream)
         if config.overwrite and command is None:  # rollout writes two stages: the first is not finished yet
             check_parts_exist(config.run, upstream)
@@ -123,18 +105,14 @@ class Stage:
         sweep(stage.home / ".tmp", "*")
         return stage
 
-    # -- parts ------------------------------------------------------------------------------------------------------
-
-    def path(self, table: str, part: int) -> Path:
-        return part_path(self.config.run, table, part)
-
-    def done(self, part: int) -> bool:
-        path = self.path(self.tables[0].name, part)
+    def is_done(self, part: int) -> bool:
+        path = part_path(self.config.run, self.tables[0].name, part)
         return path.exists() and (self.part_inputs is None or read_inputs(path) == self.part_inputs(part))
 
     def todo(self) -> list[int]:
         """Return the parts of this shard that are not done yet."""
-        return [k for k in range(self.parts) if k % self.shards == self.shard and not self.done(k)]
+        shard, shards = parse_shard(self.config.shard)
+        return [k for k in range(shard, self.parts, shards) if not self.is_done(k)]
 
     @contextlib.contextmanager
     def writing(self, part: int) -> Iterator[PartWriter]:
@@ -149,13 +127,12 @@ class Stage:
             start = time.monotonic()
             writer = PartWriter(self.tables)
             yield writer
-            if not self.done(part):
+            if not self.is_done(part):
                 arrows = {table.name: writer.arrow(table) for table in self.tables}
                 writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
                 writer.counters.seconds = time.monotonic() - start
                 for table in reversed(self.tables[1:]):
-                    arrow = arrows[table.name]
-                    self._commit(table, part, arrow, Counters(rows_out=arrow.num_rows))
+                    self._commit(table, part, arrows[table.name], Counters(rows_out=arrows[table.name].num_rows))
                 # Last: the file of the primary table says that the part is done.
                 self._commit(self.tables[0], part, arrows[self.tables[0].name], writer.counters)
         stopping.count_finished()
@@ -164,11 +141,12 @@ class Stage:
         """Write one file, record its digest, and move it into place once both are on the disk."""
         primary = table is self.tables[0]
         arrow = arrow.replace_schema_metadata({
-            VERSION_KEY: str(table.version), PLAN_KEY: self.plan, COUNTERS_KEY: counters.to_json(),
-            PART_KEY: f"{table.name}/{part}", FILES_KEY: json.dumps(self._files_beside(table)),
-            **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
+            footers.VERSION_KEY: str(table.version), footers.PLAN_KEY: self.plan,
+            footers.COUNTERS_KEY: counters.to_json(), footers.PART_KEY: f"{table.name}/{part}",
+            footers.FILES_KEY: json.dumps(self._model_files() if primary and self.parts == 1 else {}),
+            **({footers.INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
         })  # fmt: skip
-        final = self.path(table.name, part)
+        final = part_path(self.config.run, table.name, part)
         record = None
         with (
             disk_errors_explained(final),
@@ -183,7 +161,7 @@ class Stage:
             try:
                 record = record_digest(self.home, table.name, part, file_digest(temporary))
                 # A primary file that is there and not done was computed from other inputs.
-                replaced = file_digest(final) if primary and final.exists() and not self.done(part) else None
+                replaced = file_digest(final) if primary and final.exists() and not self.is_done(part) else None
                 # Files of other tables are replaced: a killed process left them, without its primary table.
                 move_into_place(temporary, final, replace=not primary or replaced is not None)
             except BaseException:
@@ -193,10 +171,8 @@ class Stage:
             if replaced is not None:
                 forget_digest(self.home, table.name, part, replaced)
 
-    def _files_beside(self, table: Table) -> JSON:
-        """Return folder -> file -> size and digest for the models that a stage of one part keeps beside its tables."""
-        if self.parts > 1 or table is not self.tables[0]:
-            return {}
+    def _model_files(self) -> JSON:
+        """Return folder -> file -> size and digest for the models that the stage keeps beside its tables."""
         folders = (p for p in self.home.iterdir() if p.is_dir() and p.name not in TABLES and p.name[0] != ".")
         return {p.name: model_identity(str(p))["files"] for p in sorted(folders) if any(p.glob("*.safetensors"))}
 

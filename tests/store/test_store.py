@@ -20,7 +20,7 @@ from opdkit.store.atomic import move_into_place
 from opdkit.store.digests import file_digest, read_digests
 from opdkit.store.footers import Counters, Summary, read_counters
 from opdkit.store.plans import differences, fingerprint, manifest, model_identity
-from opdkit.store.reading import read_all, read_part, sessions_within
+from opdkit.store.reading import part_path, read_all, read_part, sessions_within
 from opdkit.store.stage import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
@@ -353,7 +353,7 @@ def test_the_first_of_two_results_stays(tmp_path):
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
     temporary = tmp_path / "late"
     temporary.write_bytes(b"late")
-    assert not move_into_place(temporary, one.path("rejected", 0), replace=False)
+    assert not move_into_place(temporary, part_path(tmp_path, "rejected", 0), replace=False)
     assert read_part(tmp_path, "rejected", 0)[0]["detail"] == "fast"
 
 
@@ -362,7 +362,7 @@ def test_a_damaged_page_is_not_read_as_numbers(tmp_path):
     stage = opened(tmp_path, parts=1)
     with stage.writing(0) as out:
         out.rows("rejected", [row(n) for n in range(2000)])
-    path = stage.path("rejected", 0)
+    path = part_path(tmp_path, "rejected", 0)
     column = pq.read_metadata(path).row_group(0).column(1)
     data = bytearray(path.read_bytes())
     data[(column.dictionary_page_offset or column.data_page_offset) + column.total_compressed_size - 1] ^= 1
@@ -375,7 +375,7 @@ def test_a_digest_is_recorded_of_each_part(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
     for part in range(4):
-        assert read_digests(stage.home)["rejected", part] == {file_digest(stage.path("rejected", part))}
+        assert read_digests(stage.home)["rejected", part] == {file_digest(part_path(tmp_path, "rejected", part))}
     (stage.home / ".digests" / "of somebody else").touch()
     assert len(read_digests(stage.home)) == 4
 
@@ -430,14 +430,14 @@ def test_a_part_is_done_only_when_its_primary_table_is(tmp_path):
     with stage.writing(0) as out:
         out.rows("rejected", [row(1)])
         out.counters.rows_in = 1
-    stage.path("sessions", 0).unlink()
+    part_path(tmp_path, "sessions", 0).unlink()
     assert stage.todo() == [0]
 
 
 def test_the_footer_says_version_plan_and_counters(tmp_path):
     stage = opened(tmp_path)
     fill(stage)
-    path = stage.path("rejected", 1)
+    path = part_path(tmp_path, "rejected", 1)
     metadata = pq.read_schema(path).metadata
     assert metadata[b"opdkit.schema_version"] == b"1"
     assert metadata[b"opdkit.plan"].decode() == stage.plan
@@ -450,7 +450,7 @@ def test_reading_says_which_stage_to_run_again(tmp_path):
     with pytest.raises(OpdkitError, match="has not finished"):
         read_part(tmp_path, "rejected", 0)
     fill(stage)
-    path = stage.path("rejected", 0)
+    path = part_path(tmp_path, "rejected", 0)
     arrow = pq.read_table(path)
     old = arrow.replace_schema_metadata({**arrow.schema.metadata, b"opdkit.schema_version": b"0"})
     pq.write_table(old, path)
@@ -506,7 +506,7 @@ def test_rows_keep_their_order(tmp_path):
     with stage.writing(0) as out:
         for line in (3, 1, 2):
             out.rows("rejected", [row(line)])
-    assert pq.read_table(stage.path("rejected", 0)).column("line") == pa.chunked_array([[3, 1, 2]], pa.int64())
+    assert pq.read_table(part_path(tmp_path, "rejected", 0)).column("line") == pa.chunked_array([[3, 1, 2]], pa.int64())
 
 
 def test_a_path_where_no_model_is_binds_no_plan():

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import torch
 
 from opdkit.config.teacher import TeacherConfig
+from opdkit.store.reading import part_path
 from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 
@@ -48,7 +49,7 @@ def test_a_support_of_fifty_takes_at_most_330_bytes_a_token(tmp_path):
         })  # fmt: skip
     with stage.writing(0) as out:
         out.rows("targets", rows)
-    path = stage.path("targets", 0)
+    path = part_path(stage.config.run, "targets", 0)
     assert path.stat().st_size / (turns * length) <= 330
     read = pq.read_table(path)
     assert read.equals(to_arrow(TARGETS, rows))
