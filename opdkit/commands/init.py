@@ -2,11 +2,10 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 from opdkit.config.commands import COMMANDS, TOML_TABLES
-from opdkit.config.fields import JSON, Field, fields_of
+from opdkit.config.fields import JSON, fields_of
 from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS, THINKING_TOKENS
 from opdkit.console import say
@@ -48,8 +47,16 @@ def write_document(config: InitConfig) -> str:
             lines += _comment(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
         lines.append(f"[{stage}]")
         for field in fields_of(COMMANDS[stage].config):
-            if field.name not in ("run", "config"):
-                lines += _option(field, values[stage])
+            if field.name in ("run", "config"):
+                continue
+            bounds = [("at least", field.low), ("at most", field.high)]
+            notes = [field.kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
+            notes += ["required"] if field.required else []
+            lines += _comment(f"{field.text} ({'; '.join(notes)})")
+            if field.name in values[stage]:
+                lines.append(f"{field.name} = {toml(values[stage][field.name])}")
+            else:
+                lines.append(f"#{field.name} = {'' if field.default is None else toml(field.default)}".rstrip())
     return "\n".join([*lines, ""])
 
 
@@ -71,18 +78,6 @@ def choose_values(config: InitConfig) -> dict[str, JSON]:
         if config.judge == "local" and not config.judge_model:  # the student judges itself
             values["judge"] |= arguments | ({"max_new_tokens": THINKING_TOKENS} if preset.thinks else {})
     return values
-
-
-def _option(field: Field, values: JSON) -> Iterator[str]:
-    """Yield the comment of one option, then the option: itself a comment where `values` does not set it."""
-    bounds = [("at least", field.low), ("at most", field.high)]
-    notes = [field.kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]
-    notes += ["required"] if field.required else []
-    yield from _comment(f"{field.text} ({'; '.join(notes)})")
-    if field.name in values:
-        yield f"{field.name} = {toml(values[field.name])}"
-    else:
-        yield f"#{field.name} = {'' if field.default is None else toml(field.default)}".rstrip()
 
 
 def _comment(text: str) -> list[str]:

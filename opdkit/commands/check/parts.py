@@ -1,4 +1,4 @@
-"""Checks of the files of a table: all there, nothing else there, each with its committed bytes, schema and counts."""
+"""Checks of files: the parts of tables (committed bytes, schema, counters), and the decisions of people."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -8,14 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit.chat.conversation import LEFT_OUT
-from opdkit.commands.check.finding import Report
+from opdkit.commands.check.finding import Finding, Report
+from opdkit.config.command_line import quote
 from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
+from opdkit.errors import OpdkitError
+from opdkit.store import reviews
 from opdkit.store.digests import file_digest
 from opdkit.store.footers import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
-from opdkit.store.tables import Table
+from opdkit.store.tables import REVIEWS, Table
 
 Digests = dict[tuple[str, int], set[str]]
 
@@ -102,3 +105,36 @@ def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, st
         for what, number, there in counts:
             if number != there:
                 yield table, f"{what}: {number:,} counted, {there:,} found"
+
+
+def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
+    """Yield what is wrong with the files of decisions, and with the decisions in them.
+
+    `turns` are the hashes of the run's turns, None if some could not be read.
+    """
+    where = reviews.reviews_dir(run)
+    stage, table = REVIEWS.stage, REVIEWS.name
+    for path in sorted(where.iterdir()) if where.is_dir() else ():
+        if reviews.FILE_NAME.fullmatch(path.name) or path.name.startswith("."):  # hidden files are left by kills
+            continue
+        what = "not a file of decisions, but every reader of the folder takes it for one"
+        yield Finding(stage, what, table, key=path.name, todo=f"move it out of {where}")
+    readable: list[reviews.Review] = []
+    for path in reviews.files(run):
+        try:
+            decisions = reviews.read_file(path)
+            if not pq.read_schema(path).equals(REVIEWS.schema):
+                raise OpdkitError("other columns than the table has")
+        except OpdkitError as error:
+            todo = "put it back from a copy, or move it away and decide again"
+            yield Finding(stage, str(error), table, key=path.name, todo=todo)
+            continue
+        readable += decisions
+    for review in readable:
+        if (problem := reviews.find_problem(review)) is not None:
+            todo = f"decide on it again, `opdkit review {quote(run)}`"
+            yield Finding(stage, problem, table, key=review.turn_id, todo=todo)
+    for name in sorted({review.turn_id for review in readable}):
+        if turns is not None and hash(name) not in turns:
+            todo = f"it changes nothing: extract the logs that it was made on, or move its file out of {where}"
+            yield Finding(stage, "a decision on a turn that is not there", table, key=name, todo=todo)

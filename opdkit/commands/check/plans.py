@@ -73,22 +73,22 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
     for table in tables_of(stage):
         version = plan["schemas"].get(table.name)
         if version is not None and version != table.version:
-            yield Finding(stage, f"version {version} of the table; this opdkit reads {table.version}", table.name,
-                          todo=todo)  # fmt: skip
+            what = f"version {version} of the table; this opdkit reads {table.version}"
+            yield Finding(stage, what, table.name, todo=todo)
     for upstream in changed_upstream(plan, manifests):
         what = f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})"
         yield Finding(stage, what, key="manifest.json", todo=todo)
     for upstream in plan["upstream"]:
         if not (stage_dir(run, upstream) / "manifest.json").exists():
             back = f"put {stage_dir(run, upstream)} back, or run `opdkit {upstream} {quote(run)} ...` again"
-            yield Finding(stage, f"the {upstream} stage that it was computed from is gone", key="manifest.json",
-                          todo=back)  # fmt: skip
+            what = f"the {upstream} stage that it was computed from is gone"
+            yield Finding(stage, what, key="manifest.json", todo=back)
     first = next((s for s in BY_PART if s in manifests), stage)
     parts = manifests[first]["plan"]["parts"]
     if stage in BY_PART and plan["parts"] != parts:
         yield Finding(stage, f"{plan['parts']} parts, {first} has {parts}", key="manifest.json", todo=todo)
     if stage == "train" and "teacher" in manifests:
-        models = (each["plan"]["inputs"].get("model", {}) for each in (document, manifests["teacher"]))
+        models = (m["plan"]["inputs"].get("model", {}) for m in (document, manifests["teacher"]))
         student, scored = (model.get("files", model.get("name")) for model in models)
         if student != scored:
             what = "trained another model, or another tokenizer, than the teacher stage scored"

@@ -6,8 +6,10 @@ keys. Only the columns that are checked are read, one part at a time; lists of n
 
 import json
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,49 +74,39 @@ class Known:
             self.replies = {(row["prompt_id"], row["model"], row["sample"]) for row in rows}
 
 
-@dataclass
-class Wrong:
-    """Kind of error: the first row (from 0) that has it, and the number of rows."""
+def check_rows(table: str, arrow: pa.Table, known: Known) -> Iterator[tuple[str, int | None, str]]:
+    """Yield each kind of error in one part of a table, with the first row (from 0) that has it, and that row's name.
 
-    what: str
-    row: int | None
-    key: str
-    count: int = 1
-
-    def text(self) -> str:
-        return self.what + (f" (and in {counted(self.count - 1, 'more row')})" if self.count > 1 else "")
-
-
-def check_rows(table: str, arrow: pa.Table, known: Known) -> list[Wrong]:
-    """Return what is wrong with the rows of one part of a table, one entry per kind. Adds to what is `known`."""
+    Adds to what is `known`.
+    """
     rows = _to_rows(arrow)
     known.learn(table, rows)
-    values = [(column, text, is_wrong) for name, columns, text, is_wrong in VALUES if name == table
-              for column in columns]  # fmt: skip
+    values = [(c, text, is_wrong) for name, columns, text, is_wrong in VALUES if name == table for c in columns]
     row_checks = [(text, is_wrong) for name, text, is_wrong in ROWS if name == table]
     unique_columns, not_unique = UNIQUE.get(table, ((), ""))
     keys = known.seen.sessions if table == "sessions" else set[int]()  # sessions are unique over all parts
-    wrongs: dict[str, Wrong] = {}
+    first: dict[str, tuple[int | None, str]] = {}  # kind of error -> the first row that has it
+    counts: Counter[str] = Counter()
     for n, row in enumerate(rows):
         row["row"] = n
-        texts = [f"{column} {text}" for column, text, is_wrong in values
-                 if row[column] is not None and is_wrong(row[column])]  # fmt: skip
+        texts = [f"{c} {text}" for c, text, is_wrong in values if row[c] is not None and is_wrong(row[c])]
         texts += [text for text, is_wrong in row_checks if is_wrong(row, known)]
         if unique_columns:
             key = hash(tuple(row[column] for column in unique_columns))
             if key in keys:
                 texts.append(not_unique)
             keys.add(key)
+        counts.update(texts)
         for text in texts:
-            if text in wrongs:
-                wrongs[text].count += 1
-            else:
-                wrongs[text] = Wrong(text, n, NAMES[table].format_map(row))
+            first.setdefault(text, (n, NAMES[table].format_map(row)))
     if table == "verdicts" and known.trainable is not None and known.complete:
         left = sorted(name for name, judged in known.trainable.items() if judged and name not in (known.verdicts or {}))
         if left:
-            wrongs["left"] = Wrong("trainable turns without a verdict", None, left[0], len(left))
-    return list(wrongs.values())
+            text = "trainable turns without a verdict"
+            first[text], counts[text] = (None, left[0]), len(left)
+    for text, (place, name) in first.items():
+        more = f" (and in {counted(counts[text] - 1, 'more row')})" if counts[text] > 1 else ""
+        yield text + more, place, name
 
 
 def _to_rows(arrow: pa.Table) -> list[Row]:
@@ -134,9 +126,6 @@ def _to_rows(arrow: pa.Table) -> list[Row]:
     return rows
 
 
-# -- predicates -----------------------------------------------------------------------------------------------------
-
-
 def _is_no_json(text: str) -> bool:
     try:
         json.loads(text)
@@ -153,10 +142,6 @@ def _has_no_token(ids: NDArray[Any], known: Known) -> bool:
     return bool(((ids < 0) | (ids >= (known.vocabulary or np.iinfo(np.int32).max))).any())
 
 
-def _is_beyond_1(share: float) -> bool:
-    return not 0 <= share <= 1 + _ROUNDING
-
-
 def _is_no_reply(row: Row, known: Known) -> bool:
     roles, index = (known.roles or {}).get(row["session_id"]), row["message_index"]
     return roles is not None and (not 0 <= index < len(roles) or roles[index] != "assistant")
@@ -167,11 +152,6 @@ def _has_other_next_state(row: Row, known: Known) -> bool:
     if roles is None or _is_no_reply(row, known):
         return False
     return not 0 <= count < len(roles) - index or "assistant" in roles[index + 1 : index + 1 + count]
-
-
-def _is_not_trainable(row: Row, known: Known) -> bool:
-    by_outcome = row["reward_status"] == OUTCOME and row["turn_id"] in known.last
-    return known.trainable is not None and not known.trainable.get(row["turn_id"], False) and not by_outcome
 
 
 def _has_odd_vote(row: Row, known: Known) -> bool:
@@ -195,28 +175,10 @@ def _verdict_of(row: Row, known: Known) -> tuple[int | None, frozenset[str]] | N
     return decided.get("reward", verdict[0]), hints
 
 
-def _has_other_reward(row: Row, known: Known) -> bool:
-    verdict = _verdict_of(row, known)
-    return verdict is not None and row["reward"] != (verdict[0] if row["written"] is None else None)
-
-
-def _has_other_hint(row: Row, known: Known) -> bool:
-    verdict = _verdict_of(row, known)
-    return verdict is not None and row["hint"] is not None and row["hint"] not in verdict[1]
-
-
-def _has_other_length(column: str) -> Callable[[Row, Known], bool]:
-    """Return a check that a list has one value, or one list, per token of the reply."""
-
-    def is_wrong(row: Row, known: Known) -> bool:
-        values = row[column][0] if isinstance(row[column], tuple) else row[column]
-        return values is not None and len(values) != len(row["response_ids"])
-
-    return is_wrong
-
-
-def _has_other_width(column: str) -> Callable[[Row, Known], bool]:
-    return lambda row, known: row[column] is not None and bool((row[column][0] != known.width).any())
+def _has_other_length(row: Row, known: Known, column: str) -> bool:
+    """Return True unless the column has one value, or one list, per token of the reply, or is null."""
+    values = row[column][0] if isinstance(row[column], tuple) else row[column]
+    return values is not None and len(values) != len(row["response_ids"])
 
 
 def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
@@ -224,13 +186,6 @@ def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
     positions = np.repeat(np.arange(len(widths)), widths)
     return bool((np.bincount(positions, np.exp(np.minimum(values.astype(np.float64), 0))) > _MASS).any())
 
-
-def _is_left_alone(row: Row, known: Known) -> bool:
-    other = {"before": "after", "after": "before"}.get(row["model"])
-    return other is not None and (row["prompt_id"], other, row["sample"]) not in known.replies
-
-
-# -- the checks -----------------------------------------------------------------------------------------------------
 
 _LOGPROBS = ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_logprobs")
 _SUPPORTS = ("support_ids", "support_old", "support_teacher")
@@ -246,7 +201,7 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("verdicts", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
     ("verdicts", ("reward_agreement",), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("targets", ("reward",), "is none of -1, 0, 1", lambda reward: reward not in _REWARDS),
-    ("targets", ("overlap",), "is not in [0, 1]", _is_beyond_1),
+    ("targets", ("overlap",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
@@ -254,7 +209,7 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("targets", _SUPPORTS[1:], "holds what is no log-prob: not finite, or over 0", lambda s: _has_no_logprob(s[1])),
     ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
-    ("metrics", ("clip_fraction",), "is not in [0, 1]", _is_beyond_1),
+    ("metrics", ("clip_fraction",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
     ("replies", ("model",), "is neither before nor after", lambda model: model not in ("before", "after")),
     ("replies", ("sample",), "is negative", lambda sample: sample < 0),
@@ -275,7 +230,9 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         known.roles is not None and row["session_id"] not in known.roles),
     ("turns", "message_index is no assistant message of its session", _is_no_reply),
     ("turns", "next_count is not the number of messages in the next state", _has_other_next_state),
-    ("verdicts", "not a trainable turn of the same part of turns", _is_not_trainable),
+    ("verdicts", "not a trainable turn of the same part of turns", lambda row, known:
+        known.trainable is not None and not known.trainable.get(row["turn_id"], False)
+        and not (row["reward_status"] == OUTCOME and row["turn_id"] in known.last)),
     ("verdicts", "a vote is out of range", _has_odd_vote),
     ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
     ("verdicts", "reward does not fit reward_status", lambda row, known:
@@ -287,8 +244,12 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["hint"] is not None and row["hint"] not in row["hints"]),
     ("targets", "its turn is not in the same part of verdicts", lambda row, known:
         known.verdicts is not None and row["turn_id"] not in known.verdicts),
-    ("targets", "reward is not that of its verdict", _has_other_reward),
-    ("targets", "hint is none of its verdict's", _has_other_hint),
+    ("targets", "reward is not that of its verdict", lambda row, known:
+        (verdict := _verdict_of(row, known)) is not None
+        and row["reward"] != (verdict[0] if row["written"] is None else None)),
+    ("targets", "hint is none of its verdict's", lambda row, known:
+        (verdict := _verdict_of(row, known)) is not None
+        and row["hint"] is not None and row["hint"] not in verdict[1]),
     ("targets", "a token id outside the vocabulary", lambda row, known: _has_no_token(row["response_ids"], known)),
     ("targets", "a token id of the support outside the vocabulary", lambda row, known:
         row["support_ids"] is not None and _has_no_token(row["support_ids"][1], known)),
@@ -297,14 +258,17 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         (row["teacher_logprobs"] is None) != (row["hint"] is None)),
     ("targets", "support_ids and support_old do not go together", lambda row, known:
         (row["support_ids"] is None) != (row["support_old"] is None)),
-    *[("targets", f"{column} is not as long as the reply", _has_other_length(column))
+    *[("targets", f"{column} is not as long as the reply", partial(_has_other_length, column=column))
       for column in ("response_mask", *_LOGPROBS, *_SUPPORTS)],
-    *[("targets", f"{column} does not have K values everywhere", _has_other_width(column)) for column in _SUPPORTS],
+    *[("targets", f"{column} does not have K values everywhere", lambda row, known, column=column:
+        row[column] is not None and bool((row[column][0] != known.width).any())) for column in _SUPPORTS],
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
     ("metrics", "a turn that is no target", lambda row, known:
         bool(known.seen.targets) and not all(hash(name) in known.seen.targets for name in row["turn_ids"])),
-    ("replies", "a reply of one model that the other model lacks", _is_left_alone),
+    ("replies", "a reply of one model that the other model lacks", lambda row, known:
+        (other := {"before": "after", "after": "before"}.get(row["model"])) is not None
+        and (row["prompt_id"], other, row["sample"]) not in known.replies),
     ("scores", "low is more than high", lambda row, known:
         row["low"] is not None and row["high"] is not None and row["low"] > row["high"]),
 ]  # fmt: skip

@@ -10,17 +10,15 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from opdkit.commands.check import plans, weights
-from opdkit.commands.check.decisions import check_decisions
 from opdkit.commands.check.finding import Finding, Report
-from opdkit.commands.check.parts import Part, miscounts, read_part_file, unexpected_entries
-from opdkit.commands.check.recompute import Gone, parts_to_remove, remove_parts
+from opdkit.commands.check.parts import Part, check_decisions, miscounts, read_part_file, unexpected_entries
 from opdkit.commands.check.rows import COLUMNS, Known, Seen, check_rows
 from opdkit.config.check import CheckConfig
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, progress, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.store.digests import read_digests
+from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import FILES_KEY, read_inputs
 from opdkit.store.plans import changed_upstream, stage_dir
@@ -28,7 +26,16 @@ from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
 
+Gone = set[tuple[str, int]]  # (table, part)
+
 _COLUMNS = ("stage", "table", "part", "row", "key", "what", "todo")
+# stage -> the tables that it reads. No stage reads `rejected`.
+_READS = {
+    "judge": {"sessions", "turns"},
+    "teacher": {"sessions", "turns", "verdicts"},
+    "train": {"sessions", "targets"},
+    "eval": {"sessions", "verdicts", "targets", "metrics"},
+}
 
 
 def run(config: CheckConfig) -> bool:
@@ -54,7 +61,16 @@ def run(config: CheckConfig) -> bool:
             "findings": findings, "removed": [str(path) for path in removed],
         }, indent=2, ensure_ascii=True))  # fmt: skip
     elif findings:
-        _print_findings(findings)
+        cells = [["" if finding[name] is None else finding[name] for name in _COLUMNS] for finding in findings]
+        rows = [[printable(" ".join(str(cell).split())) for cell in row] for row in cells]
+        if stdout.is_terminal:
+            table = RichTable(*_COLUMNS)
+            for row in rows:
+                table.add_row(*map(escape, row))  # a log must not be able to format our table
+            stdout.print(table)
+        else:
+            for row in [list(_COLUMNS), *rows]:
+                print("\t".join(row))
     if gone:
         say(f"removed {counted(len(removed), 'part')}, damaged or computed from one that is; now run again, in this "
             "order:")  # fmt: skip
@@ -62,9 +78,9 @@ def run(config: CheckConfig) -> bool:
         manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
         for command in dict.fromkeys(plans.command_again(directory, *one) for one in manifests.items()):
             say(f"  {command}")
-    found = counted(len(findings), "finding") if findings else "nothing wrong"
+    outcome = counted(len(findings), "finding") if findings else "nothing wrong"
     stages_done = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
-    text = f"check: {found}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
+    text = f"check: {outcome}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
     text += f", parts done: {stages_done or 'none'}, {time.monotonic() - begin:.1f} s"
     if report.without_digest:
         text += f"; {counted(report.without_digest, 'file')} of before digests were recorded, only known to be readable"
@@ -165,8 +181,8 @@ class _Walk:
         if table is TARGETS:
             known.decided = read_inputs(read.footer).get("reviews", {})
             self.decided |= known.decided
-        for wrong in check_rows(table.name, rows, known):
-            self._add(stage, table.name, part, wrong.text(), wrong.row, wrong.key)
+        for what, row, key in check_rows(table.name, rows, known):
+            self._add(stage, table.name, part, what, row, key)
 
     def _add(
         self, stage: str, table: str, part: int, what: str, row: int | None = None, key: str | None = None
@@ -202,18 +218,34 @@ class _Walk:
                 self.report.findings.append(finding)
 
 
-def _print_findings(findings: list[JSON]) -> None:
-    """Print a table for a person, lines of tab-separated values for a pipe."""
-    rows: list[list[str]] = []
-    for finding in findings:
-        cells = ("" if finding[name] is None else finding[name] for name in _COLUMNS)
-        rows.append([printable(" ".join(str(cell).split())) for cell in cells])
-    if stdout.is_terminal:
-        table = RichTable(*_COLUMNS)
-        for row in rows:
-            table.add_row(*map(escape, row))  # a log must not be able to format our table
-        stdout.print(table)
-        return
-    print("\t".join(_COLUMNS))
-    for row in rows:
-        print("\t".join(row))
+def parts_to_remove(findings: list[Finding], started: list[str]) -> Gone:
+    """Return the damaged parts, their primary tables (so that they count as missing), and what was computed from them.
+
+    Each as (table, part). `started` are the stages with files in the run.
+    """
+    damaged: Gone = {(table, f.part) for f in findings if f.part is not None for table in f.gone}
+    gone = set(damaged)
+    for stage in (s for s in plans.ORDER if s in started):
+        names = [table.name for table in plans.tables_of(stage)]
+        read = {(part if stage in plans.BY_PART else 0) for table, part in damaged if table in _READS.get(stage, ())}
+        computed = {(name, part) for name in names for part in read}
+        damaged |= computed
+        gone |= computed | {(names[0], part) for table, part in damaged if table in names}
+    return gone
+
+
+def remove_parts(run: Path, gone: Gone) -> list[Path]:
+    """Remove parts and their digests, the last stage first; never a model. Return the files that were there.
+
+    A part's primary table goes first: if this is killed half-way, the part is missing, not half there.
+    """
+    removed = []
+    place = {name: n for n, name in enumerate(TABLES)}
+    order = {stage: n for n, stage in enumerate(plans.ORDER)}
+    for table, part in sorted(gone, key=lambda one: (-order[TABLES[one[0]].stage], one[1], place[one[0]])):
+        path = part_path(run, table, part)
+        if path.is_file():
+            path.unlink()
+            removed.append(path)
+        forget_digest(stage_dir(run, TABLES[table].stage), table, part)
+    return removed

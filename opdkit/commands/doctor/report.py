@@ -15,7 +15,7 @@ from opdkit.config.doctor import DoctorConfig
 from opdkit.console import counted, printable, say, stdout
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import detect
-from opdkit.extract.inputs.files import Input, expand, is_damage, lines, open_plain
+from opdkit.extract.inputs.files import expand, is_damage, lines, open_plain
 
 _STYLE = {OK: "green", NOTE: "yellow", PROBLEM: "bold red"}
 _LINE = 64 << 20  # bytes of the longest line that is looked at, as `extract --max-line-mb` has it
@@ -57,30 +57,28 @@ def examine(config: DoctorConfig) -> Iterator[Finding]:
 
 def examine_logs(logs: Sequence[str]) -> Iterator[Finding]:
     """Yield one finding per input: there, readable, its format. `opdkit extract --dry-run` shows the contents."""
-    remote = [log for log in logs if log == "-" or log.startswith("hf:")]
-    for log in remote:
-        yield Finding("logs", NOTE, f"{log} is not looked into", "opdkit extract reads it once")
+    remote = [source for source in logs if source == "-" or source.startswith("hf:")]
+    for source in remote:
+        yield Finding("logs", NOTE, f"{source} is not looked into", "opdkit extract reads it once")
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            inputs = expand([log for log in logs if log not in remote], Path(scratch))
+            inputs = expand([source for source in logs if source not in remote], Path(scratch))
         except OpdkitError as error:
             yield Finding("logs", PROBLEM, str(error), "name JSONL files, or folders that hold some")
             return
-        yield from map(_examine_log, inputs)
-
-
-def _examine_log(log: Input) -> Finding:
-    try:
-        with open_plain(log.path) as handle:
-            name = detect(log.source, (line for _, line in lines(handle, log.source, _LINE)))
-    except Unreadable as why:
-        return Finding("logs", PROBLEM, f"{log.source}: {why.reason} ({why.detail})", "--format names the format; "
-                       "docs/logs.md says which are read")  # fmt: skip
-    except OpdkitError as error:
-        return Finding("logs", PROBLEM, str(error), "--format names the format")
-    except Exception as error:
-        if not isinstance(error, OSError) and not is_damage(error):
-            raise
-        return Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", "a damaged or protected file: copy "
-                       "it again, or make it readable")  # fmt: skip
-    return Finding("logs", OK, f"{log.source}: {name}")
+        for log in inputs:
+            try:
+                with open_plain(log.path) as handle:
+                    name = detect(log.source, (line for _, line in lines(handle, log.source, _LINE)))
+            except Unreadable as why:
+                remedy = "--format names the format; docs/logs.md says which are read"
+                yield Finding("logs", PROBLEM, f"{log.source}: {why.reason} ({why.detail})", remedy)
+            except OpdkitError as error:
+                yield Finding("logs", PROBLEM, str(error), "--format names the format")
+            except Exception as error:
+                if not isinstance(error, OSError) and not is_damage(error):
+                    raise
+                remedy = "a damaged or protected file: copy it again, or make it readable"
+                yield Finding("logs", PROBLEM, f"{log.source} cannot be read: {error}", remedy)
+            else:
+                yield Finding("logs", OK, f"{log.source}: {name}")

@@ -24,7 +24,17 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
         return
     with client:
         try:
-            yield _models(client.get(f"{base}/models"), base, model)
+            listing = client.get(f"{base}/models")  # not every server has one
+            try:
+                names = [str(entry["id"]) for entry in listing.json()["data"]]
+            except (ValueError, LookupError, TypeError):
+                yield Finding(_TOPIC, NOTE, f"{base}/models lists no models (HTTP {listing.status_code})")
+            else:
+                if model in names:
+                    yield Finding(_TOPIC, OK, f"{base} has {model}")
+                else:
+                    remedy = f"--model: {did_you_mean(model, names[:20])}"
+                    yield Finding(_TOPIC, NOTE, f"{model} is not on the list of {base}", remedy)
             began = time.monotonic()
             ask = {"model": model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 16}
             answer = client.post(f"{base}/chat/completions", json=ask)
@@ -35,17 +45,6 @@ def examine(base_url: str, model: str, api_key_env: str, timeout: float) -> Iter
         except httpx.HTTPError as error:
             what = f"{base} cannot be reached: {error}"
             yield Finding(_TOPIC, PROBLEM, what, "is it started, and is the port right?")
-
-
-def _models(answer: httpx.Response, base: str, model: str) -> Finding:
-    """Return a finding about the list of models; not every server has one."""
-    try:
-        names = [str(entry["id"]) for entry in answer.json()["data"]]
-    except (ValueError, LookupError, TypeError):
-        return Finding(_TOPIC, NOTE, f"{base}/models lists no models (HTTP {answer.status_code})")
-    if model in names:
-        return Finding(_TOPIC, OK, f"{base} has {model}")
-    return Finding(_TOPIC, NOTE, f"{model} is not on the list of {base}", f"--model: {did_you_mean(model, names[:20])}")
 
 
 def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key: str, seconds: float) -> Finding:
@@ -65,5 +64,5 @@ def _answer(answer: httpx.Response, base: str, model: str, api_key_env: str, key
         what = f"{base} sent no chat completion (HTTP {answer.status_code}): {said[:200]!r}"
         return Finding(_TOPIC, PROBLEM, what, "it must be an OpenAI-compatible server; see its own log")
     state = OK if said else NOTE
-    return Finding(_TOPIC, state, f"{model} answered {str(said)[:60]!r} in {seconds:.1f} s",
-                   "" if said else "an empty answer counts as no vote")  # fmt: skip
+    remedy = "" if said else "an empty answer counts as no vote"
+    return Finding(_TOPIC, state, f"{model} answered {str(said)[:60]!r} in {seconds:.1f} s", remedy)
