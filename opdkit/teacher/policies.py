@@ -78,8 +78,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
     files = model_identity(config.model).get("files", {})
-    tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, **options)
+    tokenizer, model = load_tokenizer(config.model), load_model(config.model, **options)
     student = Policy(model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
     loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)

@@ -91,8 +91,7 @@ def run(config: TeacherConfig) -> Summary:
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
-    judged = counted(summary.counters.rows_in, "judged reply")
-    check_rows_left(summary, f"none of {judged} became a target")
+    check_rows_left(summary, f"none of {counted(summary.counters.rows_in, 'judged reply')} became a target")
     return summary
 
 
@@ -196,8 +195,8 @@ def score_replies(
             mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
             score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
             with attempt:
-                size = min(config.batch_tokens, budget.most)
-                scores = score_batch(batch_tokens=size, whole=not config.turn_by_turn)
+                limit = min(config.batch_tokens, budget.most)
+                scores = score_batch(batch_tokens=limit, whole=not config.turn_by_turn)
             failed = attempt.failed
             if attempt.too_large:
                 with Attempt() as alone:

@@ -59,12 +59,12 @@ def test_what_failed_work_held_is_let_go() -> None:
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=30), batch_tokens=st.integers(1, 200))
 def test_batches_hold_every_sequence_once_within_the_budget(lengths, batch_tokens):
-    found = batch_by_length(lengths, batch_tokens)
-    assert sorted(i for batch in found for i in batch) == list(range(len(lengths)))
-    for batch in found:
+    actual = batch_by_length(lengths, batch_tokens)
+    assert sorted(i for batch in actual for i in batch) == list(range(len(lengths)))
+    for batch in actual:
         assert len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= batch_tokens
-    assert [max(lengths[i] for i in b) for b in found] == sorted(
-        (max(lengths[i] for i in b) for b in found), reverse=True
+    assert [max(lengths[i] for i in b) for b in actual] == sorted(
+        (max(lengths[i] for i in b) for b in actual), reverse=True
     )
 
 
@@ -112,15 +112,15 @@ def test_in_lockstep_a_batch_does_not_shrink_in_one_process_alone() -> None:
 
 
 def test_the_budget_is_remembered_and_said_once(capsys) -> None:
-    asked: list[int] = []
+    sizes: list[int] = []
     model = torch.nn.Linear(1, 1)
     for _ in range(3):
         for attempt in budget_of(model, "work").batches([10] * 16, 160):
             with attempt:
-                asked.append(len(attempt.items))
+                sizes.append(len(attempt.items))
                 if len(attempt.items) > 5:
                     raise torch.OutOfMemoryError
-    assert asked == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
+    assert sizes == [16, 8, 4, 4, 4, 4] + 2 * [4, 4, 4, 4]
     assert capsys.readouterr().err.count("do not fit into memory; going on with 40") == 1
     assert budget_of(torch.nn.Linear(1, 1), "work").most >= 160
 

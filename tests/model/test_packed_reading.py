@@ -57,9 +57,9 @@ def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> No
     model = build(*FAMILIES[family])
     model = model if family == "experts" else model.double()  # torch multiplies groups in single precision alone
     assert enable_packing(model)
-    found, expected = packed(model, trees), plain(model, trees)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
-    for a, b in zip(gradients(model, found), gradients(model, expected), strict=True):
+    actual, expected = packed(model, trees), plain(model, trees)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
+    for a, b in zip(gradients(model, actual), gradients(model, expected), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5 * float(b.abs().max()), rtol=1e-5)
 
 

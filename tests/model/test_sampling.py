@@ -81,12 +81,12 @@ def test_a_row_ends_with_its_stop_token_and_the_others_go_on(model: Any) -> None
 
 
 def test_requests_may_want_different_numbers_of_draws(model: Any) -> None:
-    wanted = (1, 4, 2, 3)
+    counts_by_prompt = (1, 4, 2, 3)
 
     def asked() -> list[Request]:
-        pairs = enumerate(zip(PROMPTS, wanted, strict=True))
+        pairs = enumerate(zip(PROMPTS, counts_by_prompt, strict=True))
         return [Request(prompt, [token_generator(i, d) for d in range(n)]) for i, (prompt, n) in pairs]
 
     drawn = draw(model, asked())
-    assert tuple(len(r) for r in drawn) == wanted
+    assert tuple(len(r) for r in drawn) == counts_by_prompt
     assert [s.ids for s in draw(model, asked()[1:2])[0]] == [s.ids for s in drawn[1]]

@@ -67,20 +67,20 @@ def tiny(tiny_model_dir):
 @pytest.mark.parametrize("batch_tokens", [1, 100, 10_000])
 def test_scores_equal_a_plain_forward_and_gather(family, batch_tokens):
     """Shifted log-probs: the whole response, in every family and batch size; with soft-capping and scaling."""
-    model, wanted = build(family), sequences()
-    for found, sequence in zip(score(model, wanted, batch_tokens=batch_tokens), wanted, strict=True):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, oracle(model, sequence), atol=1e-5, rtol=0)
+    model, given = build(family), sequences()
+    for actual, sequence in zip(score(model, given, batch_tokens=batch_tokens), given, strict=True):
+        assert actual.dtype == torch.float32
+        torch.testing.assert_close(actual, oracle(model, sequence), atol=1e-5, rtol=0)
 
 
 def test_a_response_of_one_token(tiny):
     """Shifted log-probs: R = 1 is not scored as certain (log-prob 0), and not from the position after it."""
     for token in (0, 5, 320):
         sequence = PromptResponse([3, 4, 5], [token])
-        [found] = score(tiny, [sequence], batch_tokens=100)
-        assert found.shape == (1,)
-        assert found.item() < -1e-3
-        torch.testing.assert_close(found, oracle(tiny, sequence), atol=1e-5, rtol=0)
+        [actual] = score(tiny, [sequence], batch_tokens=100)
+        assert actual.shape == (1,)
+        assert actual.item() < -1e-3
+        torch.testing.assert_close(actual, oracle(tiny, sequence), atol=1e-5, rtol=0)
 
 
 def test_every_next_token_gets_its_share_of_probability_one(tiny):
@@ -91,36 +91,36 @@ def test_every_next_token_gets_its_share_of_probability_one(tiny):
 
 
 def test_a_score_is_the_same_in_any_company(tiny):
-    wanted = sequences(12)
-    alone = [score(tiny, [s], batch_tokens=1)[0] for s in wanted]
+    given = sequences(12)
+    alone = [score(tiny, [s], batch_tokens=1)[0] for s in given]
     for batch_tokens in (60, 200, 10_000):
-        for found, expected in zip(score(tiny, wanted, batch_tokens=batch_tokens), alone, strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        for actual, expected in zip(score(tiny, given, batch_tokens=batch_tokens), alone, strict=True):
+            torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_what_comes_later_changes_nothing(tiny):
     """A causal model: the score of a token does not depend on the tokens after it, nor on the padding."""
     long = PromptResponse([1, 2, 3], [4, 5, 6, 7])
     short = PromptResponse([1, 2, 3], [4, 5])
-    found = score(tiny, [long, short], batch_tokens=1000)
-    torch.testing.assert_close(found[0][:2], found[1], atol=1e-5, rtol=0)
+    actual = score(tiny, [long, short], batch_tokens=1000)
+    torch.testing.assert_close(actual[0][:2], actual[1], atol=1e-5, rtol=0)
 
 
 def test_the_end_token_counts_though_it_pads(tiny, tiny_tokenizer):
     """End token masked as padding: a sampled end token is scored, in prompt and response."""
     end = tiny_tokenizer.eos_token_id
     assert tiny_tokenizer.pad_token_id == end == tiny.config.pad_token_id
-    wanted = [PromptResponse([end, 7, end], [5, end]), PromptResponse([1] * 20, [2] * 9)]
-    for found, sequence in zip(score(tiny, wanted, batch_tokens=1000), wanted, strict=True):
-        torch.testing.assert_close(found, oracle(tiny, sequence), atol=1e-5, rtol=0)
+    given = [PromptResponse([end, 7, end], [5, end]), PromptResponse([1] * 20, [2] * 9)]
+    for actual, sequence in zip(score(tiny, given, batch_tokens=1000), given, strict=True):
+        torch.testing.assert_close(actual, oracle(tiny, sequence), atol=1e-5, rtol=0)
 
 
 def test_no_pad_token_is_needed():
     """End token masked as padding: and none is invented."""
-    model, wanted = build("llama"), sequences()
+    model, given = build("llama"), sequences()
     model.config.pad_token_id = None
-    for found, sequence in zip(score(model, wanted, batch_tokens=1000), wanted, strict=True):
-        torch.testing.assert_close(found, oracle(model, sequence), atol=1e-5, rtol=0)
+    for actual, sequence in zip(score(model, given, batch_tokens=1000), given, strict=True):
+        torch.testing.assert_close(actual, oracle(model, sequence), atol=1e-5, rtol=0)
 
 
 def test_the_log_softmax_is_taken_in_float32():
@@ -129,9 +129,9 @@ def test_the_log_softmax_is_taken_in_float32():
     logits = (torch.randn(64, 5000, generator=draw) * 4).bfloat16()
     ids = torch.randint(0, 5000, (64,), generator=draw)
     exact = logits.double().log_softmax(-1).gather(1, ids[:, None])[:, 0]
-    found = token_logprobs(logits, ids)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, atol=1e-5, rtol=0)
+    actual = token_logprobs(logits, ids)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual.double(), exact, atol=1e-5, rtol=0)
     careless = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
     assert (careless.double() - exact).abs().max() > 1e-2
 
@@ -163,11 +163,11 @@ def test_a_sequence_needs_both_its_parts():
 
 
 def test_response_logits_are_the_rows_before_each_token(tiny):
-    wanted = sequences(3)
-    logits, lengths = response_logits(tiny, wanted)
+    given = sequences(3)
+    logits, lengths = response_logits(tiny, given)
     assert logits.dtype == torch.float32
-    assert lengths == [len(s.response_ids) for s in wanted]
-    for rows, sequence in zip(logits.split(lengths), wanted, strict=True):
+    assert lengths == [len(s.response_ids) for s in given]
+    for rows, sequence in zip(logits.split(lengths), given, strict=True):
         plain = tiny(torch.tensor([sequence.prompt_ids + sequence.response_ids])).logits[0]
         first = len(sequence.prompt_ids) - 1
         torch.testing.assert_close(rows, plain[first : first + len(rows)], atol=1e-5, rtol=1e-5)
@@ -195,15 +195,15 @@ def test_the_model_is_left_as_it_was(tiny):
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
     """Wasted tokens: however long the replies, logits of a few rows are in memory at once."""
-    model, wanted = build(family), sequences(3)
-    whole, lengths = response_logits(model, wanted)
+    model, given = build(family), sequences(3)
+    whole, lengths = response_logits(model, given)
     heads, bodies = [], []
     handles = [
         model.lm_head.register_forward_hook(lambda module, args, output: heads.append(output.shape[1])),
         model.get_decoder().layers[0].register_forward_hook(lambda *_: bodies.append(1)),
     ]
     monkeypatch.setattr("opdkit.model.scoring._LOGITS", 4 * model.config.vocab_size + 1)
-    parts = list(response_logits_by_rows(model, wanted))
+    parts = list(response_logits_by_rows(model, given))
     for handle in handles:
         handle.remove()
     torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
@@ -213,17 +213,17 @@ def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
 
 
 def test_gradients_are_those_of_a_plain_forward():
-    model, wanted = build("gemma2"), sequences(3)
-    logits, _ = response_logits(model, wanted)
-    token_logprobs(logits, torch.tensor([t for s in wanted for t in s.response_ids])).sum().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model, given = build("gemma2"), sequences(3)
+    logits, _ = response_logits(model, given)
+    token_logprobs(logits, torch.tensor([t for s in given for t in s.response_ids])).sum().backward()
+    actual = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
-    for s in wanted:
+    for s in given:
         logprobs = model(torch.tensor([s.prompt_ids + s.response_ids])).logits[0].log_softmax(-1)
         rows = logprobs[len(s.prompt_ids) - 1 : -1]
         rows.gather(1, torch.tensor(s.response_ids)[:, None]).sum().backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(actual[name], parameter.grad, atol=1e-4, rtol=1e-4)
 
 
 def test_wrapped_models_are_scored_the_same():
@@ -235,13 +235,13 @@ def test_wrapped_models_are_scored_the_same():
         def forward(self, **inputs):
             return self.module(**inputs)
 
-    model, wanted = build("qwen3"), sequences(3)
-    assert torch.equal(response_logits(Wrapped(model), wanted)[0], response_logits(model, wanted)[0])
+    model, given = build("qwen3"), sequences(3)
+    assert torch.equal(response_logits(Wrapped(model), given)[0], response_logits(model, given)[0])
 
 
 def test_a_model_that_does_not_call_its_output_layer():
-    model, wanted = build("llama"), sequences(3)
-    expected, _ = response_logits(model, wanted)
+    model, given = build("llama"), sequences(3)
+    expected, _ = response_logits(model, given)
     plain = model.forward
 
     def without_calling_the_head(**inputs):
@@ -250,7 +250,7 @@ def test_a_model_that_does_not_call_its_output_layer():
         return out
 
     model.forward = without_calling_the_head
-    torch.testing.assert_close(response_logits(model, wanted)[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(response_logits(model, given)[0], expected, atol=1e-5, rtol=1e-5)
 
 
 # -- supports and mixtures ------------------------------------------------------------------------------------------
@@ -268,12 +268,12 @@ def full(model, sequence: PromptResponse) -> torch.Tensor:
 def test_the_most_likely_tokens_equal_a_plain_topk(family, limit, monkeypatch):
     """In whatever chunks the positions go through the output layer; soft-capping and scaling included."""
     monkeypatch.setattr(scoring, "_LOGITS", limit)
-    model, wanted = build(family), sequences()
-    at = [torch.randint(0, 97, (len(s.response_ids), 1 + i % 3)) for i, s in enumerate(wanted)]
+    model, given = build(family), sequences()
+    at = [torch.randint(0, 97, (len(s.response_ids), 1 + i % 3)) for i, s in enumerate(given)]
     at[2] = None
-    questions = [LogprobQuery((s,), a) for s, a in zip(wanted, at, strict=True)]
+    questions = [LogprobQuery((s,), a) for s, a in zip(given, at, strict=True)]
     for answer, sequence, ids in zip(
-        logprobs_of(Mixture((model,)), questions, batch_tokens=100, top=5), wanted, at, strict=True
+        logprobs_of(Mixture((model,)), questions, batch_tokens=100, top=5), given, at, strict=True
     ):
         expected = full(model, sequence)
         torch.testing.assert_close(answer.logprobs, oracle(model, sequence), atol=1e-5, rtol=0)
@@ -326,10 +326,13 @@ def test_a_support_stays_within_the_vocabulary(tiny):
 def test_averaged_models_by_hand():
     """0.25 p + 0.75 q, in probability and in float64; each model after a prompt of its own."""
     models, weights = (build("qwen3"), build("llama", seed=3)), (0.25, 0.75)
-    mine = sequences(4)
-    theirs = [PromptResponse([9] * (1 + i) + s.prompt_ids, s.response_ids) for i, s in enumerate(mine)]
+    first_prompts = sequences(4)
+    second_prompts = [PromptResponse([9] * (1 + i) + s.prompt_ids, s.response_ids) for i, s in enumerate(first_prompts)]
     at = torch.tensor([[3, 50]])
-    questions = [LogprobQuery(pair, at.expand(len(pair[0].response_ids), 2)) for pair in zip(mine, theirs, strict=True)]
+    questions = [
+        LogprobQuery(pair, at.expand(len(pair[0].response_ids), 2))
+        for pair in zip(first_prompts, second_prompts, strict=True)
+    ]
     answers = logprobs_of(Mixture(models, weights), questions, batch_tokens=60, top=4)
     for answer, question in zip(answers, questions, strict=True):
         p, q = (full(m, s).double().exp() for m, s in zip(models, question.sequences, strict=True))
@@ -366,8 +369,8 @@ def test_models_of_one_tokenizer_with_more_and_fewer_rows(tiny):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_on_a_gpu(family):
-    model, wanted = build(family), sequences()
-    expected = [oracle(model, s) for s in wanted]
-    for found, cpu in zip(score(model.cuda(), wanted, batch_tokens=100), expected, strict=True):
-        assert found.device.type == "cpu"
-        torch.testing.assert_close(found, cpu, atol=1e-3, rtol=0)
+    model, given = build(family), sequences()
+    expected = [oracle(model, s) for s in given]
+    for actual, cpu in zip(score(model.cuda(), given, batch_tokens=100), expected, strict=True):
+        assert actual.device.type == "cpu"
+        torch.testing.assert_close(actual, cpu, atol=1e-3, rtol=0)

@@ -9,11 +9,11 @@ from opdkit.model.tree import Pass, Plan, plan_passes
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12)
 
 
-def seen(found: Plan) -> list[tuple[int, ...]]:
+def seen(actual: Plan) -> list[tuple[int, ...]]:
     """Return what each node sees, itself last, by a cache that is cut and grows: its ids must be a path from a root."""
     ways: list[tuple[int, ...]] = []
     cache: list[int] = []
-    for each in found.passes:
+    for each in actual.passes:
         assert each.prefix <= len(cache)
         del cache[each.prefix :]
         for i, end in enumerate(each.visible_prefix):
@@ -36,8 +36,8 @@ TRUNK, HINTED, REPLY = [1, 2, 3, 4, 5, 6], [1, 2, 9, 3], [1, 2, 3, 4, 7]
 
 def test_a_trunk_and_its_branches_by_hand():
     """The trunk in a row; then both branches at once, the one that leaves it last first: 9 tokens instead of 15."""
-    found = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=5)
-    assert found.passes == (
+    actual = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=5)
+    assert actual.passes == (
         Pass(
             prefix=0,
             ids=(1, 2, 3, 4, 5, 6),
@@ -47,15 +47,15 @@ def test_a_trunk_and_its_branches_by_hand():
         ),
         Pass(prefix=4, ids=(7, 9, 3), positions=(4, 2, 3), visible_prefix=(4, 2, 2), subtree_end=(1, 3, 3)),
     )
-    assert [found.nodes(i, 0, 9) for i in range(3)] == [[0, 1, 7, 8], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]
-    assert found.nodes(0, 1, 3) == [1, 7]
-    assert (found.tokens, found.saved) == (9, 6)
+    assert [actual.nodes(i, 0, 9) for i in range(3)] == [[0, 1, 7, 8], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 6]]
+    assert actual.nodes(0, 1, 3) == [1, 7]
+    assert (actual.tokens, actual.saved) == (9, 6)
 
 
 def test_what_is_small_is_one_pass_by_hand():
     """Of all that is packed, each token sees itself and what is above it."""
-    found = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=9)
-    assert found.passes == (
+    actual = plan_passes([HINTED, TRUNK, REPLY], pack_tokens=9)
+    assert actual.passes == (
         Pass(
             prefix=0,
             ids=(1, 2, 3, 4, 5, 6, 7, 9, 3),
@@ -64,29 +64,29 @@ def test_what_is_small_is_one_pass_by_hand():
             subtree_end=(9, 9, 7, 7, 6, 6, 7, 9, 9),
         ),
     )
-    assert not found.passes[0].is_chain
+    assert not actual.passes[0].is_chain
 
 
 def test_a_branch_that_is_large_is_a_trunk_by_hand():
     """It is read after the smaller ones that leave later, and what leaves it after it."""
     long, short = [1, 2, 8, 8, 8, 8, 8], [1, 2, 8, 8, 9]
-    found = plan_passes([TRUNK, REPLY, long, short], pack_tokens=1)
-    assert [(p.prefix, p.ids) for p in found.passes] == [
+    actual = plan_passes([TRUNK, REPLY, long, short], pack_tokens=1)
+    assert [(p.prefix, p.ids) for p in actual.passes] == [
         (0, (1, 2, 8, 8, 8, 8, 8)), (4, (9,)), (2, (3, 4, 5, 6)), (4, (7,))
     ]  # fmt: skip
-    assert all(p.is_chain for p in found.passes)
+    assert all(p.is_chain for p in actual.passes)
 
 
 def test_nothing_in_common_is_nothing_saved():
-    found = plan_passes([[1, 2], [3, 4, 5]], pack_tokens=1)
-    assert (found.tokens, found.saved) == (5, 0)
-    assert [p.prefix for p in found.passes] == [0, 0]
+    actual = plan_passes([[1, 2], [3, 4, 5]], pack_tokens=1)
+    assert (actual.tokens, actual.saved) == (5, 0)
+    assert [p.prefix for p in actual.passes] == [0, 0]
 
 
 def test_a_prompt_that_differs_early_is_shared_up_to_there():
     """Whatever is alike after the fork: a token is the same only where all before it is."""
-    found = plan_passes([[1, 5, 6, 7], [2, 5, 6, 7]], pack_tokens=100)
-    assert found.saved == 0
+    actual = plan_passes([[1, 5, 6, 7], [2, 5, 6, 7]], pack_tokens=100)
+    assert actual.saved == 0
 
 
 # -- of every tree --------------------------------------------------------------------------------------------------
@@ -95,21 +95,21 @@ def test_a_prompt_that_differs_early_is_shared_up_to_there():
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_each_token_sees_what_comes_before_it_and_nothing_else(sequences, pack):
     """Wasted tokens: each beginning is read once, however many sequences have it."""
-    found = plan_passes(sequences, pack)
-    ways = seen(found)
+    actual = plan_passes(sequences, pack)
+    ways = seen(actual)
     for i, ids in enumerate(sequences):
-        nodes = found.nodes(i, 0, len(ids))
+        nodes = actual.nodes(i, 0, len(ids))
         assert [ways[n] for n in nodes] == [tuple(ids[: k + 1]) for k in range(len(ids))]
-    assert len(ways) == len(set(ways)) == found.tokens
+    assert len(ways) == len(set(ways)) == actual.tokens
     assert set(ways) == prefixes(sequences)
-    assert found.tokens + found.saved == sum(map(len, sequences))
+    assert actual.tokens + actual.saved == sum(map(len, sequences))
 
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
 def test_positions_are_depths(sequences, pack):
-    found = plan_passes(sequences, pack)
-    positions = [p for each in found.passes for p in each.positions]
-    assert positions == [len(way) - 1 for way in seen(found)]
+    actual = plan_passes(sequences, pack)
+    positions = [p for each in actual.passes for p in each.positions]
+    assert positions == [len(way) - 1 for way in seen(actual)]
 
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40))
@@ -128,14 +128,14 @@ def test_the_order_of_the_sequences_changes_nothing(sequences, pack, random):
 
 @given(sequences=SEQUENCES, pack=st.integers(1, 40), start=st.integers(0, 12), stop=st.integers(0, 12))
 def test_some_nodes_are_a_part_of_all(sequences, pack, start, stop):
-    found = plan_passes(sequences, pack)
-    assert found.nodes(0, start, stop) == found.nodes(0, 0, 12)[start:stop]
+    actual = plan_passes(sequences, pack)
+    assert actual.nodes(0, start, stop) == actual.nodes(0, 0, 12)[start:stop]
 
 
 def test_a_session_of_many_turns_is_no_deep_recursion():
     """A fork at each of 1,500 turns, one below the other."""
     turns = 1500
     sequences = [[0] * (k + 1) + [1] for k in range(turns)]
-    found = plan_passes(sequences, pack_tokens=64)
-    assert found.tokens == turns * 2
-    assert len(found.passes) < turns / 32
+    actual = plan_passes(sequences, pack_tokens=64)
+    assert actual.tokens == turns * 2
+    assert len(actual.passes) < turns / 32

@@ -58,8 +58,8 @@ def numbers(scores: Scores) -> list[torch.Tensor]:
     return [x for x in (scores.old, scores.teacher, scores.unhinted, *support) if x is not None]
 
 
-def alike(found: list[Scores], expected: list[Scores], atol: float = 1e-5) -> None:
-    for x, y in zip(found, expected, strict=True):
+def alike(actual: list[Scores], expected: list[Scores], atol: float = 1e-5) -> None:
+    for x, y in zip(actual, expected, strict=True):
         assert (x.chosen, x.overlap) == (y.chosen, y.overlap)
         assert (x.support is None) == (y.support is None)
         assert x.support is None or torch.equal(x.support.ids, y.support.ids)
@@ -67,8 +67,8 @@ def alike(found: list[Scores], expected: list[Scores], atol: float = 1e-5) -> No
             torch.testing.assert_close(a, b, atol=atol, rtol=0)
 
 
-def worst(found: list[Scores], expected: list[Scores]) -> float:
-    pairs = [p for x, y in zip(found, expected, strict=True) for p in ((x.old, y.old), (x.teacher, y.teacher))]
+def worst(actual: list[Scores], expected: list[Scores]) -> float:
+    pairs = [p for x, y in zip(actual, expected, strict=True) for p in ((x.old, y.old), (x.teacher, y.teacher))]
     return max(float((a - b).abs().max()) for a, b in pairs if a is not None)
 
 
@@ -80,8 +80,8 @@ def test_a_tree_gives_the_numbers_of_plain_reading(family):
     """Shifted log-probs, wasted tokens: in every family; nothing is shifted and half of the tokens are not read."""
     model, counted = build(*FAMILIES[family]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
-    found = score_session(*arguments, batch_tokens=10_000, counted=counted)
-    alike(found, plainly(*arguments, batch_tokens=10_000))
+    actual = score_session(*arguments, batch_tokens=10_000, counted=counted)
+    alike(actual, plainly(*arguments, batch_tokens=10_000))
     assert check_tree_reading(model)
     assert counted["tokens saved"] > counted["tokens read"]
 
@@ -108,9 +108,9 @@ def test_supports_overlaps_and_averages_are_the_same(student, other, whose, over
         for t in conversation()
     ]
     arguments = (student, mixture, targets, ScoreOptions(4, whose, overlap))
-    found = score_session(*arguments, batch_tokens=10_000)
-    alike(found, plainly(*arguments, batch_tokens=10_000))
-    assert all(scores.unhinted is not None for scores in found)
+    actual = score_session(*arguments, batch_tokens=10_000)
+    alike(actual, plainly(*arguments, batch_tokens=10_000))
+    assert all(scores.unhinted is not None for scores in actual)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -124,13 +124,13 @@ def test_half_precision_rounds_either_way_alike(dtype, most):
     """The two ways differ by no more than rounding, and each from float32 by as much as the other."""
     exact = build(*FAMILIES["grouped queries"])
     half = build(*FAMILIES["grouped queries"]).to(dtype)
-    targets, wanted = conversation(), ScoreOptions()
-    expected = score_session(exact, Mixture((exact,)), targets, wanted, batch_tokens=10_000)
-    found = score_session(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
-    plain = plainly(half, Mixture((half,)), targets, wanted, batch_tokens=10_000)
+    targets, score_options = conversation(), ScoreOptions()
+    expected = score_session(exact, Mixture((exact,)), targets, score_options, batch_tokens=10_000)
+    actual = score_session(half, Mixture((half,)), targets, score_options, batch_tokens=10_000)
+    plain = plainly(half, Mixture((half,)), targets, score_options, batch_tokens=10_000)
     assert check_tree_reading(half)
-    assert 0 < worst(found, plain) < most
-    assert worst(found, expected) < 2 * worst(plain, expected) + 1e-3
+    assert 0 < worst(actual, plain) < most
+    assert worst(actual, expected) < 2 * worst(plain, expected) + 1e-3
 
 
 # -- templates ------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ TEMPLATES = {
 
 
 def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: bool = False) -> list[ReplyReadings]:
-    found = []
+    actual = []
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -163,8 +163,8 @@ def targets_of(chat: Chat, messages: list[dict], placement: str, *, logged_ids: 
         logged = chat.tokenizer(said)["input_ids"] if logged_ids else None
         before, reply = messages[:index], chat.reply(messages, index, token_ids=logged).ids
         plain, hinted = (chat.prompt_ids(m) for m in (before, with_hint(before, HINT, placement)))
-        found.append(ReplyReadings(PromptResponse(plain, reply), ((PromptResponse(hinted, reply),),)))
-    return found
+        actual.append(ReplyReadings(PromptResponse(plain, reply), ((PromptResponse(hinted, reply),),)))
+    return actual
 
 
 def message(fields: dict) -> dict:
@@ -185,8 +185,8 @@ def test_templates_fork_where_their_ids_do(student, name, placement):
         messages.insert(0, message({"role": "system", "content": "You are hello world."}))
     targets = targets_of(chat, messages, placement, logged_ids=name == "OPENS_THINKING")
     arguments = (student, Mixture((student,)), targets, ScoreOptions(top_k=5))
-    found = score_session(*arguments, batch_tokens=10_000, counted=counted)
-    alike(found, plainly(*arguments, batch_tokens=10_000))
+    actual = score_session(*arguments, batch_tokens=10_000, counted=counted)
+    alike(actual, plainly(*arguments, batch_tokens=10_000))
     assert counted["tokens saved"] > 0
 
 
@@ -200,10 +200,10 @@ def test_sessions_of_the_sample_log(placement):
         messages = [message(m) for m in json.loads(line)["messages"]]
         targets = targets_of(chat, messages, placement)
         arguments = (model, Mixture((model,)), targets, ScoreOptions(top_k=20))
-        found = score_session(*arguments, batch_tokens=16_384)
+        actual = score_session(*arguments, batch_tokens=16_384)
         expected = plainly(*arguments, batch_tokens=16_384)
-        assert worst(found, expected) < 1e-4
-        for x, y in zip(found, expected, strict=True):
+        assert worst(actual, expected) < 1e-4
+        for x, y in zip(actual, expected, strict=True):
             torch.testing.assert_close(x.support.old, y.support.old, atol=1e-4, rtol=0)
     assert check_tree_reading(model)
 
@@ -249,9 +249,9 @@ def test_a_hint_that_changes_nothing_changes_no_bit(student):
         ReplyReadings(t.student, ((PromptResponse(list(t.student.prompt_ids), t.student.response_ids),),))
         for t in targets
     ]
-    for found in score_session(student, Mixture((student,)), targets + same, ScoreOptions(4), batch_tokens=50)[5:]:
-        assert torch.equal(found.old, found.teacher)
-        assert torch.equal(found.support.old, found.support.teacher)
+    for actual in score_session(student, Mixture((student,)), targets + same, ScoreOptions(4), batch_tokens=50)[5:]:
+        assert torch.equal(actual.old, actual.teacher)
+        assert torch.equal(actual.support.old, actual.support.teacher)
 
 
 def test_the_same_session_gives_the_same_bits(student, other):
@@ -288,9 +288,9 @@ def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
     model, counted = build(*WINDOWS[kind]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     for _ in range(2):
-        found = score_session(*arguments, batch_tokens=10_000, counted=counted)
+        actual = score_session(*arguments, batch_tokens=10_000, counted=counted)
     expected = plainly(*arguments, batch_tokens=10_000)
-    for x, y in zip(found, expected, strict=True):
+    for x, y in zip(actual, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(numbers(x), numbers(y), strict=True))
     assert counted["tokens saved"] == 0
     assert capsys.readouterr().err.count("not all of its layers see all tokens") == 1
@@ -393,10 +393,10 @@ def test_a_trunk_longer_than_the_budget_is_read_in_pieces(student, monkeypatch):
         .layers[0]
         .register_forward_hook(lambda module, args, out: longest.append(args[0].shape[1]))
     )
-    found = score_session(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40)
+    actual = score_session(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40)
     handle.remove()
     assert max(longest) <= 40 < max(len(t.student) for t in targets)
-    alike(found, plainly(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40))
+    alike(actual, plainly(student, Mixture((student,)), targets, ScoreOptions(), batch_tokens=40))
 
 
 def test_sessions_are_read_together_as_they_are_alone(student):
@@ -404,7 +404,7 @@ def test_sessions_are_read_together_as_they_are_alone(student):
     sessions = [conversation(2, seed) for seed in range(4)]
     passes = []
     handle = student.get_decoder().layers[0].register_forward_hook(lambda *_: passes.append(1))
-    found = score_session(
+    actual = score_session(
         student, Mixture((student,)), [t for s in sessions for t in s], ScoreOptions(3), batch_tokens=5000
     )
     together = len(passes)
@@ -412,7 +412,7 @@ def test_sessions_are_read_together_as_they_are_alone(student):
         x for s in sessions for x in score_session(student, Mixture((student,)), s, ScoreOptions(3), batch_tokens=5000)
     ]
     handle.remove()
-    alike(found, alone)
+    alike(actual, alone)
     assert together < len(passes) - together
 
 
@@ -422,6 +422,6 @@ def test_sessions_are_read_together_as_they_are_alone(student):
 def test_a_tree_on_a_gpu(family):
     model = build(*FAMILIES[family]).cuda()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
-    found = score_session(*arguments, batch_tokens=10_000)
-    assert worst(found, plainly(*arguments, batch_tokens=10_000)) < 1e-3
+    actual = score_session(*arguments, batch_tokens=10_000)
+    assert worst(actual, plainly(*arguments, batch_tokens=10_000)) < 1e-3
     assert check_tree_reading(model)

@@ -23,16 +23,16 @@ def whole() -> Log:
 def log(whole) -> Log:
     """Three sessions of at most 8 turns, unless all are asked for."""
     short = sorted((i for i, turns in enumerate(whole.turns) if len(turns) <= 8), key=lambda i: len(whole.turns[i]))
-    return whole if ALL else some(whole, evenly_spaced(short, 3))
+    return whole if ALL else log_of_turns(whole, evenly_spaced(short, 3))
 
 
-def some(log: Log, chosen: list[int]) -> Log:
+def log_of_turns(log: Log, chosen: list[int]) -> Log:
     return Log([log.sessions[i] for i in chosen], [log.turns[i] for i in chosen])
 
 
 def shortest_with_tools(log: Log) -> Log:
     used = [i for i, s in enumerate(log.sessions) if sum(m["role"] == "tool" for m in s["messages"][:-2])]
-    return some(log, [min(used, key=lambda i: len(log.turns[i]))])
+    return log_of_turns(log, [min(used, key=lambda i: len(log.turns[i]))])
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +42,17 @@ def tokenizer(log):
 
 def test_whole_sessions_have_the_scores_of_single_turns(log, tokenizer):
     """Shifted log-probs, wasted tokens: with a hint at every turn that answers a user."""
-    found = exact.measure(log, tokenizer, exact.OURS, None)
-    assert (found.turns, found.dropped) == (sum(map(len, log.turns)), {})
-    assert found.readings > found.turns
-    assert found.largest <= MOST
+    actual = exact.measure(log, tokenizer, exact.OURS, None)
+    assert (actual.turns, actual.dropped) == (sum(map(len, log.turns)), {})
+    assert actual.readings > actual.turns
+    assert actual.largest <= MOST
 
 
 @pytest.mark.parametrize("template", exact.TEMPLATES)
 def test_templates_of_real_models(whole, tokenizer, template):
     """Wasted tokens: also where a template rewrites earlier turns; what it cannot render is dropped with its words."""
     pytest.importorskip("trl")
-    found = exact.measure(whole if ALL else shortest_with_tools(whole), tokenizer, template, exact.SAMPLE)
-    assert found.turns >= 1  # DeepSeek's opens a thought that these replies have not: only what follows a tool is left
-    assert all(r.startswith("template: ") or r == "reply does not continue the prompt" for r in found.dropped)
-    assert found.largest <= MOST
+    actual = exact.measure(whole if ALL else shortest_with_tools(whole), tokenizer, template, exact.SAMPLE)
+    assert actual.turns >= 1  # DeepSeek's opens a thought that these replies have not: only what follows a tool is left
+    assert all(r.startswith("template: ") or r == "reply does not continue the prompt" for r in actual.dropped)
+    assert actual.largest <= MOST

@@ -27,16 +27,16 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Three times the same run in several parts; the first has been scored by one process."""
     folder = tmp_path_factory.mktemp("lockstep")
-    for run in (found := [folder / name for name in ("one", "two", "stopped")]):
+    for run in (folders := [folder / name for name in ("one", "two", "stopped")]):
         extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=20, part_mb=0.005))
         judge.run(JudgeConfig(run=run))
-    teacher.run(TeacherConfig(run=found[0], model=str(MODEL), device="cpu"))
-    return found
+    teacher.run(TeacherConfig(run=folders[0], model=str(MODEL), device="cpu"))
+    return folders
 
 
 def rows(run: Path) -> list[dict[str, list[float]]]:
-    found: list[dict[str, list[float]]] = pq.read_table(run / "teacher" / "targets").to_pylist()
-    return found
+    targets: list[dict[str, list[float]]] = pq.read_table(run / "teacher" / "targets").to_pylist()
+    return targets
 
 
 def launch(run: Path, *more: str) -> "subprocess.Popen[str]":
@@ -82,9 +82,9 @@ def test_one_that_is_asked_to_stop_stops_all_and_one_process_goes_on(runs):
     """No process waits for one that has left."""
     process = launch(runs[2])
     marks = runs[2] / "teacher" / ".tmp"
-    while not (found := list(marks.glob("*.running"))) and process.poll() is None:
+    while not (working := list(marks.glob("*.running"))) and process.poll() is None:
         time.sleep(0.01)
-    assert found, process.communicate()[1]
+    assert working, process.communicate()[1]
     os.kill(_child(process.pid), signal.SIGUSR1)
     _, errors = process.communicate(timeout=120)
     assert str(TRY_AGAIN) in errors, errors

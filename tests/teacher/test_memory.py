@@ -12,9 +12,9 @@ from opdkit.teacher import stage as teacher
 NUMBERS = ("old_logprobs", "teacher_logprobs")
 
 
-def same_rows(found: list[dict], expected: list[dict]) -> None:
-    assert [row["turn_id"] for row in found] == [row["turn_id"] for row in expected]
-    for row, other in zip(found, expected, strict=True):
+def same_rows(actual: list[dict], expected: list[dict]) -> None:
+    assert [row["turn_id"] for row in actual] == [row["turn_id"] for row in expected]
+    for row, other in zip(actual, expected, strict=True):
         assert row["response_ids"] == other["response_ids"]
         assert row["support_ids"] == other["support_ids"]
         for name in NUMBERS:

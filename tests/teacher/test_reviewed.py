@@ -59,8 +59,8 @@ def contents(run) -> list[bytes]:
 
 def healthy(run) -> None:
     """What is there of teacher, train and reviews; the verdicts before were written without counters."""
-    found = [f for f in examine(run).findings if f.stage in ("teacher", "train") or f.table == "reviews"]
-    assert [(f.what, f.key) for f in found] == []
+    actual = [f for f in examine(run).findings if f.stage in ("teacher", "train") or f.table == "reviews"]
+    assert [(f.what, f.key) for f in actual] == []
 
 
 DECISIONS = {
@@ -150,9 +150,9 @@ def test_the_targets_do_not_depend_on_how_the_decisions_came_about(run, again, t
     shutil.rmtree(at_once / "teacher")
     for _ in range(4):
         step = {name: draw.choice(DECIDED) for name in draw.sample(TURNS, 3)}
-        some = [reviews.decision(n, d) if d else Review(n, action="strike") for n, d in step.items()]
-        reviews.append(run, some)
-        reviews.append(at_once, some)
+        decisions = [reviews.decision(n, d) if d else Review(n, action="strike") for n, d in step.items()]
+        reviews.append(run, decisions)
+        reviews.append(at_once, decisions)
         again(run)
     again(at_once)
     assert list(read_all(run, "targets")) == list(read_all(at_once, "targets"))
@@ -219,10 +219,10 @@ def test_a_decision_survives_a_re_run_of_the_judge(run, again):
     judge.run(JudgeConfig(run=run, overwrite=True, shard="0/1"))
     shutil.rmtree(run / "teacher")
     again(run)
-    found = rows(run)
-    assert (found["toy-1:3"]["reward"], found["toy-1:3"]["hint"]) == (0, NEW)
+    actual = rows(run)
+    assert (actual["toy-1:3"]["reward"], actual["toy-1:3"]["hint"]) == (0, NEW)
     verdicts = {row["turn_id"]: row for row in read_all(run, "verdicts")}
-    for name, row in found.items():
+    for name, row in actual.items():
         if name != "toy-1:3":
             assert (row["reward"], row["hint"]) == (verdicts[name]["reward"], verdicts[name]["hint"])
 
@@ -240,8 +240,8 @@ def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
     before = score()
     reviews.append(run, [Review("toy-1:3", True, 0, True, NEW), Review("toy-0:3", True, None, True, None)])
     after = score()
-    mine = [row for row in after if row["turn_id"] == "toy-1:3"]
-    assert [(row["written"], row["hint"], row["reward"]) for row in mine] == [(None, NEW, 0), (0, NEW, None)]
+    rows_of_turn = [row for row in after if row["turn_id"] == "toy-1:3"]
+    assert [(row["written"], row["hint"], row["reward"]) for row in rows_of_turn] == [(None, NEW, 0), (0, NEW, None)]
     others = [[row for row in each if row["turn_id"] not in ("toy-1:3", "toy-0:3")] for each in (before, after)]
     assert others[0] == others[1]
     first_part = [

@@ -62,8 +62,8 @@ def targets(hints: int = 1) -> list[ReplyReadings]:
     return made
 
 
-def close(found, expected) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+def close(actual, expected) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 # -- supports -------------------------------------------------------------------------------------------------------
@@ -77,31 +77,31 @@ def test_supports_equal_a_plain_topk(student, other, whose, batch_tokens):
         scored = score_session(
             student, Mixture((model,)), targets(), ScoreOptions(top_k=5, top_k_of=whose), batch_tokens=batch_tokens
         )
-        for found, target in zip(scored, targets(), strict=True):
+        for actual, target in zip(scored, targets(), strict=True):
             ours = full(student, target.student)
             own = torch.tensor(target.student.response_ids)[:, None]
-            close(found.old, ours.gather(1, own)[:, 0])
+            close(actual.old, ours.gather(1, own)[:, 0])
             if not target.hinted:
-                assert (found.teacher, found.chosen) == (None, None)
+                assert (actual.teacher, actual.chosen) == (None, None)
                 if whose == "teacher":
-                    assert found.support is None
+                    assert actual.support is None
                     continue
-                assert found.support.teacher is None
+                assert actual.support.teacher is None
                 theirs = ours
             else:
                 theirs = full(model, target.hinted[0][0])
-                close(found.teacher, theirs.gather(1, own)[:, 0])
-                close(found.support.teacher, theirs.gather(1, found.support.ids))
-            close(found.support.old, ours.gather(1, found.support.ids))
+                close(actual.teacher, theirs.gather(1, own)[:, 0])
+                close(actual.support.teacher, theirs.gather(1, actual.support.ids))
+            close(actual.support.old, ours.gather(1, actual.support.ids))
             leader = ours if whose == "student" else theirs
-            close(leader.gather(1, found.support.ids), leader.topk(5).values)
+            close(leader.gather(1, actual.support.ids), leader.topk(5).values)
 
 
 def test_a_support_of_the_whole_vocabulary_is_a_distribution(student):
     """Full-vocabulary log-probs, never renormalised over the support: the whole of it has mass 1, less has less."""
-    wanted = ScoreOptions(top_k=61)
-    [found, *_] = score_session(student, Mixture((student,)), targets(), wanted, batch_tokens=100)
-    for side in (found.support.old, found.support.teacher):
+    score_options = ScoreOptions(top_k=61)
+    [actual, *_] = score_session(student, Mixture((student,)), targets(), score_options, batch_tokens=100)
+    for side in (actual.support.old, actual.support.teacher):
         torch.testing.assert_close(side.exp().sum(1), torch.ones(len(side)), atol=1e-5, rtol=0)
         assert (side[:, :4].exp().sum(1) < 1).all()
 
@@ -114,13 +114,13 @@ def test_without_a_difference_in_the_input_there_is_none_in_the_scores(student, 
     same = [ReplyReadings(s, ((PromptResponse(list(s.prompt_ids), list(s.response_ids)),),)) for s in base]
     differing = [ReplyReadings(s, ((after([9] * 11, s),),)) for s in base]
     for batch_tokens in (1, 40, 10_000):
-        wanted = ScoreOptions(top_k=6, top_k_of=whose, overlap=overlap)
-        scored = score_session(student, Mixture((student,)), same + differing, wanted, batch_tokens=batch_tokens)
-        for found in scored[:4]:
-            assert torch.equal(found.old, found.teacher)
-            assert torch.equal(found.support.old, found.support.teacher)
-            assert found.overlap == (1.0 if overlap else None)
-        assert not any(torch.equal(found.old, found.teacher) for found in scored[4:])
+        score_options = ScoreOptions(top_k=6, top_k_of=whose, overlap=overlap)
+        scored = score_session(student, Mixture((student,)), same + differing, score_options, batch_tokens=batch_tokens)
+        for actual in scored[:4]:
+            assert torch.equal(actual.old, actual.teacher)
+            assert torch.equal(actual.support.old, actual.support.teacher)
+            assert actual.overlap == (1.0 if overlap else None)
+        assert not any(torch.equal(actual.old, actual.teacher) for actual in scored[4:])
 
 
 # -- overlap --------------------------------------------------------------------------------------------------------
@@ -137,43 +137,43 @@ def test_shared_by_hand():
 def test_overlap_takes_the_hint_with_the_largest_intersection(student, other, support, whose):
     """Against sets, position by position; and everything else is then of the chosen hint."""
     top = support or 4
-    wanted = ScoreOptions(support, whose, overlap=top)
+    score_options = ScoreOptions(support, whose, overlap=top)
     many = [
         ReplyReadings(s, tuple((before(s, [9 * h + i]),) for h in range(3 * (i != 2)))) for i, s in enumerate(plain(10))
     ]
-    scored = score_session(student, Mixture((other,)), many, wanted, batch_tokens=50)
+    scored = score_session(student, Mixture((other,)), many, score_options, batch_tokens=50)
     chosen = []
-    for found, target in zip(scored, many, strict=True):
+    for actual, target in zip(scored, many, strict=True):
         if not target.hinted:
-            assert (found.chosen, found.overlap, found.teacher) == (None, None, None)
+            assert (actual.chosen, actual.overlap, actual.teacher) == (None, None, None)
             continue
         ours = full(student, target.student).topk(top).indices.tolist()
         sums = []
         for (reading,) in target.hinted:
             theirs = full(other, reading).topk(top).indices.tolist()
             sums.append(sum(len(set(a) & set(b)) for a, b in zip(ours, theirs, strict=True)))
-        chosen.append(found.chosen)
-        assert found.chosen == sums.index(max(sums))
-        assert found.overlap == pytest.approx(max(sums) / (top * len(ours)))
-        theirs = full(other, target.hinted[found.chosen][0])
-        close(found.teacher, theirs.gather(1, torch.tensor(target.student.response_ids)[:, None])[:, 0])
+        chosen.append(actual.chosen)
+        assert actual.chosen == sums.index(max(sums))
+        assert actual.overlap == pytest.approx(max(sums) / (top * len(ours)))
+        theirs = full(other, target.hinted[actual.chosen][0])
+        close(actual.teacher, theirs.gather(1, torch.tensor(target.student.response_ids)[:, None])[:, 0])
         if support:
-            close(found.support.teacher, theirs.gather(1, found.support.ids))
-            close(found.support.old, full(student, target.student).gather(1, found.support.ids))
+            close(actual.support.teacher, theirs.gather(1, actual.support.ids))
+            close(actual.support.old, full(student, target.student).gather(1, actual.support.ids))
     assert len(set(chosen)) > 1  # or the test would show nothing
 
 
 def test_of_equal_overlaps_the_shortest_hint_wins(student):
     s = plain()[0]
     longer = after([5] * 6, s)
-    [found] = score_session(
+    [actual] = score_session(
         student,
         Mixture((student,)),
         [ReplyReadings(s, ((longer,), (longer,), (longer,)))],
         ScoreOptions(overlap=4),
         batch_tokens=50,
     )
-    assert found.chosen == 0
+    assert actual.chosen == 0
 
 
 # -- several teachers, and none of the hint -------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_averaged_teachers_by_hand(student, other, whose):
     pairs = [ReplyReadings(s, ((after([3], s), after([8, 9], s)),), (s, after([1], s))) for s in plain()]
     mixture = Mixture((student, other), (0.2, 0.8))
     scored = score_session(student, mixture, pairs, ScoreOptions(top_k=4, top_k_of=whose), batch_tokens=40)
-    for found, target in zip(scored, pairs, strict=True):
+    for actual, target in zip(scored, pairs, strict=True):
         own = torch.tensor(target.student.response_ids)[:, None]
 
         def mean(readings) -> torch.Tensor:
@@ -193,11 +193,11 @@ def test_averaged_teachers_by_hand(student, other, whose):
             return (0.2 * p + 0.8 * q).log().float()
 
         theirs = mean(target.hinted[0])
-        close(found.teacher, theirs.gather(1, own)[:, 0])
-        close(found.unhinted, mean(target.unhinted).gather(1, own)[:, 0])
-        close(found.support.teacher, theirs.gather(1, found.support.ids))
+        close(actual.teacher, theirs.gather(1, own)[:, 0])
+        close(actual.unhinted, mean(target.unhinted).gather(1, own)[:, 0])
+        close(actual.support.teacher, theirs.gather(1, actual.support.ids))
         leader = theirs if whose == "teacher" else full(student, target.student)
-        close(leader.gather(1, found.support.ids), leader.topk(4).values)
+        close(leader.gather(1, actual.support.ids), leader.topk(4).values)
 
 
 def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, other):
@@ -210,14 +210,14 @@ def test_the_same_weights_without_the_hint_are_the_student_for_nothing(student, 
     without = score_session(student, Mixture((student,)), bare, ScoreOptions(top_k=3), batch_tokens=10)
     handle.remove()
     assert sum(rows) == 2 * read
-    assert all(torch.equal(found.unhinted, found.old) for found in with_it)
-    assert [found.unhinted for found in without] == [None] * 4
-    for found, target in zip(
+    assert all(torch.equal(actual.unhinted, actual.old) for actual in with_it)
+    assert [actual.unhinted for actual in without] == [None] * 4
+    for actual, target in zip(
         score_session(student, Mixture((other,)), targets(), ScoreOptions(), batch_tokens=10), targets(), strict=True
     ):
         own = torch.tensor(target.student.response_ids)[:, None]
-        close(found.unhinted, full(other, target.student).gather(1, own)[:, 0])
-        assert not torch.equal(found.unhinted, found.old)
+        close(actual.unhinted, full(other, target.student).gather(1, own)[:, 0])
+        assert not torch.equal(actual.unhinted, actual.old)
 
 
 def test_no_targets_are_no_scores(student):

@@ -65,24 +65,24 @@ def prompts(draw) -> list[list[int]]:
 @settings(deadline=None)
 @given(prompts())
 def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[int]]) -> None:
-    found = group_prompts(asked)
-    assert sorted(i for g in found for i in g.prompts) == list(range(len(asked)))
-    for group in found:
+    actual = group_prompts(asked)
+    assert sorted(i for g in actual for i in g.prompts) == list(range(len(asked)))
+    for group in actual:
         first = asked[group.prompts[0]]
         assert all(common_length(first, asked[i]) >= group.prefix >= 1 for i in group.prompts)
         assert all(len(asked[i]) <= 2 * group.prefix for i in group.prompts)
         assert group.tokens == group.prefix + sum(len(asked[i]) - group.prefix for i in group.prompts)
-    assert sum(g.tokens for g in found) <= sum(map(len, asked))
+    assert sum(g.tokens for g in actual) <= sum(map(len, asked))
 
 
 @settings(deadline=None)
 @given(prompts(), st.integers(1, 5), st.integers(1, 20), st.integers(1, 300))
 @example([[0] * 8, [0] * 10], 2, 1, 10)  # a share of two draws within the budget beside single draws above it
 def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_tokens: int, budget: int) -> None:
-    found = list(plan_batches(asked, [draws] * len(asked), new_tokens, budget))
-    made = [d for batch in found for shared in batch.shared for d in shared.samples]
+    actual = list(plan_batches(asked, [draws] * len(asked), new_tokens, budget))
+    made = [d for batch in actual for shared in batch.shared for d in shared.samples]
     assert sorted(made) == [(i, k) for i in range(len(asked)) for k in range(draws)]
-    for batch in found:
+    for batch in actual:
         single = [
             s for s in batch.shared if len(s.samples) == len(s.group.prompts) == 1
         ]  # one draw is made in any case
@@ -91,9 +91,9 @@ def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_toke
         assert batch.rows * batch.samples <= MAX_SAMPLES
         assert all(s.slots == s.group.tokens + len(s.samples) * new_tokens for s in batch.shared)
         assert batch.slots < 2 * min(s.slots for s in batch.shared)
-    sizes = [batch.slots for batch in found]
+    sizes = [batch.slots for batch in actual]
     assert sizes == sorted(sizes, reverse=True)
-    assert len(found) <= 1 + math.log2(max(sizes, default=1))
+    assert len(actual) <= 1 + math.log2(max(sizes, default=1))
 
 
 def test_rows_are_as_many_as_the_budget_holds() -> None:

@@ -59,10 +59,10 @@ def test_the_draws_are_those_of_a_large_machine(way: str) -> None:
     model = build(way)
     draws(model, PROMPTS[:1])  # what is checked once, with sequences of its own, is not what is looked at here
     with full_twice(model, 7, 18) as room:
-        found = draws(model, PROMPTS)
+        actual = draws(model, PROMPTS)
     assert room.refused == 2
-    for some, others in zip(found, expected, strict=True):
-        for a, b in zip(some, others, strict=True):
+    for samples, others in zip(actual, expected, strict=True):
+        for a, b in zip(samples, others, strict=True):
             assert (a.ids, a.finish_reason) == (b.ids, b.finish_reason)
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
@@ -73,9 +73,9 @@ def test_less_is_drawn_at_once_where_not_all_fits(way: str) -> None:
     expected, model = draws(build(way), PROMPTS), build(way)
     draws(model, PROMPTS[:1])
     with room_for(30 if way == "shared" else 50) as room:
-        found = draws(model, PROMPTS * 4)
+        actual = draws(model, PROMPTS * 4)
     assert room.refused
-    assert [[d.ids for d in some] for some in found] == [[d.ids for d in some] for some in expected] * 4
+    assert [[d.ids for d in samples] for samples in actual] == [[d.ids for d in samples] for samples in expected] * 4
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,6 +84,6 @@ def test_a_prompt_too_large_alone_is_set_aside(way: str) -> None:
     expected = draws(build(way), PROMPTS)
     draws(model, PROMPTS[:1])
     with room_for(60):
-        found = draws(model, [*PROMPTS, large])
-    assert found[-1] == [Sample([], [], "memory")] * 3
-    assert [[d.ids for d in some] for some in found[:-1]] == [[d.ids for d in some] for some in expected]
+        actual = draws(model, [*PROMPTS, large])
+    assert actual[-1] == [Sample([], [], "memory")] * 3
+    assert [[d.ids for d in samples] for samples in actual[:-1]] == [[d.ids for d in samples] for samples in expected]

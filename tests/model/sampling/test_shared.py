@@ -55,9 +55,9 @@ def draw(model: Any, prompts=PROMPTS, draws: int = 3, **options: Any) -> list[li
     return sample(model, asked, **(defaults | options))
 
 
-def alike(found: list[list[Sample]], expected: list[list[Sample]]) -> None:
-    for some, others in zip(found, expected, strict=True):
-        for a, b in zip(some, others, strict=True):
+def alike(actual: list[list[Sample]], expected: list[list[Sample]]) -> None:
+    for samples, others in zip(actual, expected, strict=True):
+        for a, b in zip(samples, others, strict=True):
             assert (a.ids, a.finish_reason) == (b.ids, b.finish_reason)
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
 
@@ -95,15 +95,15 @@ def calls(model: Any):
 def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkeypatch) -> None:
     """Shards and batches: whatever shares a batch, a prefix or a row."""
     model = build(*FAMILIES[family])
-    found = draw(model, batch_tokens=batch_tokens)
-    assert {s.finish_reason for some in found for s in some} == {"stop", "length"}
+    actual = draw(model, batch_tokens=batch_tokens)
+    assert {s.finish_reason for samples in actual for s in samples} == {"stop", "length"}
     monkeypatch.setattr(opdkit.model.sampling, "check_tree_reading", lambda _: False)
-    alike(found, draw(model, batch_tokens=1))
+    alike(actual, draw(model, batch_tokens=1))
 
 
 def test_log_probs_are_those_of_a_plain_forward(model) -> None:
-    for prompt, some in zip(PROMPTS, draw(model), strict=True):
-        for drawn in some:
+    for prompt, samples in zip(PROMPTS, draw(model), strict=True):
+        for drawn in samples:
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([prompt + drawn.ids])).logits[0, len(prompt) - 1 : -1]
             expected = logits.log_softmax(-1).gather(-1, torch.tensor(drawn.ids)[:, None])[:, 0]
@@ -146,9 +146,9 @@ def test_the_budget_bounds_what_is_held_prompts_and_draws(model) -> None:
 
 def test_draws_that_do_not_fit_together_are_made_apart(model) -> None:
     with calls(model) as seen:
-        found = draw(model, PROMPTS[:2], stop_ids=NEVER, batch_tokens=34 + 2 * 10)
+        actual = draw(model, PROMPTS[:2], stop_ids=NEVER, batch_tokens=34 + 2 * 10)
     assert max(c.rows * c.slots for c in seen) <= 54
-    alike(found, draw(model, PROMPTS[:2], stop_ids=NEVER))
+    alike(actual, draw(model, PROMPTS[:2], stop_ids=NEVER))
 
 
 def test_a_waiting_prompt_takes_the_place_of_one_that_has_ended(model) -> None:
@@ -164,9 +164,9 @@ def test_a_waiting_prompt_takes_the_place_of_one_that_has_ended(model) -> None:
 
 
 def test_slots_of_ended_draws_are_used_again(model) -> None:
-    [drawn] = found = draw(model, [PROMPTS[0]], draws=12)
+    [drawn] = actual = draw(model, [PROMPTS[0]], draws=12)
     with calls(model) as seen:
-        alike(draw(model, [PROMPTS[0]], draws=12), found)
+        alike(draw(model, [PROMPTS[0]], draws=12), actual)
     reads = [len(s.ids) - 1 for s in drawn]
     held = max(step * sum(r >= step for r in reads) for step in range(1, 10))  # by the draws that still go on
     assert max(c.slots for c in seen) == 34 + held < 34 + sum(reads)
@@ -211,10 +211,10 @@ def test_grouped_heads_give_the_numbers_of_sdpa(heads, keys, queries, masked) ->
     query = torch.randn(3, heads, queries, 8, generator=draws)
     key, value = torch.randn(2, 3, keys, 20, 8, generator=draws)
     mask = torch.randn(3, 1, queries, 20, generator=draws) if masked else None
-    found, _ = attention._attention(module, query, key, value, mask, scaling=0.3)
+    actual, _ = attention._attention(module, query, key, value, mask, scaling=0.3)
     expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
-    assert found.shape == expected.shape == (3, queries, heads, 8)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    assert actual.shape == expected.shape == (3, queries, heads, 8)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
 
 
 def test_the_model_is_left_as_it_was(model, monkeypatch) -> None:
