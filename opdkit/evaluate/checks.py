@@ -254,7 +254,7 @@ def echo_of(reply: str, prompt: str, hints: Hints) -> str | None:
 def _fold(text: str) -> tuple[str, tuple[str, ...]]:
     """Return a text without emphasis, quotation marks, case, and differences in white space; and its words.
 
-    The words have no punctuation around them, so that a hint is found whatever its punctuation is.
+    The words have no punctuation around them, so a hint matches with any punctuation.
     """
     folded = " ".join(text.translate(_FOLDED).casefold().split())
     return folded, tuple(_WORDS.findall(folded))

@@ -122,7 +122,7 @@ def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON
 
 
 def model_names(config: EvalConfig) -> dict[str, str]:
-    """Return the paths or names of both models. Raises OpdkitError when neither --trained nor a training names one."""
+    """Return the paths or names of both models. Raises OpdkitError without --trained and a finished training."""
     trained = config.trained or str(stage_dir(config.run, "train") / "model")
     if not config.trained and not part_path(config.run, "metrics", 0).exists():
         raise OpdkitError(

@@ -70,7 +70,7 @@ def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
 
 def clear(folder: Path, keep: Path | None = None) -> None:
-    """Remove all checkpoints but `keep`, those half written too; and the folder where it is empty."""
+    """Remove all checkpoints except `keep`, including partial files, and then the folder if it is empty."""
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
         if path != keep:
             path.unlink(missing_ok=True)

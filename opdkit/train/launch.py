@@ -31,7 +31,7 @@ def check_launch(config: TrainConfig) -> None:
         raise ConfigError("--shard: training is not cut into parts; for several processes use `accelerate launch -m "
                           "opdkit train ...` or `torchrun -m opdkit train ...`")  # fmt: skip
     # Two trainings would mix up their checkpoints. All processes of one launch get here before the first of them
-    # begins. A process on another host cannot be told from one that was just killed there, so it does not count.
+    # begins. A claim from another host does not count: its process may have been killed there.
     others = [c for c in live_claims(stage_dir(config.run, "train") / ".tmp") if c.host == socket.gethostname()]
     if others and others[0].pid != os.getpid() and not config.dry_run:
         raise OpdkitError(f"process {others[0].pid} is training on {config.run}: wait until it is done, or stop it and "

@@ -11,7 +11,7 @@ ADVANTAGES = ("reward", "teacher", "support")
 
 
 def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
-    """Return the row of a step, but its number, epoch and learning rate. A mean over nothing is null, not 0."""
+    """Return the row of a step without its number, epoch and learning rate. A mean over nothing is null, not 0."""
     read = int(metrics["tokens_read"])
     has_tokens = {name for name in (*TERMS, "kl") if metrics.get(f"{name}_tokens")}
     return {

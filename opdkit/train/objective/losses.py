@@ -103,7 +103,7 @@ def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> 
 
 
 def kl_from_old(logprobs_N: Tensor, old_logprobs_N: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(old || student) at tokens drawn from old (nats, [N], never negative)."""
+    """Return the k3 estimate (Schulman 2020) of KL(old || student) at tokens drawn from old (nats, [N], >= 0)."""
     log_ratio_N = (logprobs_N - old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio_N.expm1() - log_ratio_N
 

@@ -50,7 +50,7 @@ PRESETS: dict[str, tuple[dict[str, float], ...]] = {
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights of the terms, and the options of `opdkit train` in their formulas, under the same names."""
+    """Weights of the terms, and the options of `opdkit train`, by their names, that the formulas use."""
 
     weights: Mapping[str, float]
     advantage_clip: float = 1.0
@@ -110,7 +110,7 @@ def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
 
 
 def _term(name: str, weight: float, objective: Objective, tokens: Tokens) -> Term:
-    """Return one term but kl: its mask first, then the weights of its tokens, then its advantages."""
+    """Return any term except kl: its mask, the weights of its tokens, its advantages."""
     old_N, teacher_N, clip = tokens.old_logprobs_N, tokens.teacher_logprobs_N, objective.advantage_clip
     if name == "reward":
         mask_N = tokens.sampled_N & ~tokens.reward_N.isnan()
