@@ -62,7 +62,7 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
                         "from bad ones; look at some votes, and try a stronger --judge")  # fmt: skip
     reasons = {
         "reward": "the rewards cancel within their groups, or are 0",
-        "teacher": "the hints hardly change the teacher; look at some hints, and at --hint-placement of the teacher stage",
+        "teacher": "the hints hardly change the teacher; look at some, and at the teacher stage's --hint-placement",
     }
     for name, values in data.advantages.items():
         if len(values) and np.abs(values).max() < NEAR_ZERO:
