@@ -37,18 +37,17 @@ def run(config: StatusConfig) -> None:
         table.add_row(*_row(directory, stage, failed[stage]))
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
-        lines.append(f"turns decided by people: {len(decided):,}" + (
-            f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again" if outdated else ""
-        ))  # fmt: skip
+        older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
+        lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
     for stage in started:
         with contextlib.suppress(OpdkitError):  # an upstream stage is gone: `opdkit check` has the remedy
             if upstream := find_outdated_upstream(directory, stage):
-                lines.append(f"{stage}: computed from another {upstream} stage than is there now; run it again, with "
-                             "--overwrite")  # fmt: skip
+                text = f"{stage}: computed from another {upstream} stage than is there now"
+                lines.append(f"{text}; run it again, with --overwrite")
     for error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""
-        lines.append(f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}: "
-                     + printable(error["error"]))  # fmt: skip
+        place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"
+        lines.append(f"{place}: {printable(error['error'])}")
     stdout.print(table)
     for line in lines:
         stdout.print(line, markup=False, soft_wrap=True)

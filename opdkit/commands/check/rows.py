@@ -1,4 +1,4 @@
-"""Values of one part: keys between tables, ranges, finite numbers. Arrow in, findings out.
+"""Checks of the values of one part: keys between tables, ranges, finite numbers.
 
 The checks are declared: VALUES about single values, ROWS about rows and what other tables say of them, UNIQUE about
 keys. Only the columns that are checked are read, one part at a time; lists of numbers stay arrays.
@@ -134,7 +134,8 @@ def _is_no_json(text: str) -> bool:
     return False
 
 
-def _has_no_logprob(values: NDArray[Any]) -> bool:
+def _has_no_logprob(logprobs: NDArray[Any] | tuple[NDArray[Any], NDArray[Any]]) -> bool:
+    values = logprobs[1] if isinstance(logprobs, tuple) else logprobs
     return bool((~np.isfinite(values) | (values > _ROUNDING)).any())
 
 
@@ -205,8 +206,7 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("targets", ("written", "cut_messages"), "is negative", lambda number: number < 0),
     ("targets", ("prompt_tokens",), "is less than 1", lambda tokens: tokens < 1),
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
-    ("targets", _LOGPROBS, "holds what is no log-prob: not finite, or over 0", _has_no_logprob),
-    ("targets", _SUPPORTS[1:], "holds what is no log-prob: not finite, or over 0", lambda s: _has_no_logprob(s[1])),
+    ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is no log-prob: not finite, or over 0", _has_no_logprob),
     ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
     ("metrics", ("clip_fraction",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),

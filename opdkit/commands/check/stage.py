@@ -72,8 +72,8 @@ def run(config: CheckConfig) -> bool:
             for row in [list(_COLUMNS), *rows]:
                 print("\t".join(row))
     if gone:
-        say(f"removed {counted(len(removed), 'part')}, damaged or computed from one that is; now run again, in this "
-            "order:")  # fmt: skip
+        parts = counted(len(removed), "part")
+        say(f"removed {parts}, damaged or computed from one that is; now run again, in this order:")
         stages = {TABLES[table].stage for table, _ in gone}
         manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
         for command in dict.fromkeys(plans.command_again(directory, *one) for one in manifests.items()):

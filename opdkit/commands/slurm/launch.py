@@ -77,14 +77,11 @@ def run(config: SlurmConfig) -> Launch:
 def check_plans(run: Path, stages: Mapping[str, StageConfig]) -> None:
     """Raise ConfigError if a stage of the run was begun with other options."""
     for name, config in stages.items():
-        if has_stage(run, name):
-            changes = differences(manifest(run, name)["plan"]["config"], config.plan(), "config")
-            if changes:
-                lines = "\n".join(f"  {line}" for line in changes)
-                raise ConfigError(
-                    f"{stage_dir(run, name)} was begun under another plan:\n{lines}\n"
-                    f"Choose another run directory, or remove {stage_dir(run, name)} and those of the stages after it"
-                )
+        pinned = manifest(run, name)["plan"]["config"] if has_stage(run, name) else config.plan()
+        if changes := differences(pinned, config.plan(), "config"):
+            folder, lines = stage_dir(run, name), "\n".join(f"  {line}" for line in changes)
+            raise ConfigError(f"{folder} was begun under another plan:\n{lines}\nChoose another run directory, or "
+                              f"remove {folder} and those of the stages after it")  # fmt: skip
 
 
 def check_logs(config: SlurmConfig) -> None:
@@ -94,8 +91,7 @@ def check_logs(config: SlurmConfig) -> None:
     pinned = manifest(config.run, "extract")["plan"]["inputs"]
     with tempfile.TemporaryDirectory() as scratch:
         now = {log.name: log.path.stat().st_size for log in expand(config.logs, Path(scratch))}
-    changes = differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log")
-    if changes:
+    if changes := differences({name: log.get("bytes") for name, log in pinned.items()}, now, "bytes of the log"):
         lines = "\n".join(f"  {line}" for line in changes)
         raise ConfigError(f"{stage_dir(config.run, 'extract')} was begun with other logs:\n{lines}\n"
                           "Choose another run directory, or name the logs as they were")  # fmt: skip
