@@ -9,9 +9,6 @@ recorded beside the table, before the part is renamed into place. The name of an
 - two processes that compute the same part record two names (the footers hold different seconds), and the part that
   stays has one of them, in whatever order they finish;
 - if the process is killed in between, a record without a part says only that the part was begun.
-
-Each page has a CRC as well, which every stage verifies as it reads. The digest is for `opdkit check`, which reads whole
-files.
 """
 
 import hashlib
@@ -36,13 +33,13 @@ def record_digest(home: Path, table: str, part: int, digest: str) -> Path | None
     """Record a part's digest in the folder of its stage, durably. Return None if it is recorded already."""
     folder = home / ".digests"
     folder.mkdir(exist_ok=True)
-    name = folder / f"{table}-{part:05d}-{digest}"
+    record = folder / f"{table}-{part:05d}-{digest}"
     try:
-        name.touch(exist_ok=False)
+        record.touch(exist_ok=False)
     except FileExistsError:
         return None
     sync(folder)
-    return name
+    return record
 
 
 def read_digests(home: Path) -> dict[tuple[str, int], set[str]]:

@@ -26,17 +26,15 @@ def disk_errors_explained(where: Path) -> Iterator[None]:
     except OpdkitError:
         raise
     except Exception as error:
-        message = disk_error_message(error, where)
-        if message is None:
-            raise
-        raise OpdkitError(message) from error
+        if message := disk_error_message(error, where):
+            raise OpdkitError(message) from error
+        raise
 
 
 def disk_error_message(error: BaseException, where: Path | None = None) -> str | None:
-    """Return the remedy for an error of the disk, None for any other error.
+    """Return the remedy for an error of the disk, or for one that such an error led to; None for any other error.
 
-    `where` is what was being written, in case the error does not name a file itself. The errors that led to this one
-    are looked at, too.
+    `where` is what was being written, in case the error does not name a file itself.
     """
     code, named = None, None
     chain: list[BaseException] = []
@@ -54,8 +52,8 @@ def disk_error_message(error: BaseException, where: Path | None = None) -> str |
         return None
     path = named.parent if named and named.name.startswith(".") else named or where  # temporary files are hidden
     if code in _FULL:
-        what = f"no space left on the disk of {path}" if path else "no space left on the disk of the run or of TMPDIR"
-        return f"{what}: make room there, then start the same command again; what is finished is kept"
+        return (f"no space left on the disk of {path or 'the run or of TMPDIR'}: make room there, then start the same "
+                "command again; what is finished is kept")  # fmt: skip
     if where is None or (code != errno.EROFS and named and os.access(named, os.F_OK)):
         return None  # for all we know, a file that may not be read
     return f"{path} cannot be written (read-only, or another owner's): make it writable, then start the command again"

@@ -171,8 +171,7 @@ def check_rows_left(summary: Summary, what: str) -> None:
 def read_inputs(part: Path | Mapping[bytes, bytes]) -> dict[str, Any]:
     """Return the inputs of a part that are not in the plan, from its file or its footer. {} if there are none."""
     footer = (pq.read_schema(part).metadata or {}) if isinstance(part, Path) else part
-    inputs: dict[str, Any] = json.loads(footer.get(INPUTS_KEY, b"{}"))
-    return inputs
+    return dict(json.loads(footer.get(INPUTS_KEY, b"{}")))
 
 
 def read_counters(path: Path) -> Counters:

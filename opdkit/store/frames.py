@@ -61,8 +61,7 @@ class RunTable:
         return sum(pq.read_metadata(path).num_rows for path in self._paths() if path.exists())
 
     def _paths(self) -> list[Path]:
-        parts = range(part_count(self.run, TABLES[self.name].stage))
-        return [part_path(self.run, self.name, k) for k in parts]
+        return [part_path(self.run, self.name, k) for k in range(part_count(self.run, TABLES[self.name].stage))]
 
     def __repr__(self) -> str:
         """Return the number of rows, and every column with its type and meaning."""

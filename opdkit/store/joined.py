@@ -82,8 +82,7 @@ def joined_turns(
     session_of = {row["session_id"]: row for row in sessions.slice(0, sessions_within(run, part, limit)).to_pylist()}
     verdict_of = {row["turn_id"]: row for row in verdicts.to_pylist()} if verdicts is not None else {}
     targets_of = _targets_by_turn(targets) if targets is not None else {}
-    if reviews is None:
-        reviews = reviews_in_force(run)
+    reviews = reviews_in_force(run) if reviews is None else reviews
     for turn in turns.to_pylist():
         if turn["session_id"] in session_of:
             name = turn["turn_id"]

@@ -33,14 +33,13 @@ class Claim:
 
     def is_dead(self) -> bool:
         """Return True if the process was one of this host and is gone."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # it lives, and belongs to another user
-            return False
+        if self.host == socket.gethostname():
+            try:
+                os.kill(self.pid, 0)
+            except ProcessLookupError:
+                return True
+            except PermissionError:  # it lives, and belongs to another user
+                pass
         return False
 
 
@@ -51,18 +50,15 @@ def claim_name(table: str, part: int, suffix: str) -> str:
 
 def read_claim(path: Path) -> Claim | None:
     """Return the claim in a file's name, None if there is none."""
-    table, _, rest = path.stem.partition("-")
-    part, _, rest = rest.partition("-")
-    _token, _, rest = rest.partition("-")
-    host, _, pid = rest.rpartition("-")
+    table, part, _, rest = [*path.stem.split("-", 3), "", "", ""][:4]
+    host, _, pid = rest.rpartition("-")  # a host may have hyphens in its name
     return Claim(table, int(part), host, int(pid)) if part.isdecimal() and pid.isdecimal() else None
 
 
 def sweep(folder: Path, pattern: str) -> None:
     """Remove the files that killed processes of this host left half-written."""
     for path in folder.glob(pattern):
-        claim = read_claim(path)
-        if claim is not None and claim.is_dead():
+        if (claim := read_claim(path)) is not None and claim.is_dead():
             with disk_errors_explained(path):
                 path.unlink(missing_ok=True)
 

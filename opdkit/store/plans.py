@@ -54,18 +54,14 @@ def command_of(run: Path, stage: str) -> str:
 
 def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:
     """Return the stages that a plan was bound to, and that have another fingerprint now."""
-    now = {stage: document["fingerprint"] for stage, document in manifests.items()}
-    return [stage for stage, pinned in plan["upstream"].items() if now.get(stage, pinned) != pinned]
+    pins = plan["upstream"].items()
+    return [stage for stage, pin in pins if stage in manifests and manifests[stage]["fingerprint"] != pin]
 
 
 def find_outdated_upstream(run: Path, stage: str) -> str | None:
-    """Return the first stage that `stage` was computed from and that has changed since. None if there is none.
-
-    Raises OpdkitError if one of them is gone.
-    """
+    """Return the first changed stage of those that `stage` was computed from. Raises OpdkitError if one is gone."""
     plan = manifest(run, stage)["plan"]
-    changed = changed_upstream(plan, {upstream: manifest(run, upstream) for upstream in plan["upstream"]})
-    return changed[0] if changed else None
+    return next(iter(changed_upstream(plan, {name: manifest(run, name) for name in plan["upstream"]})), None)
 
 
 def check_upstream(run: Path, stages: Sequence[str]) -> None:
@@ -126,7 +122,7 @@ def _is_same(old: Any, new: Any) -> bool:
     """Return True for equal values, and for two spellings of one path."""
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_is_same, old, new))
-    return bool(old == new) or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new))
+    return bool(old == new or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
 
 
 def is_same_path(one: str, other: str) -> bool:

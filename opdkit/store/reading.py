@@ -46,8 +46,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when the part is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    place = quote(run)
-    again = f"run `opdkit {command_of(run, spec.stage)} {place} ...` again"
+    again = f"run `opdkit {command_of(run, spec.stage)} {quote(run)} ...` again"
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
             paths = None if columns is None else [column.replace(".", ".list.element.") for column in columns]
@@ -58,7 +57,8 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         raise _missing(run, spec.stage, path) from None
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise OpdkitError(
-            f"{path} cannot be read ({error}): `opdkit check {place} --recompute` removes what is damaged; then {again}"
+            f"{path} cannot be read ({error}): `opdkit check {quote(run)} --recompute` removes what is damaged; "
+            f"then {again}"
         ) from error
     metadata = arrow.schema.metadata or {}
     if metadata.get(VERSION_KEY) != str(spec.version).encode():

@@ -9,8 +9,6 @@ the decisions: they are about turns, not about votes.
 
 import contextlib
 import getpass
-import hashlib
-import json
 import re
 import uuid
 from collections import defaultdict
@@ -30,7 +28,7 @@ from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.footers import VERSION_KEY, read_inputs
 from opdkit.store.marks import claim_name, sweep
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
@@ -103,11 +101,7 @@ def files(run: Path) -> list[Path]:
     """Return the files of decisions, in their order."""
     folder = reviews_dir(run)
     paths = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(paths, key=lambda path: (_last_ordinal(path), path.name))
-
-
-def _last_ordinal(path: Path) -> int:
-    return int(path.name.split("-")[1])
+    return sorted(paths, key=lambda path: (int(path.name.split("-")[1]), path.name))
 
 
 def read_file(path: Path) -> list[Review]:
@@ -133,10 +127,9 @@ def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:
-    """Return a row of `verdicts` with a decision applied; the row itself without one.
+    """Return a row of `verdicts` with a decision applied, its status then "reviewed"; the row itself without one.
 
-    Decided values get the status "reviewed". A decided hint becomes the first of `hints`. The agreement stays the share
-    of the valid votes with this reward.
+    A decided hint becomes the first of `hints`. The agreement stays the share of the valid votes with this reward.
     """
     if review is None:
         return verdict
@@ -183,9 +176,7 @@ def decided_in(run: Path, table: str) -> JSON:
 
 def plan_inputs(decided: JSON) -> JSON:
     """Return what pins `decisions` in the plan of a stage that is computed from all parts; {} without any."""
-    if not decided:
-        return {}
-    return {"reviews": hashlib.sha256(json.dumps(decided, sort_keys=True).encode()).hexdigest()[:16]}
+    return {"reviews": fingerprint(decided)} if decided else {}
 
 
 def outdated_targets(run: Path, reviews: Reviews) -> list[int]:
@@ -238,7 +229,7 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
     Raises OpdkitError for an invalid decision, or if the disk is full or read-only.
     """
     for review in decided:
-        if (problem := find_problem(review)) is not None:
+        if problem := find_problem(review):
             raise OpdkitError(f"turn {review.turn_id}: {problem}")
     if not decided:
         return []
@@ -247,7 +238,8 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder, ".*.tmp")
-        first, by = max(map(_last_ordinal, files(run)), default=-1) + 1, reviewer or whoami()
+        earlier, by = files(run), reviewer or whoami()
+        first = int(earlier[-1].name.split("-")[1]) + 1 if earlier else 0
         rows = [replace(r, reviewer=by, time=now, ordinal=n) for n, r in enumerate(decided, first)]
         last = rows[-1].ordinal
         arrow = to_arrow(REVIEWS, [vars(row) for row in rows])

@@ -131,10 +131,10 @@ class Stage:
                 arrows = {table.name: writer.arrow(table) for table in self.tables}
                 writer.counters.rows_out = writer.counters.rows_out or arrows[self.tables[0].name].num_rows
                 writer.counters.seconds = time.monotonic() - start
-                for table in reversed(self.tables[1:]):
-                    self._commit(table, part, arrows[table.name], Counters(rows_out=arrows[table.name].num_rows))
-                # Last: the file of the primary table says that the part is done.
-                self._commit(self.tables[0], part, arrows[self.tables[0].name], writer.counters)
+                for table in reversed(self.tables):  # the primary table last: its file says that the part is done
+                    arrow = arrows[table.name]
+                    counters = Counters(rows_out=arrow.num_rows) if table is not self.tables[0] else writer.counters
+                    self._commit(table, part, arrow, counters)
         stopping.count_finished()
 
     def _commit(self, table: Table, part: int, arrow: pa.Table, counters: Counters) -> None:

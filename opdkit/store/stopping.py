@@ -94,9 +94,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        return
-    if number == signal.SIGUSR1 or _watch.in_steps:
+    elif number == signal.SIGUSR1 or _watch.in_steps:
         _watch.requested = True
-        return
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
-    raise Stopped
+    else:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+        raise Stopped

@@ -191,7 +191,6 @@ TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METR
 # Written by people at any time, one file per decision. They lie in the folder of a stage, which never removes them.
 APPENDED = {t.name: t for t in (REVIEWS,)}
 
-
 Row = dict[str, Any] | tuple[Any, ...]
 
 
