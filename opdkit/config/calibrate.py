@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import shared
+from opdkit.config.shared import shared_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,5 +24,5 @@ class CalibrateConfig(CommandConfig):
     tolerance: float = option(
         0.01, "accuracy and coverage to give up for fewer votes; each may fall by this", low=0.0, high=1.0
     )
-    json: bool = shared("json")
-    seed: int = shared("seed")
+    json: bool = shared_option("json")
+    seed: int = shared_option("seed")

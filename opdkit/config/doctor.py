@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import DTYPES, shared
+from opdkit.config.shared import DTYPES, shared_option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,12 +16,14 @@ class DoctorConfig(CommandConfig):
 
     logs: tuple[str, ...] = argument((), "log files or folders of them, -, or hf:NAME[:SPLIT]")
     run: Path | None = option(None, "the run directory; can it be written, is there room?")
-    model: str | None = shared("model", more="is it complete, does it fit, what does its template take?", default=None)
-    judge_url: str | None = shared("judge_url", needs="judge_model")
-    judge_model: str | None = shared("judge_model", more="does the server answer under this name?")
-    api_key_env: str = shared("api_key_env")
+    model: str | None = shared_option(
+        "model", more="is it complete, does it fit, what does its template take?", default=None
+    )
+    judge_url: str | None = shared_option("judge_url", needs="judge_model")
+    judge_model: str | None = shared_option("judge_model", more="does the server answer under this name?")
+    api_key_env: str = shared_option("api_key_env")
     device: str = option("auto", "torch device; should the model fit on it?")
     dtype: str = option("auto", "weights and activations", choices=DTYPES)
     lora_rank: int = option(0, "train LoRA adapters of this rank, 0 for none; how much memory would it take?", low=0)
     timeout: float = option(30.0, "give up on a request after this", unit="seconds", low=0.1)
-    json: bool = shared("json")
+    json: bool = shared_option("json")

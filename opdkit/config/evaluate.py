@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel
-from opdkit.config.shared import ModelOptions, shared
+from opdkit.config.shared import ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
 CHECKS = Panel("Checks")
@@ -18,7 +18,7 @@ class EvalConfig(ModelOptions):
     max_prompts: int | None = WHAT.option(
         None, "only the first N prompts, for a cheap trial; judged turns: of N sessions", unit="prompts", low=1
     )
-    model: str | None = shared("model", WHAT, "before training; default: the one that was trained", default=None)
+    model: str | None = shared_option("model", WHAT, "before training; default: the one that was trained", default=None)
     trained: str | None = WHAT.option(None, "the model after training; default: RUN/train/model")
     samples: int = HOW.option(4, "sampled replies per prompt; eval adds one greedy reply", unit="replies", low=0)
     temperature: float = HOW.option(1.0, "sampling temperature", low=0.01, high=5.0)
@@ -26,9 +26,9 @@ class EvalConfig(ModelOptions):
     neutral_text: str | None = CHECKS.option(
         None, "text file for the forgetting check; one passage per line; default: what the users of the logs wrote"
     )
-    judge_model: str | None = shared("judge_model", CHECKS, 'for checks written as {"judge": criterion}')
-    judge_url: str | None = shared("judge_url", CHECKS, needs="judge_model")
-    api_key_env: str = shared("api_key_env", CHECKS)
+    judge_model: str | None = shared_option("judge_model", CHECKS, 'for checks written as {"judge": criterion}')
+    judge_url: str | None = shared_option("judge_url", CHECKS, needs="judge_model")
+    api_key_env: str = shared_option("api_key_env", CHECKS)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 
     def check_inputs(self) -> None:

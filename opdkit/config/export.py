@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import shared
+from opdkit.config.shared import shared_option
 from opdkit.errors import ConfigError
 
 TARGETS = ("trl-sdft", "trl-kto", "trl-sft", "verl", "openai")
@@ -25,7 +25,7 @@ class ExportConfig(CommandConfig):
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
     include_neutral: bool = option(False, f"also imitate replies with reward 0; for {' and '.join(WITH_NEUTRAL)}")
-    limit: int | None = shared("limit")
+    limit: int | None = shared_option("limit")
     overwrite: bool = option(False, "replace the file if it exists")
 
     def __post_init__(self) -> None:

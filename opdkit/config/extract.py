@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, SPEED, WHAT, WHERE, Panel, StageConfig, argument, read_toml
-from opdkit.config.shared import REPEAT, shared
+from opdkit.config.shared import REPEAT, shared_option
 from opdkit.errors import ConfigError
 
 FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
@@ -24,7 +24,7 @@ class ExtractConfig(StageConfig):
         "log files or folders of them, -, or hf:NAME[:SPLIT]; JSONL (.jsonl, .gz, .zst) or Parquet; - is stdin",
         plan=False,
     )
-    limit: int | None = shared("limit", WHAT)
+    limit: int | None = shared_option("limit", WHAT)
     format: str = WHAT.option("auto", "the log format; auto looks at the data", choices=FORMATS)
     map: str | None = WHAT.option(
         None, "TOML file that says where the fields are; for logs of no known format, see docs/logs.md", plan=False

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel
-from opdkit.config.shared import JUDGES, REPEAT, ModelOptions, shared
+from opdkit.config.shared import JUDGES, REPEAT, ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
@@ -19,10 +19,10 @@ class JudgeConfig(ModelOptions):
         "who judges; rules: English patterns, a smoke test; local: a model here; endpoint: an OpenAI-compatible server",
         choices=JUDGES,
     )
-    judge_model: str | None = shared("judge_model", WHO, "needed by --judge local and endpoint")
-    judge_url: str | None = shared("judge_url", WHO, plan=False)
-    api_key_env: str = shared("api_key_env", WHO)
-    limit: int | None = shared("limit", WHAT)
+    judge_model: str | None = shared_option("judge_model", WHO, "needed by --judge local and endpoint")
+    judge_url: str | None = shared_option("judge_url", WHO, plan=False)
+    api_key_env: str = shared_option("api_key_env", WHO)
+    limit: int | None = shared_option("limit", WHAT)
     good: tuple[str, ...] = WHAT.option(
         (),
         "reward +1, without a vote, where this holds; a condition as for extract --filter (metadata.stars>=4) on "

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel, argument, check_not_file
-from opdkit.config.shared import ModelOptions, shared
+from opdkit.config.shared import ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
 REWARDS = Panel("Rewards")
@@ -16,18 +16,20 @@ class RolloutConfig(ModelOptions):
 
     run: Path = argument(..., "the new run directory", plan=False)
     from_run: Path = WHAT.option(..., "the run whose hinted turns are answered again; its hints carry over", plan=False)
-    limit: int | None = shared("limit", WHAT)
-    model: str = shared("model", WHAT, "as it is now")
+    limit: int | None = shared_option("limit", WHAT)
+    model: str = shared_option("model", WHAT, "as it is now")
     samples: int = HOW.option(
         1, "sampled replies per prompt; several are a group for --group-normalise of train", unit="replies", low=1
     )
     max_new_tokens: int = HOW.option(512, "longest reply", unit="tokens", low=1)
-    template_arg: tuple[str, ...] = shared("template_arg", HOW, "default: those of the teacher stage of --from-run")
-    judge_model: str | None = shared(
+    template_arg: tuple[str, ...] = shared_option(
+        "template_arg", HOW, "default: those of the teacher stage of --from-run"
+    )
+    judge_model: str | None = shared_option(
         "judge_model", REWARDS, "rewards replies that do what the hint asks; default: no rewards"
     )
-    judge_url: str | None = shared("judge_url", REWARDS, plan=False, needs="judge_model")
-    api_key_env: str = shared("api_key_env", REWARDS)
+    judge_url: str | None = shared_option("judge_url", REWARDS, plan=False, needs="judge_model")
+    api_key_env: str = shared_option("api_key_env", REWARDS)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; prompts and replies", unit="tokens", low=1)
 
     def check_inputs(self) -> None:

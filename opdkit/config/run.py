@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import HOW, WHAT, WHERE, StageConfig, argument, parse_pairs
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import JUDGES, OBJECTIVES, REPEAT, shared
+from opdkit.config.shared import JUDGES, OBJECTIVES, REPEAT, shared_option
 from opdkit.errors import ConfigError
 
 ORDER = ("extract", "judge", "teacher", "train")
@@ -16,14 +16,14 @@ class RunConfig(StageConfig):
     """Extract, judge, teacher and train, with one configuration."""
 
     logs: tuple[str, ...] = argument(..., "log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract")
-    limit: int | None = shared("limit", WHAT)
-    model: str | None = shared("model", WHAT, default=None)
+    limit: int | None = shared_option("limit", WHAT)
+    model: str | None = shared_option("model", WHAT, default=None)
     judge: str | None = WHAT.option(None, "who judges", choices=JUDGES)
-    judge_model: str | None = shared("judge_model", WHAT, "default with --judge local: the student")
-    judge_url: str | None = shared("judge_url", WHAT)
+    judge_model: str | None = shared_option("judge_model", WHAT, "default with --judge local: the student")
+    judge_url: str | None = shared_option("judge_url", WHAT)
     objective: str | None = HOW.option(None, "what to learn from", choices=OBJECTIVES)
     learning_rate: float | None = HOW.option(None, "peak learning rate", low=0.0)
-    seed: int | None = shared("seed", HOW, default=None)
+    seed: int | None = shared_option("seed", HOW, default=None)
     config: Path | None = WHERE.option(None, "TOML file with one table per stage; flags win")
     set: tuple[str, ...] = HOW.option((), f"any option, as STAGE.OPTION=VALUE; {REPEAT}", check=parse_pairs)
 

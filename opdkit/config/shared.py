@@ -49,7 +49,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
 }  # fmt: skip
 
 
-def shared(name: str, panel: Panel = OPTIONS, more: str = "", **details: Any) -> Any:
+def shared_option(name: str, panel: Panel = OPTIONS, more: str = "", **details: Any) -> Any:
     """Return the declaration of a shared option, with `more` text; `default` and other details may differ."""
     default, text, common = SHARED[name]
     return panel.option(**{"default": default, "text": f"{text}; {more}" if more else text} | common | details)
@@ -65,5 +65,5 @@ class ModelOptions(StageConfig):
     dtype: str = WHERE.option(
         "auto", "weights and activations; auto: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES
     )
-    template_arg: tuple[str, ...] = shared("template_arg", HOW)
-    seed: int = shared("seed", HOW)
+    template_arg: tuple[str, ...] = shared_option("template_arg", HOW)
+    seed: int = shared_option("seed", HOW)

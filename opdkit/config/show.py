@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, Panel, argument
-from opdkit.config.shared import shared
+from opdkit.config.shared import shared_option
 from opdkit.errors import ConfigError
 
 CHOICE, FORM = Panel("Choice of turns"), Panel("Form")
@@ -19,7 +19,7 @@ class ShowConfig(CommandConfig):
     worst: int | None = CHOICE.option(None, "N turns with the lowest sum of advantages", unit="turns", low=1)
     best: int | None = CHOICE.option(None, "N turns with the highest sum of advantages", unit="turns", low=1)
     random: int | None = CHOICE.option(None, "N turns drawn by --seed", unit="turns", low=1)
-    seed: int = shared("seed", CHOICE)
+    seed: int = shared_option("seed", CHOICE)
     grep: str | None = CHOICE.option(None, "only turns that match a regular expression; in request, reply or hints")
     status: str | None = CHOICE.option(
         None, "only turns with this status; of reward or hint: failed, leak, reviewed ..."
@@ -28,7 +28,7 @@ class ShowConfig(CommandConfig):
     whole: bool = FORM.option(False, "show each of the turns whole; as --worst, --best and --random do anyway")
     one_line: bool = FORM.option(False, "one line per turn; also with --worst, --best and --random")
     logprobs: bool = FORM.option(False, "whole turns: log-probs of each token; under student and teacher")
-    json: bool = shared("json", FORM, "one object with TURN_ID, else a list of whole turns or of one-line rows")
+    json: bool = shared_option("json", FORM, "one object with TURN_ID, else a list of whole turns or of one-line rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, Panel
-from opdkit.config.shared import REPEAT, ModelOptions, shared
+from opdkit.config.shared import REPEAT, ModelOptions, shared_option
 from opdkit.config.teachers import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
 
@@ -16,7 +16,7 @@ MODELS = Panel("Student and teacher")
 class TeacherConfig(ModelOptions):
     """Score every judged reply, with and without the hint."""
 
-    model: str = shared("model", MODELS, "a folder is in Hugging Face format")
+    model: str = shared_option("model", MODELS, "a folder is in Hugging Face format")
     teacher: tuple[str, ...] = MODELS.option(
         (), "the model that reads the hint, [NAME=]PATH; default: the student; of several, probabilities are averaged"
     )
@@ -26,7 +26,7 @@ class TeacherConfig(ModelOptions):
     teacher_route: str | None = MODELS.expert(
         None, "metadata field that names a session's teacher; instead of the average"
     )
-    limit: int | None = shared("limit", WHAT)
+    limit: int | None = shared_option("limit", WHAT)
     max_tokens: int | None = WHAT.option(None, "longest prompt + reply; default: the model's", unit="tokens", low=2)
     too_long: str = WHAT.option(
         "drop", "a turn that does not fit; drop it, or cut whole messages off its beginning", choices=("drop", "cut")

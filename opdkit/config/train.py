@@ -4,7 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, WHERE, Panel
-from opdkit.config.shared import OBJECTIVES, ModelOptions, shared
+from opdkit.config.shared import OBJECTIVES, ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
@@ -14,8 +14,8 @@ DATA, LOSS = Panel("What to train on"), Panel("Objective")
 class TrainConfig(ModelOptions):
     """Train the student on the teacher's and the judge's signal."""
 
-    model: str = shared("model", DATA, "the model that the teacher stage scored")
-    limit: int | None = shared("limit", DATA)
+    model: str = shared_option("model", DATA, "the model that the teacher stage scored")
+    limit: int | None = shared_option("limit", DATA)
     max_turns_per_session: int | None = DATA.option(
         None, "at most N turns of a session; drawn by --seed, so that no user outweighs all others", unit="turns", low=1
     )

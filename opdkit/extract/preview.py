@@ -85,7 +85,7 @@ def print_report(log: SurveyedInput, out: PartWriter, whole: bool) -> None:
             "turns": f"{len(turns):,}, of which {sum(t['trainable'] for t in turns):,} trainable"
             + (f"; skipped: {_frequent(skipped)}" if skipped else ""),
             "left out": _frequent(left_out),
-            "rejected": _rejected(rejected),
+            "rejected": _rejections(rejected),
             "models": _frequent(Counter(s["model"] or "(none)" for s in sessions)),
             "roles": _frequent(Counter(m["role"] for s in sessions for m in s["messages"])),
             "languages": _frequent(languages) if set(languages) - {"(none)"} else "",
@@ -105,7 +105,7 @@ def _frequent(counts: Mapping[str, int]) -> str:
     return text + (f", and {len(most) - _NAMED:,} more" if len(most) > _NAMED else "")
 
 
-def _rejected(rows: Sequence[JSON]) -> str:
+def _rejections(rows: Sequence[JSON]) -> str:
     """Return the reasons, each with the first line that has it."""
     texts = []
     for reason, count in Counter(row["reason"] for row in rows).most_common(_NAMED):

@@ -85,7 +85,7 @@ class PaddedBatch:
     """
 
     def __init__(self, model: nn.Module, sequences: Sequence[PromptResponse], *, keep_hidden: bool = True) -> None:
-        self.model, inner = model, _unwrapped(model)
+        self.model, inner = model, _unwrap(model)
         self.head, device = inner.get_output_embeddings(), input_device(inner)
         self._body = inner.get_decoder() if keep_hidden and has_separate_output_layer(inner) else None
         self._hidden: Any = None  # output of the layers below the output layer, once they have run
@@ -145,10 +145,10 @@ def response_logits_by_rows(model: nn.Module, sequences: Sequence[PromptResponse
 
 def rows_at_once(*models: nn.Module) -> int:
     """Return how many rows of logits may be held together: 0.13 GB in float32 for the largest vocabulary."""
-    return max(1, _LOGITS // max(_unwrapped(model).get_input_embeddings().weight.shape[0] for model in models))
+    return max(1, _LOGITS // max(_unwrap(model).get_input_embeddings().weight.shape[0] for model in models))
 
 
-def _unwrapped(model: nn.Module) -> Any:
+def _unwrap(model: nn.Module) -> Any:
     while isinstance(getattr(model, "module", None), nn.Module):
         model = model.module
     return model

@@ -73,7 +73,7 @@ class Scores:
     overlap: float | None  # share of the top tokens that student and hinted teacher have in common, over all positions
     support: Support | None
 
-    def stored(self) -> list[Tensor]:
+    def stored_logprobs(self) -> list[Tensor]:
         """Return all log-probs as they are stored, those of the support in half precision."""
         support = (self.support.old, self.support.teacher) if self.support else ()
         halves = [x.half() for x in support if x is not None]

@@ -209,7 +209,7 @@ def score_replies(
             for example, score in zip(batch, scores, strict=True):
                 tokens["tokens scored"] += len(score.old) * len(example.readings.every())
                 result = results[example.verdict["turn_id"]]
-                if not all(isfinite(x).all() for x in score.stored()):
+                if not all(isfinite(x).all() for x in score.stored_logprobs()):
                     result.dropped.append("log-probs are not finite")
                     continue
                 result.rows.append(_make_row(example, score))

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from opdkit.evaluate.bootstrap import Interval
+
 CLASSES = (-1, 0, 1)
 Matrix = NDArray[np.float64]
 
@@ -108,3 +110,41 @@ def hint_score(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
     both = sum(w and h for w, h in zip(wanted, hinted, strict=True))
     precision, recall = (both / n if n else None for n in (sum(hinted), sum(wanted)))
     return HintScore(len(wanted), sum(wanted), sum(hinted), precision, recall)
+
+
+@dataclass(frozen=True)
+class Point:
+    """Figures of the judge with `votes` votes, over all subsets of the stored votes; None beyond their number.
+
+    `independent` is the accuracy of votes whose errors are independent, each as often right as measured.
+    """
+
+    votes: int
+    accuracy: float | None
+    interval: Interval
+    coverage: float | None
+    independent: float | None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Figures of the judge against labels. Shares are of the labels with a reward; coverage is how many those are."""
+
+    rows: int
+    set_aside: dict[str, int]
+    labels: int  # with a verdict
+    answered: int
+    statuses: dict[str, int]  # of the verdicts on labelled turns
+    accuracy: float | None
+    accuracy_interval: Interval
+    kappa: float | None
+    kappa_interval: Interval
+    confusion: list[list[int]]  # rows: labels -1, 0, 1; columns: rewards -1, 0, 1
+    classes: list[ClassScore]
+    levels: list[Level]
+    calibration_error: float | None
+    stored_votes: int
+    curve: list[Point]
+    curve_labels: int  # those whose turns have all the votes
+    votes_worth_paying: int | None
+    hints: HintScore | None  # null where no label says whether something was wanted

@@ -3,57 +3,19 @@
 import dataclasses
 import json
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
 from opdkit.commands.calibrate import agreement, voting
-from opdkit.commands.calibrate.agreement import ClassScore, HintScore, Level
+from opdkit.commands.calibrate.agreement import Calibration, Point
 from opdkit.commands.calibrate.labels import Case, labels_of_reviews, match_verdicts, read_labels
+from opdkit.commands.calibrate.table import show
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import Array, Interval, quantile_interval, resample_sums, share_interval
+from opdkit.evaluate.bootstrap import Array, quantile_interval, resample_sums, share_interval
 
 EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
-
-
-@dataclass(frozen=True)
-class Point:
-    """Figures of the judge with `votes` votes, over all subsets of the stored votes; None beyond their number.
-
-    `independent` is the accuracy of votes whose errors are independent, each as often right as measured.
-    """
-
-    votes: int
-    accuracy: float | None
-    interval: Interval
-    coverage: float | None
-    independent: float | None
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Figures of the judge against labels. Shares are of the labels with a reward; coverage is how many those are."""
-
-    rows: int
-    set_aside: dict[str, int]
-    labels: int  # with a verdict
-    answered: int
-    statuses: dict[str, int]  # of the verdicts on labelled turns
-    accuracy: float | None
-    accuracy_interval: Interval
-    kappa: float | None
-    kappa_interval: Interval
-    confusion: list[list[int]]  # rows: labels -1, 0, 1; columns: rewards -1, 0, 1
-    classes: list[ClassScore]
-    levels: list[Level]
-    calibration_error: float | None
-    stored_votes: int
-    curve: list[Point]
-    curve_labels: int  # those whose turns have all the votes
-    votes_worth_paying: int | None
-    hints: HintScore | None  # null where no label says whether something was wanted
 
 
 def run(config: CalibrateConfig) -> None:
@@ -62,8 +24,6 @@ def run(config: CalibrateConfig) -> None:
     if config.json:
         print(json.dumps(dataclasses.asdict(measured), indent=2))
         return
-    from opdkit.commands.calibrate.table import show  # imported here: JSON needs no tables
-
     show(measured, config)
 
 

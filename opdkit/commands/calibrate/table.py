@@ -2,8 +2,7 @@
 
 from rich.table import Table as RichTable
 
-from opdkit.commands.calibrate.agreement import CLASSES
-from opdkit.commands.calibrate.command import Calibration
+from opdkit.commands.calibrate.agreement import CLASSES, Calibration
 from opdkit.commands.turn_line import signed
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, printable, stdout, verb

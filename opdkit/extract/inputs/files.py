@@ -70,7 +70,7 @@ def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]
     elif log.startswith("hf:"):
         yield log, _copy_dataset(log, scratch / f"dataset-{number}.jsonl")
     elif path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _of_a_run(p))
+        files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _is_of_a_run(p))
         if not files:
             raise ConfigError(f"the folder {log} holds no {', '.join(SUFFIXES)} files")
         yield from ((str(file), file) for file in files)
@@ -80,7 +80,7 @@ def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]
         raise ConfigError(f"{log} is not there; name JSONL or Parquet files, folders of them, - or hf:NAME")
 
 
-def _of_a_run(path: Path) -> bool:
+def _is_of_a_run(path: Path) -> bool:
     """Return True for a table that opdkit wrote, and for an export of a run."""
     table = path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists()
     return table or (path.parent.name == "export" and (path.parents[1] / "extract" / "manifest.json").exists())

@@ -68,7 +68,7 @@ class SurveyedInput:
         return self.mapped or READERS[self.format or ""]
 
     @property
-    def by_line(self) -> bool:
+    def is_by_line(self) -> bool:
         """True where each line is a unit."""
         return self.format is not None and self.reader.grouping == "line"
 
@@ -162,16 +162,16 @@ def survey(
             if shared and shared.recall(log, shared.path(log, *options)):
                 continue
             _find_format(log, format, line_limit)
-            if log.format is None or log.by_line:
+            if log.format is None or log.is_by_line:
                 with _digested(log, digester):
-                    if log.by_line:
+                    if log.is_by_line:
                         _cut_into_chunks(log, part_bytes, line_limit, scratch)
                 if shared and log.path is log.input.path:
                     shared.keep(log, shared.path(log, *options))
         first = 0  # units are numbered across the inputs
         for log in logs:
             log.units = range(first, first)
-            if log.format is not None and not log.by_line:
+            if log.format is not None and not log.is_by_line:
                 with _digested(log, digester):
                     index.execute("BEGIN")
                     _index_units(log, index, line_limit, scratch)

@@ -55,7 +55,7 @@ class Units:
             stop = end.at if log.number == end.input else END + 1
             if log.format is None or start.at >= stop:
                 continue
-            if not log.by_line:
+            if not log.is_by_line:
                 yield from self._indexed(log, max(start.at, log.units.start), min(stop, log.units.stop))
             else:
                 read = self._rows_from if log.by_row else self.lines_from
