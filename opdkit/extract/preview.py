@@ -4,7 +4,6 @@ The lines are copied to a temporary folder and read as ever, by the same survey,
 So the last session of a longer input may seem to end early.
 """
 
-import contextlib
 import datetime
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +17,6 @@ from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
-from opdkit.errors import OpdkitError
-from opdkit.extract.formats.detect import remedy
 from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
 from opdkit.extract.inputs.parquet import read_rows
 from opdkit.extract.inputs.survey import SurveyedInput
@@ -37,35 +34,24 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
     A line of more than `line_limit` bytes stays one. What lies behind damage is left out.
     """
     count = 0
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(path.open("wb"))
-        try:
+    try:
+        with path.open("wb") as out:
             if packing(entry.path) == "parquet":
                 for line in islice(read_rows(entry.path, entry.source, line_limit), LINES + 1):
                     count += 1
                     out.write(line.data.rstrip(b"\n") + b"\n" if count <= LINES else b"")
             else:
-                handle = stack.enter_context(open_plain(entry.path))
-                while count <= LINES and (data := handle.readline(line_limit + 1)):
-                    count += 1
-                    while data and count <= LINES:
-                        out.write(data)
-                        data = b"" if data.endswith(b"\n") else handle.readline(1 << 20)
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            count = 0
+                with open_plain(entry.path) as handle:
+                    while count <= LINES and (data := handle.readline(line_limit + 1)):
+                        count += 1
+                        while data and count <= LINES:
+                            out.write(data)
+                            data = b"" if data.endswith(b"\n") else handle.readline(1 << 20)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        count = 0
     return replace(entry, path=path, given=False), count <= LINES
-
-
-def check_any_readable(logs: Sequence[SurveyedInput]) -> None:
-    """Raise OpdkitError when no input can be read."""
-    if any(log.format is not None for log in logs):
-        return
-    problems = [f"{log.input.source}: {log.problem.reason} ({log.problem.detail}){remedy(log.problem)}"
-                for log in logs if log.problem is not None]  # fmt: skip
-    names = ", ".join(log.input.source for log in logs)
-    raise OpdkitError("\n".join(problems) or f"nothing to read: no line but blank ones in {names}")
 
 
 def print_report(log: SurveyedInput, out: PartWriter, whole: bool) -> None:

@@ -21,13 +21,14 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
+from opdkit.extract.formats.detect import remedy
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.files import Input, expand
 from opdkit.extract.inputs.survey import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.units import Unit, Units
 from opdkit.extract.mapping import load
-from opdkit.extract.preview import check_any_readable, copy_head, print_report
+from opdkit.extract.preview import copy_head, print_report
 from opdkit.extract.redact import SHAPES, Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
@@ -256,7 +257,11 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
         print_report(log, out, whole)
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
-    check_any_readable(logs.inputs)
+    if all(log.format is None for log in logs.inputs):
+        problems = [(log.input.source, log.problem) for log in logs.inputs if log.problem is not None]
+        texts = [f"{source}: {why.reason} ({why.detail}){remedy(why)}" for source, why in problems]
+        names = ", ".join(log.input.source for log in logs.inputs)
+        raise OpdkitError("\n".join(texts) or f"nothing to read: no line but blank ones in {names}")
     if total.total(_UNREAD) and not total.rows_out:
         check_results(total)
     return Summary("extract --dry-run", total, 0, 1, where=None)

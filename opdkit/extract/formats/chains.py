@@ -116,9 +116,8 @@ class _Node:
 
 
 def _make_node(position: int, call: Call) -> _Node:
-    chain = hashlib.blake2b(digest_size=_DIGEST)
-    prefixes = []
-    last = b""
+    blake = partial(hashlib.blake2b, digest_size=_DIGEST)
+    chain, last, prefixes = blake(), b"", []
     for message in call.prompt:
         last = _canonical(message)
         chain.update(last)
@@ -126,13 +125,9 @@ def _make_node(position: int, call: Call) -> _Node:
             prefixes.append(chain.copy().digest())
     prompt = chain.digest()
     chain.update(_canonical(call.reply))
-    reaction = _digest(_canonical(call.following[-1])) if call.following else None
-    tail = chain.digest()
-    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, _digest(last), reaction)
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST).digest()
+    tail, last = chain.digest(), blake(last).digest()
+    reaction = blake(_canonical(call.following[-1])).digest() if call.following else None
+    return _Node(position, len(call.prompt), prompt, tail, b"".join(prefixes), call.turn, last, reaction)
 
 
 def _split_repeats(nodes: Sequence[_Node]) -> tuple[list[_Node], list[_Node]]:

@@ -36,8 +36,8 @@ def detect(source: str, lines: Iterable[Line]) -> str:
             records.append(parse(line))
         except Unreadable as error:
             if problem is None and error.reason != COMMENT:
-                problem = _diagnose(line)
-                problem = problem or Unreadable(NO_LINES, f"line {line.number}: {error.reason}, {error.detail}")
+                detail = f"line {line.number}: {error.reason}, {error.detail}"
+                problem = _diagnose(line) or Unreadable(NO_LINES, detail)
     if records and all(is_votes(record) for record in records):
         raise Unreadable(VOTES, "the record file of the judge; name the record file of the conversations instead")
     names = {name for record in records for name, reader in READERS.items() if reader.recognises(record)}
