@@ -19,9 +19,9 @@ from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
 from opdkit.config.fields import Field, convert, fields_of, find_option
 
 if TYPE_CHECKING:
-    from opdkit.store.footers import Summary
-    from opdkit.store.frames import RunTable
+    from opdkit.store.counters import Summary
     from opdkit.store.reviews import Reviews
+    from opdkit.store.run_table import RunTable
 
 MaybePath = str | Path | None
 MaybePaths = MaybePath | Sequence[str | Path]
@@ -152,7 +152,7 @@ class Run:
 
     def table(self, name: str) -> "RunTable":
         """Return one table of the run: sessions, turns, verdicts, targets, ... Raises ConfigError for another name."""
-        from opdkit.store.frames import RunTable  # imported here, as every import of the store: it brings pyarrow
+        from opdkit.store.run_table import RunTable  # imported here, as every import of the store: it brings pyarrow
 
         return RunTable(self.path, name)
 
@@ -190,7 +190,7 @@ class Run:
                 flags[field.name] = None if value is None else _convert(field, value)
         config = configure(command, flags, file)
         if command in STAGES:
-            from opdkit.store.running import run_stage
+            from opdkit.store.run_stage import run_stage
 
             return run_stage(command, config)
         config.check_inputs()

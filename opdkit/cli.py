@@ -184,7 +184,7 @@ def _register(name: str) -> None:
         with errors_as_exit_codes(debug):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
             if name in STAGES:
-                from opdkit.store.running import run_stage  # imported here: it brings pyarrow
+                from opdkit.store.run_stage import run_stage  # imported here: it brings pyarrow
 
                 result = run_stage(name, config)
             else:

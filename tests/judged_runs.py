@@ -4,12 +4,13 @@ from pathlib import Path
 
 import torch
 
-from opdkit.chat.template import Chat, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.model.load import load_tokenizer
+from opdkit.store.parts import Stage
 from opdkit.store.reading import read_all
-from opdkit.store.stage import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 
 HINT = "Answer in one short sentence."

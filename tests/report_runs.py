@@ -16,8 +16,8 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
+from opdkit.store.parts import Stage
 from opdkit.store.plans import model_identity
-from opdkit.store.stage import Stage
 from opdkit.store.tables import METRICS, REJECTED, REPLIES, SCORES, SESSIONS, TARGETS, TURNS, VERDICTS
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from opdkit.chat.conversation import Conversation
 from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.extract.turns import turns
-from opdkit.store.footers import Summary
+from opdkit.store.counters import Summary
 from opdkit.store.reading import read_all
 from opdkit.store.tables import TURNS
 

@@ -92,7 +92,7 @@ def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None
 def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths for text, one for several, whole numbers for numbers, a dict for NAME=VALUE, a TOML file underneath."""
     seen = []
-    monkeypatch.setattr("opdkit.store.running.run_stage", lambda name, config: seen.append(config))
+    monkeypatch.setattr("opdkit.store.run_stage.run_stage", lambda name, config: seen.append(config))
     monkeypatch.setattr("opdkit.api.load_function", lambda target: seen.append)
     (tmp_path / "opdkit.toml").write_text("[judge]\nvotes = 9\nseed = 4\n")
     made = Run(str(tmp_path / "run"))

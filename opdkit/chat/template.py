@@ -1,4 +1,4 @@
-"""Messages to token ids: prompts, replies, and where the hint goes.
+"""Messages to token ids: prompts and replies. hint_placement.py puts the hint into a prompt.
 
 Messages are rows of the `sessions` table. A prompt is what the chat template renders for the messages before a reply,
 with the generation prompt; a reply is what it renders after that, encoded on its own. The two are never one string.
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opdkit.chat.control_tokens import ChatError, Encoder, any_of
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 
@@ -231,33 +231,6 @@ class Chat:
 
 def _with_fixed_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
-
-
-def with_hint(messages: list[Message], hint: str, placement: str) -> list[Message]:
-    """Return the prompt with the hint in it; `messages` stay as they are.
-
-    `last-user`: at the end of the last user message. `tail`: at the end of the last message. `system`: at the end of
-    the first system message, which is made where there is none. Raises ChatError where there is no such message.
-
-    >>> with_hint([{"role": "user", "content": "How warm?"}], "Use Celsius.", "tail")
-    [{'role': 'user', 'content': "How warm?\\n\\n[user's hint / instruction]\\nUse Celsius."}]
-    """
-    roles = [message["role"] for message in messages]
-    if placement == "system":
-        if "system" not in roles:
-            return [{"role": "system", "content": f"{HINT_HEADER}\n{hint}"}, *messages]
-        index = roles.index("system")
-    elif placement == "tail":
-        if not roles or roles[-1] == "assistant":
-            raise ChatError("no message for the hint")
-        index = len(roles) - 1
-    else:
-        if "user" not in roles:
-            raise ChatError("no user message")
-        index = len(roles) - 1 - roles[::-1].index("user")
-    before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
-    hinted = messages[index] | {"content": f"{before}{HINT_HEADER}\n{hint}"}
-    return [*messages[:index], hinted, *messages[index + 1 :]]
 
 
 def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too_long: str) -> Prompt:

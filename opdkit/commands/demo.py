@@ -16,9 +16,9 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
-from opdkit.store.footers import read_counters
+from opdkit.store.counters import read_counters
 from opdkit.store.reading import part_path, read_all
-from opdkit.store.running import run_stage
+from opdkit.store.run_stage import run_stage
 
 
 def sample_data() -> Path:

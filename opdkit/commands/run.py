@@ -10,8 +10,8 @@ from opdkit.config.run import ORDER, RunConfig
 from opdkit.console import say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
-from opdkit.store.footers import Summary
-from opdkit.store.running import run_stage
+from opdkit.store.counters import Summary
+from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, Panel
 from opdkit.config.shared import REPEAT, ModelOptions, shared_option
-from opdkit.config.teachers import parse_shares, parse_teachers
+from opdkit.config.teacher_models import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
 
 PLACEMENTS = ("last-user", "tail", "system")

@@ -35,7 +35,7 @@ from typing import Any
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
-from opdkit.chat.openai_form import HINT_HEADER
+from opdkit.chat.openai_messages import HINT_HEADER
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.errors import ConfigError
 from opdkit.judge.votes import reward_of

@@ -31,12 +31,12 @@ from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse
+from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
-from opdkit.store.footers import Summary
+from opdkit.store.parts import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force
-from opdkit.store.stage import Stage
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
 from opdkit.train.targets import is_held_out, load_prompts, load_turns

@@ -18,9 +18,9 @@ from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
 from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
+from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.parquet import read_rows
-from opdkit.extract.inputs.survey import SurveyedInput
-from opdkit.store.stage import PartWriter
+from opdkit.store.parts import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input

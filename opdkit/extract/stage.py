@@ -1,7 +1,7 @@
 """`opdkit extract`: conversation logs -> sessions, turns, and what could not be read.
 
-The first pass (inputs/survey.py) pins the inputs and finds their units, so that the number of parts is known before one
-is written. The second one (inputs/units.py) computes each part from its own units and from nothing else.
+inputs/first_pass.py pins the inputs and finds their units, so that the number of parts is known before one is written.
+inputs/second_pass.py computes each part from its own units and from nothing else.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from opdkit.extract.formats.detect import remedy
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.files import Input, expand
-from opdkit.extract.inputs.survey import SharedSurvey, SurveyedInput, survey
-from opdkit.extract.inputs.units import Unit, Units
+from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
+from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import copy_head, print_report
 from opdkit.extract.redact import SHAPES, Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
-from opdkit.store.footers import Counters, Summary
+from opdkit.store.counters import Counters, Summary
+from opdkit.store.parts import PartWriter, Stage
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
-from opdkit.store.stage import PartWriter, Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
 
 TABLES = [SESSIONS, TURNS, REJECTED]

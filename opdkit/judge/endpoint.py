@@ -1,6 +1,6 @@
 """Judge behind an OpenAI-compatible server: one request per vote, since servers differ in whether they heed `n`.
 
-What may pass is sent again (see `opdkit.judge.traffic`): 429, 5xx, a connection that breaks, a timeout, an answer that
+What may pass is sent again (see `opdkit.judge.retries`): 429, 5xx, a connection that breaks, a timeout, an answer that
 is not a chat completion or is of another model. What will not pass (another 4xx) ends the stage at once, and so does a
 server that answers nobody any more. No vote is ever made up for an answer that did not come.
 """
@@ -28,7 +28,7 @@ from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, tally, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge.traffic import FailedAttemptError, Traffic
+from opdkit.judge.retries import FailedAttemptError, Traffic
 from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, Request
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained

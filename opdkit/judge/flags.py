@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.chat.openai_form import Message
+from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 
 _TAIL_CHARS = 4000  # a loop shows at the end of a reply; the search is linear in this

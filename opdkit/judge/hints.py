@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from opdkit.chat.openai_form import Message
+from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
 

@@ -7,7 +7,7 @@ text in a log can forge a section, a decision or a hint.
 import re
 from collections.abc import Sequence
 
-from opdkit.chat.openai_form import Message
+from opdkit.chat.openai_messages import Message
 
 SYSTEM = (
     "You review one turn of an assistant: the request, the reply, and what came next. "

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opdkit.chat.openai_form import Message
+from opdkit.chat.openai_messages import Message
 from opdkit.judge import phrases
 from opdkit.judge.flags import reports_failure
 from opdkit.judge.votes import HintVote, RewardVote

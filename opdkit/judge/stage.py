@@ -18,12 +18,12 @@ from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, reward_of
 from opdkit.model.folder import check_model_folder
-from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped
-from opdkit.store.joined import LOGGED, JoinedTurn, joined_turns
+from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
+from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
+from opdkit.store.parts import Stage
 from opdkit.store.plans import find_outdated_upstream, model_identity, stage_dir
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
-from opdkit.store.stage import Stage
 from opdkit.store.tables import VERDICTS
 
 # Judges that are models: "module:function", imported only when chosen; the function opens one and returns an Ask.

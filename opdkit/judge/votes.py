@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opdkit.chat.openai_form import Message
+from opdkit.chat.openai_messages import Message
 
 OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
 TOO_LONG = "the prompt does not fit the judge"

@@ -19,10 +19,10 @@ from opdkit.model.folder import weights_name
 from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
-from opdkit.store.joined import JoinedTurn, joined_turns
+from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.parts import PartWriter
 from opdkit.store.plans import model_identity
 from opdkit.store.reviews import Reviews
-from opdkit.store.stage import PartWriter
 from opdkit.store.turn_ids import rollout_session_id, turn_id
 
 CUT_OFF = "cut off by the limit"

@@ -21,11 +21,11 @@ from opdkit.model.folder import check_model_folder
 from opdkit.model.load import load_tokenizer
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import write_verdicts
-from opdkit.store.footers import Counters, Summary, mostly_dropped
+from opdkit.store.counters import Counters, Summary, mostly_dropped
+from opdkit.store.parts import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
-from opdkit.store.stage import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 from opdkit.store.template_args import template_args_of
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.store.footers import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
+from opdkit.store.counters import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
 from opdkit.store.plans import command_of, manifest, stage_dir
 from opdkit.store.tables import TABLES, Table
 

@@ -25,9 +25,9 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.counters import VERSION_KEY, read_inputs
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import VERSION_KEY, read_inputs
-from opdkit.store.marks import claim_name, sweep
+from opdkit.store.parts_in_progress import claim_name, sweep
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow

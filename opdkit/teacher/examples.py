@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, with_hint, without_first
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
 from opdkit.model.scoring import PromptResponse
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 from opdkit.store.reviews import REVIEWED
-from opdkit.teacher.policies import Scorer, Teacher
-from opdkit.teacher.session import ReplyReadings
+from opdkit.teacher.models import Scorer, Teacher
+from opdkit.teacher.scores import ReplyReadings
 
 Row = dict[str, Any]
 Rendering = tuple[Chat, list[Message]]  # messages, and the template that they are rendered with

@@ -15,10 +15,10 @@ from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.scoring import PromptResponse
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 from opdkit.teacher.examples import Example
-from opdkit.teacher.policies import Scorer, Teacher
-from opdkit.teacher.session import ReplyReadings
+from opdkit.teacher.models import Scorer, Teacher
+from opdkit.teacher.scores import ReplyReadings
 
 
 @dataclass(frozen=True)

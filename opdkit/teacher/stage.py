@@ -20,17 +20,17 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
-from opdkit.store.footers import Counters, Summary, check_rows_left, mostly_dropped, read_counters
+from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
+from opdkit.store.parts import Stage
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.reviews import part_inputs, reviews_in_force
-from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
-from opdkit.teacher.behavior import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
+from opdkit.teacher.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, Row, make_example
-from opdkit.teacher.lockstep import join
-from opdkit.teacher.policies import Scorer, Teacher, load_scorer, model_inputs
-from opdkit.teacher.reviewed import (
+from opdkit.teacher.models import Scorer, Teacher, load_scorer, model_inputs
+from opdkit.teacher.process_group import join
+from opdkit.teacher.review_changes import (
     JudgedSession,
     decided_verdict,
     judged_sessions,
@@ -38,7 +38,7 @@ from opdkit.teacher.reviewed import (
     with_decided_rewards,
 )
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.session import ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ScoreOptions, Scores, score_session
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
 _UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
@@ -100,7 +100,7 @@ def score_part(
 ) -> pa.Table:
     """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
 
-    `decided` are the decisions of people about its turns; see `opdkit.teacher.reviewed`.
+    `decided` are the decisions of people about its turns; see `opdkit.teacher.review_changes`.
     """
     for session, _ in sessions:
         try:

@@ -16,10 +16,10 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
 from opdkit.store import stopping
-from opdkit.store.marks import live_claims
+from opdkit.store.parts import PartWriter, Stage
+from opdkit.store.parts_in_progress import live_claims
 from opdkit.store.plans import check_upstream, stage_dir
 from opdkit.store.reviews import decided_in, plan_inputs
-from opdkit.store.stage import PartWriter, Stage
 from opdkit.store.tables import METRICS
 
 

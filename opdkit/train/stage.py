@@ -18,16 +18,16 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_tokenizer, resolve_device
 from opdkit.store import stopping
-from opdkit.store.footers import Counters, Summary
+from opdkit.store.counters import Counters, Summary
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
+from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row
 from opdkit.train.policy import Policy
 from opdkit.train.schedule import learning_rate, objective_at, objectives
 from opdkit.train.sharding import shard
-from opdkit.train.signal import check_signal, describe
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import check_student, load_prompts

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from opdkit.chat.template import Chat
 from opdkit.model.scoring import Mixture
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .models import build

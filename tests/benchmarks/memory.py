@@ -18,7 +18,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .pairs import RESULTS, save_rows

@@ -20,7 +20,7 @@ from opdkit.chat.template import Chat
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree import plan_passes
 from opdkit.model.tree_reading import PACK_TOKENS
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
 
 from . import usual
 from .models import SIZES, build, weights

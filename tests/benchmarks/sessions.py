@@ -9,13 +9,14 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from opdkit.chat.template import Chat, ChatError, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat, ChatError
 from opdkit.config.extract import ExtractConfig
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.model.scoring import PromptResponse as ScoredSequence
 from opdkit.store.reading import read_all
-from opdkit.teacher.session import ReplyReadings
+from opdkit.teacher.scores import ReplyReadings
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT.parent / "shared" / "data"

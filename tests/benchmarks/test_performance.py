@@ -11,7 +11,7 @@ from benchmarks.scoring import compare, flat, once, tokens_read
 from benchmarks.sessions import evenly_spaced
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, score_session
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "benchmarks" / "results"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
 from .models import SIZES, build, weights

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from opdkit.model.scoring import PromptResponse as ScoredSequence
-from opdkit.teacher.session import ReplyReadings
+from opdkit.teacher.scores import ReplyReadings
 
 try:
     from trl.trainer.utils import selective_log_softmax

@@ -23,10 +23,10 @@ from opdkit.judge import stage as judge
 from opdkit.judge.flags import flags
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.votes import Answer
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 from opdkit.store.reading import read_all
 from opdkit.teacher.examples import reply_of
-from opdkit.train.signal import degenerate_replies
+from opdkit.train.data_summary import degenerate_replies
 
 # How else a reply ends. Content filters, aborts and errors end a reply early, but not at a token limit.
 NOT_CUT_OFF = (

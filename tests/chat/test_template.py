@@ -9,7 +9,8 @@ from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opdkit.chat.template import Chat, ChatError, fit, tool_definitions, with_hint, without_first
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat, ChatError, fit, tool_definitions, without_first
 from opdkit.errors import ConfigError
 
 LLAMA3_TOKENS = ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opdkit.chat.template import with_hint
+from opdkit.chat.hint_placement import with_hint
 from opdkit.config.teacher import PLACEMENTS
 from opdkit.evaluate.checks import echo_of, index_hints
 

@@ -14,7 +14,7 @@ from small_logs import chat, jsonl, lines_mb, run, tables
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
-from opdkit.extract.inputs import units
+from opdkit.extract.inputs import second_pass
 from opdkit.extract.inputs.files import expand
 from opdkit.store import stopping
 from opdkit.store.plans import manifest
@@ -28,7 +28,7 @@ def test_parts_that_are_done_are_skipped(tmp_path, log, monkeypatch):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*.parquet")}
     (tmp_path / "run" / "extract" / "sessions" / "part-00002.parquet").unlink()
     read = []
-    monkeypatch.setattr(units.Units, "read", _recording(units.Units.read, read))
+    monkeypatch.setattr(second_pass.Units, "read", _recording(second_pass.Units.read, read))
     again = run(tmp_path / "run", log, part_mb=lines_mb(log, 6))
     assert read == [2]
     assert again.counters.rows_in == first.counters.rows_in == 20

@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opdkit.chat.control_tokens import break_control_tokens
+from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import message
-from opdkit.chat.template import HINT_HEADER, Chat, ChatError, Message, with_hint
+from opdkit.chat.openai_messages import HINT_HEADER
+from opdkit.chat.template import Chat, ChatError, Message
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Answer

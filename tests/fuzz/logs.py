@@ -45,11 +45,11 @@ from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans,
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs import index
 from opdkit.extract.inputs.files import Input, expand
-from opdkit.extract.inputs.survey import SurveyedInput, survey
-from opdkit.extract.inputs.units import Unit, Units
-from opdkit.store.footers import read_counters
+from opdkit.extract.inputs.first_pass import SurveyedInput, survey
+from opdkit.extract.inputs.second_pass import Unit, Units
+from opdkit.store.counters import read_counters
+from opdkit.store.parts import PartWriter
 from opdkit.store.reading import read_all
-from opdkit.store.stage import PartWriter
 
 from .mappings import MAPPINGS, options, reader
 from .mutations import mutated

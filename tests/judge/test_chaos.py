@@ -15,13 +15,13 @@ from opdkit.cli import app
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge import traffic
+from opdkit.judge import retries
 from opdkit.judge.endpoint import Endpoint, Identity
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
+from opdkit.store.parts import Stage
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.stage import Stage
 from opdkit.store.tables import TARGETS
 
 SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(4)}
@@ -30,8 +30,8 @@ BIG = os.environ.get("OPDKIT_FULL_CHAOS")
 
 @pytest.fixture(autouse=True)
 def scaled_down(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(traffic, "SHORTEST", 0.3)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(retries, "SHORTEST", 0.3)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 

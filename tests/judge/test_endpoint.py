@@ -14,7 +14,7 @@ from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import traffic
+from opdkit.judge import retries
 from opdkit.judge.endpoint import Endpoint, retry_after_seconds
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
@@ -28,7 +28,7 @@ GOOD = completion(r"Well. \boxed{1}")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -80,7 +80,7 @@ def test_what_may_pass_is_tried_again(failure: Reply) -> None:
 
 
 def test_the_first_attempt_that_fails_is_said_at_once_and_no_other(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
     said = list[str]()
 
     def failing_twice(body: object, number: int) -> Reply:

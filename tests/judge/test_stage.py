@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import HintVote, RewardVote
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 from opdkit.store.reading import part_path, read_all, read_part
 
 SESSIONS = {

@@ -10,14 +10,15 @@ import torch
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 from model_families import FAMILIES, WINDOWS, build
 
-from opdkit.chat.template import Chat, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
 from opdkit.errors import OpdkitError
 from opdkit.model import scoring, tree_reading
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.memory import state_of
 from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.model.tree_reading import check_tree_reading
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge import traffic
+from opdkit.judge import retries
 from opdkit.model.load import load_tokenizer
 from opdkit.model.sampling import Sample
 from opdkit.rollout import replies
@@ -29,7 +29,7 @@ KEY = "sk-a-key-that-no-file-may-hold"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 

@@ -15,7 +15,7 @@ from opdkit.errors import ConfigError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.model.load import input_device, load_model
-from opdkit.teacher import policies
+from opdkit.teacher import models as policies
 from opdkit.teacher import stage as teacher
 
 SPREAD = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu", "model.layers.2": "disk",

@@ -20,7 +20,9 @@ from judged_runs import (
 )
 from transformers import AutoModelForCausalLM
 
-from opdkit.chat.template import HINT_HEADER, Chat, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.openai_messages import HINT_HEADER
+from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import specificity
 from opdkit.model.load import load_model, load_tokenizer

@@ -21,12 +21,13 @@ from judged_runs import (
 )
 from transformers import AutoModelForCausalLM
 
-from opdkit.chat.template import HINT_HEADER
+from opdkit.chat.openai_messages import HINT_HEADER
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model import tree_reading
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import read_all
-from opdkit.teacher import examples, policies
+from opdkit.teacher import examples
+from opdkit.teacher import models as policies
 from opdkit.teacher import stage as teacher
 
 # -- the numbers ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from rich.table import Table as RichTable
 
 from opdkit.commands.calibrate.agreement import CLASSES, Calibration
-from opdkit.commands.turn_line import signed
+from opdkit.commands.turns.line import signed
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, printable, stdout, verb
 from opdkit.evaluate.bootstrap import Interval

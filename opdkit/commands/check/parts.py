@@ -14,8 +14,8 @@ from opdkit.config.conditions import FILTERED
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
+from opdkit.store.counters import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters
 from opdkit.store.digests import file_digest
-from opdkit.store.footers import COUNTERS_KEY, PART_KEY, PLAN_KEY, VERSION_KEY, Counters
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.tables import REVIEWS, Table

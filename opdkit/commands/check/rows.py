@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from opdkit.console import counted
 from opdkit.judge.votes import OUTCOME, reward_of
-from opdkit.store.joined import arrays_of
+from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import METRICS

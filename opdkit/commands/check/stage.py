@@ -18,9 +18,9 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, progress, say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import FILES_KEY, read_inputs
 from opdkit.store.plans import changed_upstream, stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs

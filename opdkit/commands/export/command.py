@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from opdkit.commands.export.messages import dump_json, read_judged_turns
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
-from opdkit.commands.review.sheet import Imported, read_csv, write_csv
+from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.counters import Counters, Summary
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import Counters, Summary
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force

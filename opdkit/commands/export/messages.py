@@ -16,11 +16,11 @@ from typing import Any
 
 from opdkit.chat.control_tokens import has_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.chat.openai_form import Message, openai_message, tool_definitions
-from opdkit.commands.turn_line import signed
+from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
+from opdkit.commands.turns.line import signed
 from opdkit.config.fields import JSON
-from opdkit.store.footers import Counters
-from opdkit.store.joined import JoinedTurn, joined_turns
+from opdkit.store.counters import Counters
+from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.reviews import Review, Reviews
 
 

@@ -11,7 +11,7 @@ from itertools import count
 
 import pyarrow as pa
 
-from opdkit.chat.openai_form import HINT_HEADER, Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import HINT_HEADER, Message, openai_message, tool_definitions
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
@@ -23,7 +23,7 @@ from opdkit.commands.export.messages import (
     tools_of,
 )
 from opdkit.config.fields import JSON
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 
 Rewards = tuple[int, ...]  # those whose replies are worth imitating
 Rows = Iterator[JSON]

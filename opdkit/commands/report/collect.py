@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.listed import draw
 from opdkit.commands.report.tallies import Advantages, Largest, Shares, Verdicts
-from opdkit.commands.run_turns import read_turns
-from opdkit.commands.turn_line import TurnLine, turn_line
+from opdkit.commands.report.turn_list import draw
+from opdkit.commands.turns.line import TurnLine, turn_line
+from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError

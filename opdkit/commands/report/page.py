@@ -12,10 +12,10 @@ from string import Template
 import orjson
 
 from opdkit.commands.report.collect import Collected, collect
-from opdkit.commands.report.listed import choose_whole, columns
-from opdkit.commands.report.packed import Packed, shorten_view
-from opdkit.commands.turn_line import CHARS
-from opdkit.commands.turn_view import turn_views
+from opdkit.commands.report.compressed import Packed, shorten_view
+from opdkit.commands.report.turn_list import choose_whole, columns
+from opdkit.commands.turns.line import CHARS
+from opdkit.commands.turns.view import turn_views
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 

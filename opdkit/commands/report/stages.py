@@ -10,8 +10,8 @@ from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.errors import OpdkitError
+from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
-from opdkit.store.footers import Summary, mostly_dropped
 from opdkit.store.plans import command_of, find_outdated_upstream, manifest
 from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, summary_of
 from opdkit.store.tables import TABLES

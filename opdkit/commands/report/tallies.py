@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from opdkit.commands.run_turns import TRAINED, RunTurn
-from opdkit.commands.turn_line import signed
+from opdkit.commands.turns.line import signed
+from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.config.fields import JSON
 from opdkit.store.turn_ids import logged_session_id
 

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from opdkit.commands.review.api import Api
-from opdkit.commands.turn_view import turn_view
+from opdkit.commands.turns.view import turn_view
 from opdkit.config.fields import JSON
 from opdkit.config.review import ReviewConfig
 from opdkit.console import say, warn

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import regex
 
 from opdkit.commands.report.tallies import Largest
-from opdkit.commands.run_turns import RunTurn, read_turns
-from opdkit.commands.turn_line import TurnLine, messages_text, turn_line, turn_messages
+from opdkit.commands.turns.line import TurnLine, messages_text, turn_line, turn_messages
+from opdkit.commands.turns.of_run import RunTurn, read_turns
 from opdkit.config.fields import did_you_mean
 from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError

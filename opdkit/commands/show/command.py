@@ -3,9 +3,9 @@
 import json
 
 from opdkit.commands.show.choose import Chosen, choose_turns
-from opdkit.commands.show.listed import json_row, print_list
-from opdkit.commands.show.whole import print_whole
-from opdkit.commands.turn_view import turn_views
+from opdkit.commands.show.one_turn import print_whole
+from opdkit.commands.show.turn_list import json_row, print_list
+from opdkit.commands.turns.view import turn_views
 from opdkit.config.command_line import quote
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout

@@ -1,1 +1,1 @@
-"""Inputs of `opdkit extract`, read twice: survey.py reads all of every input, then units.py the units of one part."""
+"""Inputs of `opdkit extract`, read twice: first_pass.py reads every input, second_pass.py the units of one part."""

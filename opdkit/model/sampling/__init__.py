@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from opdkit.model.sampling.copied import sample_copied
+from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
-from opdkit.model.sampling.shared import sample_shared
+from opdkit.model.sampling.shared_cache import sample_shared
 from opdkit.model.tree_reading import check_tree_reading
 
 __all__ = ["Request", "Sample", "sample"]

@@ -6,7 +6,7 @@ import pytest
 from labelled_runs import labelled_run
 
 from opdkit.commands.export.messages import JudgedTurn, read_judged_turns
-from opdkit.store.footers import Counters
+from opdkit.store.counters import Counters
 
 
 @pytest.fixture(scope="session")

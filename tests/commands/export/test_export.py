@@ -13,14 +13,14 @@ import pytest
 from judged_runs import message, session, turn, verdict, write_run
 from labelled_runs import labelled_run
 
-from opdkit.chat.openai_form import HINT_HEADER, openai_message
+from opdkit.chat.openai_messages import HINT_HEADER, openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.export import TARGETS, ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.footers import Summary
+from opdkit.store.counters import Summary
 from opdkit.store.reviews import Review, append
 
 Judged = dict[str, JudgedTurn]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from sample_world import MODEL
 
-from opdkit.chat.template import Chat, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.export import ExportConfig

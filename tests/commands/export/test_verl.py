@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from sample_world import MODEL
 
-from opdkit.chat.openai_form import openai_message
+from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn
 from opdkit.config.export import ExportConfig

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.commands.report.collect import collect, dominant
-from opdkit.commands.report.listed import choose_whole, columns
 from opdkit.commands.report.tallies import Advantages, Commonest, Largest
-from opdkit.commands.run_turns import ScoredReply, read_turns
-from opdkit.commands.turn_line import TurnLine
+from opdkit.commands.report.turn_list import choose_whole, columns
+from opdkit.commands.turns.line import TurnLine
+from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge

@@ -14,7 +14,7 @@ from runs import talk, write_extract
 
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import MAX_BODY, ReviewServer
-from opdkit.commands.turn_view import turn_view
+from opdkit.commands.turns.view import turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge

@@ -13,10 +13,10 @@ from scored_runs import Said, Toy, toy_sessions, write_run
 
 from opdkit.commands.show import command as show
 from opdkit.commands.show.choose import choose_turns
-from opdkit.commands.show.listed import COLUMNS, print_list
+from opdkit.commands.show.one_turn import print_whole
 from opdkit.commands.show.tokens import STEPS, legend, level, reply_text
-from opdkit.commands.show.whole import print_whole
-from opdkit.commands.turn_view import turn_view
+from opdkit.commands.show.turn_list import COLUMNS, print_list
+from opdkit.commands.turns.view import turn_view
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.show import ShowConfig
 from opdkit.console import with_sign

@@ -18,7 +18,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.extract.formats import READERS
-from opdkit.store.footers import Counters, read_counters
+from opdkit.store.counters import Counters, read_counters
 from opdkit.store.reading import read_all
 
 ROOT = Path(__file__).parents[3]

@@ -1,4 +1,4 @@
-"""opdkit/teacher/policies.py: one teacher or several, averaged or named by the session."""
+"""opdkit/teacher/models.py: one teacher or several, averaged or named by the session."""
 
 import shutil
 from pathlib import Path

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import message, talk, write_extract
 
-from opdkit.commands.review.sheet import COLUMNS, FILLED_IN, escape, read_csv, unescape, write_csv
+from opdkit.commands.review.spreadsheet import COLUMNS, FILLED_IN, escape, read_csv, unescape, write_csv
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge

@@ -224,7 +224,7 @@ def test_the_model_is_left_as_it_was(model, monkeypatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(opdkit.model.sampling.shared._Rows, "step", fail)
+    monkeypatch.setattr(opdkit.model.sampling.shared_cache._Rows, "step", fail)
     with pytest.raises(RuntimeError):
         draw(model)
     assert model.config._attn_implementation == "sdpa"

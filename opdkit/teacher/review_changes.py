@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from opdkit.config.fields import JSON
-from opdkit.store.footers import read_inputs
-from opdkit.store.joined import joined_turns
+from opdkit.store.counters import read_inputs
+from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_path, read_arrow
 from opdkit.store.reviews import apply_review, decision
 from opdkit.teacher.examples import Row, candidate_hints

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from opdkit.commands.run_turns import RunTurn
+from opdkit.commands.turns.of_run import RunTurn
 from opdkit.config.fields import JSON
-from opdkit.store.joined import JoinedTurn
+from opdkit.store.joined_turns import JoinedTurn
 
 CHARS = 300  # of each text of a line, at most
 VERDICT = ("reward", "reward_status", "reward_agreement", "hint", "hint_status")

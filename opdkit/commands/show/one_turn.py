@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from opdkit.commands.show.tokens import legend, one_line, print_logprobs, reply_text
-from opdkit.commands.turn_line import call_text, signed
+from opdkit.commands.turns.line import call_text, signed
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, with_sign
 

@@ -15,7 +15,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.footers import read_counters, read_inputs
+from opdkit.store.counters import read_counters, read_inputs
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 from opdkit.teacher import stage as teacher
@@ -193,7 +193,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
 
 def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
     """Truncated parts: at no time is there a part that is neither, and the same command finishes the work."""
-    import opdkit.store.stage
+    import opdkit.store.parts
 
     before = contents(run)
     reviews.append(run, [Review("toy-1:3", True, 0)])
@@ -203,7 +203,7 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
 
     for name, there in (("record_digest", before[0]), ("forget_digest", None)):
         with monkeypatch.context() as patch:
-            patch.setattr(opdkit.store.stage, name, killed)
+            patch.setattr(opdkit.store.parts, name, killed)
             with pytest.raises(KeyboardInterrupt):
                 again(run)
         assert there is None or contents(run)[0] == there

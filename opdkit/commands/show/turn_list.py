@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from opdkit.commands.show.tokens import one_line
-from opdkit.commands.turn_line import TurnLine, shorten, signed
+from opdkit.commands.turns.line import TurnLine, shorten, signed
 from opdkit.config.fields import JSON
 from opdkit.console import with_sign
 

@@ -11,7 +11,7 @@ from toy_turns import set_of, toy_turn
 
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
-from opdkit.train.signal import degenerate_replies, ends_in_loop, largest_shares, thin_signal
+from opdkit.train.data_summary import degenerate_replies, ends_in_loop, largest_shares, thin_signal
 from opdkit.train.targets import is_held_out, load_turns
 
 # -- is it enough ---------------------------------------------------------------------------------------------------

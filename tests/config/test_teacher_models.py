@@ -3,7 +3,7 @@
 import pytest
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
+from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 
 

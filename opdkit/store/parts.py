@@ -13,12 +13,22 @@ import pyarrow.parquet as pq
 
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
-from opdkit.store import footers, stopping
+from opdkit.store import stopping
 from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.counters import (
+    COUNTERS_KEY,
+    FILES_KEY,
+    INPUTS_KEY,
+    PART_KEY,
+    PLAN_KEY,
+    VERSION_KEY,
+    Counters,
+    Summary,
+    read_inputs,
+)
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.footers import Counters, Summary, read_inputs
-from opdkit.store.marks import claim_name, mark_part, sweep
+from opdkit.store.parts_in_progress import claim_name, mark_part, sweep
 from opdkit.store.plans import (
     DRAW,
     check_upstream,
@@ -141,10 +151,10 @@ class Stage:
         """Write one file, record its digest, and move it into place once both are on the disk."""
         primary = table is self.tables[0]
         arrow = arrow.replace_schema_metadata({
-            footers.VERSION_KEY: str(table.version), footers.PLAN_KEY: self.plan,
-            footers.COUNTERS_KEY: counters.to_json(), footers.PART_KEY: f"{table.name}/{part}",
-            footers.FILES_KEY: json.dumps(self._model_files() if primary and self.parts == 1 else {}),
-            **({footers.INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
+            VERSION_KEY: str(table.version), PLAN_KEY: self.plan,
+            COUNTERS_KEY: counters.to_json(), PART_KEY: f"{table.name}/{part}",
+            FILES_KEY: json.dumps(self._model_files() if primary and self.parts == 1 else {}),
+            **({INPUTS_KEY: json.dumps(self.part_inputs(part))} if self.part_inputs and primary else {}),
         })  # fmt: skip
         final = part_path(self.config.run, table.name, part)
         record = None

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.commands.review.api import without_verdict
-from opdkit.commands.turn_line import messages_text, shorten, turn_messages
+from opdkit.commands.turns.line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
-from opdkit.store.joined import joined_turns
+from opdkit.store.joined_turns import joined_turns
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Ledger, Review, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8

@@ -1,11 +1,11 @@
-"""opdkit/teacher/session.py: supports, overlap and averaged teachers, against plain forwards one sequence at a time."""
+"""opdkit/teacher/scores.py: supports, overlap and averaged teachers, against plain forwards one sequence at a time."""
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from opdkit.model.scoring import Mixture, PromptResponse
-from opdkit.teacher.session import ReplyReadings, ScoreOptions, count_shared, score_session
+from opdkit.teacher.scores import ReplyReadings, ScoreOptions, count_shared, score_session
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "initializer_range": 0.3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}  # fmt: skip

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_logs import chat, jsonl
 
+from opdkit.extract.inputs import first_pass as first_pass
 from opdkit.extract.inputs import index
-from opdkit.extract.inputs import survey as first_pass
 from opdkit.extract.inputs.files import expand
-from opdkit.extract.inputs.survey import SharedSurvey, Survey, SurveyedInput, survey
-from opdkit.extract.inputs.units import Unit, Units
+from opdkit.extract.inputs.first_pass import SharedSurvey, Survey, SurveyedInput, survey
+from opdkit.extract.inputs.second_pass import Unit, Units
 
 
 def surveyed(folder: Path, *logs: Path, part_bytes: int, log_format="openai", limit=None, shared=None) -> Survey:

@@ -7,8 +7,8 @@ from typing import Any
 
 import xxhash
 
-from opdkit.commands.run_turns import STATES
-from opdkit.commands.turn_line import CHARS, TurnLine
+from opdkit.commands.turns.line import CHARS, TurnLine
+from opdkit.commands.turns.of_run import STATES
 from opdkit.config.fields import JSON
 
 

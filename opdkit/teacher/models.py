@@ -8,12 +8,12 @@ from transformers import PreTrainedModel
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.teachers import parse_shares, parse_teachers, routed_name
+from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
 from opdkit.model.load import check_same_tokenizer, context_length, known_context, load_model, load_tokenizer
 from opdkit.store.plans import model_identity
-from opdkit.teacher.behavior import student_names
+from opdkit.teacher.behavior_policy import student_names
 
 
 @dataclass(frozen=True)

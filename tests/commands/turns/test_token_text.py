@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_world import MODEL
 
-from opdkit.commands.token_text import TokenTexts, ids_as_texts, open_texts, spread
+from opdkit.commands.turns.token_text import TokenTexts, ids_as_texts, open_texts, spread
 from opdkit.errors import OpdkitError
 from opdkit.store.plans import model_identity
 

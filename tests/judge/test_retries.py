@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
-from opdkit.judge.traffic import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
+from opdkit.judge.retries import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
 from opdkit.judge.votes import Answer, Request
 
 HANG = 1e9

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from scored_runs import toy_sessions, write_run
 
-from opdkit.commands.turn_view import turn_view, turn_views
+from opdkit.commands.turns.view import turn_view, turn_views
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.reading import part_path, read_all
@@ -60,7 +60,7 @@ def test_the_advantage_is_teacher_less_old_and_missing_is_null(run):
 
 
 def test_a_part_is_opened_once_and_only_the_parts_that_are_needed(run, monkeypatch):
-    from opdkit.store import joined
+    from opdkit.store import joined_turns as joined
 
     read = joined.read_arrow
     opened = []
@@ -107,12 +107,12 @@ def test_a_decision_is_shown_beside_what_the_votes_said(run):
 
 
 def test_without_the_tokenizer_the_ids_are_shown_and_a_message_says_so(run, capsys, monkeypatch):
-    import opdkit.commands.turn_view
+    import opdkit.commands.turns.view
 
     def gone(identity):
         raise OpdkitError("the tokenizer is gone")
 
-    monkeypatch.setattr(opdkit.commands.turn_view, "open_texts", gone)
+    monkeypatch.setattr(opdkit.commands.turns.view, "open_texts", gone)
     views = list(turn_views(run, ["toy-0:1", "toy-0:3"]))
     assert all(token["text"] == f"⟨{token['id']}⟩" for v in views for t in v["targets"] for token in t["tokens"])
     assert capsys.readouterr().err.count("the tokenizer is gone") == 1

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from opdkit.model.folder import weights_name
-from opdkit.teacher.behavior import is_other_model, off_policy_warning, student_names
+from opdkit.teacher.behavior_policy import is_other_model, off_policy_warning, student_names
 
 
 def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):

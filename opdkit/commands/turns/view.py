@@ -18,14 +18,14 @@ A run need not be finished: what a stage has not written is null or [].
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from opdkit.commands.nearest_turns import nearest_turns
-from opdkit.commands.token_text import ids_as_texts, open_texts
-from opdkit.commands.turn_line import VERDICT
+from opdkit.commands.turns.line import VERDICT
+from opdkit.commands.turns.nearest import nearest_turns
+from opdkit.commands.turns.token_text import ids_as_texts, open_texts
 from opdkit.config.fields import JSON
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
-from opdkit.store.joined import JUDGED, JoinedTurn, joined_turns
+from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
 from opdkit.store.reading import has_stage, parts_of_turns
 from opdkit.store.reviews import reviews_in_force

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from opdkit.chat.conversation import Unreadable
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import lines, open_plain, packing
+from opdkit.extract.inputs.first_pass import END, Mark, Survey, SurveyedInput
 from opdkit.extract.inputs.index import read_copy
 from opdkit.extract.inputs.parquet import read_rows
-from opdkit.extract.inputs.survey import END, Mark, Survey, SurveyedInput
 
 _SKIPPED = 1 << 20  # bytes read at once to get to a place in a packed file
 

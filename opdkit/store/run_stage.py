@@ -2,8 +2,8 @@
 
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
+from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
-from opdkit.store.footers import Summary
 from opdkit.store.stopping import listen_for_signals
 
 

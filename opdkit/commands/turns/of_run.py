@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.store import joined
+from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.reading import is_written, part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force
 
@@ -34,7 +34,7 @@ class ScoredReply:
 
 
 @dataclass(frozen=True)
-class RunTurn(joined.JoinedTurn):
+class RunTurn(JoinedTurn):
     """Turn with its session, verdict, review and targets."""
 
     targets: Sequence[ScoredReply]
@@ -52,7 +52,7 @@ def read_turns(run: Path) -> Iterator[RunTurn]:
     if is_written(run, "metrics", 0):
         trained.update(read_arrow(run, "metrics", 0, ["turn_ids"])["turn_ids"].combine_chunks().flatten().to_pylist())
     for part in range(part_count(run, "extract")):
-        for turn in joined.joined_turns(run, part, COLUMNS, reviews=reviews, partial=True):
+        for turn in joined_turns(run, part, COLUMNS, reviews=reviews, partial=True):
             targets = []
             for row in turn.targets:
                 mask, old, teacher = row["response_mask"], row["old_logprobs"], row["teacher_logprobs"]

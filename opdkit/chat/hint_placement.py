@@ -1,0 +1,31 @@
+"""Placement of the hint in the prompt that the teacher reads."""
+
+from opdkit.chat.control_tokens import ChatError
+from opdkit.chat.openai_messages import HINT_HEADER, Message
+
+
+def with_hint(messages: list[Message], hint: str, placement: str) -> list[Message]:
+    """Return the prompt with the hint in it; `messages` stay as they are.
+
+    `last-user`: at the end of the last user message. `tail`: at the end of the last message. `system`: at the end of
+    the first system message, which is made where there is none. Raises ChatError where there is no such message.
+
+    >>> with_hint([{"role": "user", "content": "How warm?"}], "Use Celsius.", "tail")
+    [{'role': 'user', 'content': "How warm?\\n\\n[user's hint / instruction]\\nUse Celsius."}]
+    """
+    roles = [message["role"] for message in messages]
+    if placement == "system":
+        if "system" not in roles:
+            return [{"role": "system", "content": f"{HINT_HEADER}\n{hint}"}, *messages]
+        index = roles.index("system")
+    elif placement == "tail":
+        if not roles or roles[-1] == "assistant":
+            raise ChatError("no message for the hint")
+        index = len(roles) - 1
+    else:
+        if "user" not in roles:
+            raise ChatError("no user message")
+        index = len(roles) - 1 - roles[::-1].index("user")
+    before = f"{messages[index]['content']}\n\n" if messages[index]["content"] else ""
+    hinted = messages[index] | {"content": f"{before}{HINT_HEADER}\n{hint}"}
+    return [*messages[:index], hinted, *messages[index + 1 :]]
