@@ -30,7 +30,7 @@ def test_links_and_files_that_the_readme_names_are_there() -> None:
 
 
 def test_the_readme_names_options_that_exist() -> None:
-    """pitfall 29: a documented option that nothing reads."""
+    """No documented option that nothing reads."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for line in re.findall(r"^.*opdkit \w+ .*$", text, re.MULTILINE):
@@ -39,7 +39,7 @@ def test_the_readme_names_options_that_exist() -> None:
 
 
 def test_the_page_of_objectives_names_what_there_is() -> None:
-    """pitfall 29: every preset with its terms, and no option that does not exist."""
+    """Every preset with its terms, and no option that does not exist."""
     text = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", text, re.MULTILINE))
     assert list(rows) == list(PRESETS)

@@ -45,4 +45,4 @@ def test_the_walk_through_runs(tmp_path: Path, warm_path: str) -> None:
     assert "share passed" in done.stdout
     assert (tmp_path / "runs/mine/train/model/model.safetensors").exists()
     written = [p for p in (tmp_path / "runs").rglob("*") if p.is_file()]
-    assert not any(b"secret-key-of-a-test" in p.read_bytes() for p in written), "pitfall 31: the key reaches no file"
+    assert not any(b"secret-key-of-a-test" in p.read_bytes() for p in written), "the key reaches no file"

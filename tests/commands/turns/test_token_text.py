@@ -53,7 +53,7 @@ def test_the_texts_of_a_tokenizer_join_to_what_it_encoded(texts, said):
 
 
 def test_control_tokens_are_shown_as_they_are_written(texts):
-    """pitfall 15: as text, for the reader, whatever a terminal or a page would make of it."""
+    """Control characters and markup from logs are shown as text, whatever a terminal or a page would make of them."""
     end = texts.tokenizer.token_to_id("<|im_end|>")
     assert texts([end]) == ["<|im_end|>"]
 
