@@ -200,7 +200,7 @@ def test_an_error_that_quotes_a_log_does_not_drive_the_terminal(tmp_path: Path) 
 
 
 def test_memory_that_runs_out_is_no_bug_of_opdkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opdkit.commands import doctor
+    from opdkit.commands.doctor import report as doctor
     from opdkit.model.memory import torch
 
     def run(config: object) -> None:

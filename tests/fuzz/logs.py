@@ -41,7 +41,7 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
-from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans, sweagent
+from opdkit.extract.formats import READERS, chains, json_lines, sharegpt, spans
 from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs import index
 from opdkit.extract.inputs.files import Input, expand
@@ -174,7 +174,7 @@ def _memory(name: str, line: bytes) -> int:
     measured = SimpleNamespace(**vars(orjson) | {"loads": loads, "dumps": dumps})
     gc.disable()
     with contextlib.ExitStack() as patched:
-        for module in (json_lines, messages, sharegpt, chains, markup, sweagent, spans, index):
+        for module in (json_lines, messages, sharegpt, chains, markup, spans, index):
             patched.enter_context(mock.patch.object(module, "orjson", measured))
         tracemalloc.start()
         try:

@@ -12,7 +12,7 @@ from small_logs import jsonl
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands import check
+from opdkit.commands.check import stage as check
 from opdkit.config.check import CheckConfig
 from opdkit.config.conditions import parse_filters
 from opdkit.config.extract import ExtractConfig
