@@ -20,7 +20,7 @@ from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store.counters import Counters, read_counters
 from opdkit.store.digests import forget_digest
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow

@@ -9,7 +9,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.model.load import load_tokenizer
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import read_all
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
 

@@ -7,7 +7,7 @@ from sample_world import DATA, labels
 from small_logs import run as extract
 
 from opdkit.config.judge import JudgeConfig
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_part
 from opdkit.store.tables import VERDICTS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.config.extract import ExtractConfig
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 Messages = list[dict[str, Any]]

@@ -10,7 +10,7 @@ from runs import Messages, talk, write_extract
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 from opdkit.teacher import stage as teacher
 

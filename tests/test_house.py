@@ -189,7 +189,7 @@ STAGES = {
     "teacher": (["--model", str(MODEL)], 10),
     "train": (["--model", str(MODEL)], 9),
 }
-LOSSES = ("policy_gradient", "divergence", "kl_to_reference")
+LOSSES = ("policy_gradient", "divergence")
 
 
 @pytest.mark.parametrize("stage", STAGES)

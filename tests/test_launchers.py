@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kills import WORK, begin, differences, undisturbed
 
-from opdkit.store.parts_in_progress import read_claim
+from opdkit.store.progress_marks import read_claim
 
 pytestmark = pytest.mark.slow
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -14,8 +14,8 @@ from opdkit.console import counted, printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.parts_in_progress import live_claims
 from opdkit.store.plans import find_outdated_upstream, stage_dir
+from opdkit.store.progress_marks import live_claims
 from opdkit.store.reading import has_stage, part_count, part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import TABLES

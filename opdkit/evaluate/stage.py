@@ -33,7 +33,7 @@ from opdkit.model.load import check_same_tokenizer, context_length, load_model, 
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force

@@ -20,7 +20,7 @@ from opdkit.console import printable, stdout
 from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
 from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.parquet import read_rows
-from opdkit.store.parts import PartWriter
+from opdkit.store.part_writer import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input

@@ -34,7 +34,7 @@ from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.parts import PartWriter, Stage
+from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow

@@ -20,7 +20,7 @@ from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, Reward
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import find_outdated_upstream, model_identity, stage_dir
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT

@@ -20,7 +20,7 @@ from opdkit.model.load import known_context, load_model, load_tokenizer, token_g
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
-from opdkit.store.parts import PartWriter
+from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import model_identity
 from opdkit.store.reviews import Reviews
 from opdkit.store.turn_ids import rollout_session_id, turn_id

@@ -14,7 +14,7 @@ from opdkit.judge.criterion import FOLLOWS_HINT, criterion_messages, question_id
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.stage import count_votes
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
-from opdkit.store.parts import PartWriter
+from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part
 from opdkit.store.reviews import Reviews, read_verdicts
 from opdkit.store.turn_ids import answered_turn_id

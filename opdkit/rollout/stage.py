@@ -22,7 +22,7 @@ from opdkit.model.load import load_tokenizer
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force

@@ -27,8 +27,8 @@ from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, temporary_file
 from opdkit.store.counters import VERSION_KEY, read_inputs
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.parts_in_progress import claim_name, sweep
 from opdkit.store.plans import fingerprint, stage_dir
+from opdkit.store.progress_marks import claim_name, sweep
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 

@@ -21,7 +21,7 @@ from opdkit.console import counted, progress, warn
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.reviews import part_inputs, reviews_in_force
 from opdkit.store.tables import TARGETS, to_arrow

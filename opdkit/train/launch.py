@@ -16,9 +16,9 @@ from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import resolve_device
 from opdkit.store import stopping
-from opdkit.store.parts import PartWriter, Stage
-from opdkit.store.parts_in_progress import live_claims
+from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import check_upstream, stage_dir
+from opdkit.store.progress_marks import live_claims
 from opdkit.store.reviews import decided_in, plan_inputs
 from opdkit.store.tables import METRICS
 

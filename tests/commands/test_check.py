@@ -28,7 +28,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review

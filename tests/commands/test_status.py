@@ -15,8 +15,8 @@ from opdkit.config.status import StatusConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import failures, reviews
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.parts import Stage
-from opdkit.store.parts_in_progress import BEAT, STALE, live_claims, mark_part, read_claim
+from opdkit.store.part_writer import Stage
+from opdkit.store.progress_marks import BEAT, STALE, live_claims, mark_part, read_claim
 from opdkit.store.reviews import Review
 from opdkit.store.tables import VERDICTS
 
@@ -74,7 +74,7 @@ def test_marks_of_the_dead_count_for_nothing(run: Path) -> None:
 
 def test_a_mark_is_touched_while_its_process_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3 * BEAT < STALE
-    monkeypatch.setattr("opdkit.store.parts_in_progress.BEAT", 0.01)
+    monkeypatch.setattr("opdkit.store.progress_marks.BEAT", 0.01)
     with mark_part(tmp_path, "verdicts", 3):
         (path,) = tmp_path.iterdir()
         os.utime(path, (0, 0))

@@ -48,7 +48,7 @@ from opdkit.extract.inputs.files import Input, expand
 from opdkit.extract.inputs.first_pass import SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.store.counters import read_counters
-from opdkit.store.parts import PartWriter
+from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_all
 
 from .mappings import MAPPINGS, options, reader

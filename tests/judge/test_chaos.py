@@ -19,7 +19,7 @@ from opdkit.judge import retries
 from opdkit.judge.endpoint import Endpoint, Identity
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import TARGETS

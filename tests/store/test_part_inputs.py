@@ -8,7 +8,7 @@ from runs import talk, write_extract
 from opdkit.config.judge import JudgeConfig
 from opdkit.store.counters import read_counters, read_inputs
 from opdkit.store.digests import file_digest, read_digests
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_path, parts_of_turns
 from opdkit.store.tables import VERDICTS
 

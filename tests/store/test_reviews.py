@@ -13,7 +13,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all, read_part
 from opdkit.store.reviews import Ledger, Review, apply_review, reviews_in_force
 from opdkit.store.tables import REVIEWS, VERDICTS

@@ -19,7 +19,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import move_into_place
 from opdkit.store.counters import Counters, Summary, read_counters
 from opdkit.store.digests import file_digest, read_digests
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import differences, fingerprint, manifest, model_identity
 from opdkit.store.reading import part_path, read_all, read_part, sessions_within
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
@@ -386,7 +386,7 @@ def test_a_part_that_cannot_be_moved_into_place_leaves_no_digest(tmp_path, monke
     def full(*_args, replace):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("opdkit.store.parts.move_into_place", full)
+    monkeypatch.setattr("opdkit.store.part_writer.move_into_place", full)
     with pytest.raises(OpdkitError, match=r"no space left on the disk of .*part-00000\.parquet: make room"):
         fill(stage, [0])
     assert read_digests(stage.home) == {}

@@ -7,7 +7,7 @@ from runs import talk, write_extract
 
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.tables import TARGETS
 from opdkit.store.template_args import template_args_of
 

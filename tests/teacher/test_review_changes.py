@@ -193,7 +193,7 @@ def test_train_wants_targets_that_show_the_decisions_and_notices_when_they_chang
 
 def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run, again, monkeypatch):
     """Truncated parts: at no time is there a part that is neither, and the same command finishes the work."""
-    import opdkit.store.parts
+    import opdkit.store.part_writer
 
     before = contents(run)
     reviews.append(run, [Review("toy-1:3", True, 0)])
@@ -203,7 +203,7 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
 
     for name, there in (("record_digest", before[0]), ("forget_digest", None)):
         with monkeypatch.context() as patch:
-            patch.setattr(opdkit.store.parts, name, killed)
+            patch.setattr(opdkit.store.part_writer, name, killed)
             with pytest.raises(KeyboardInterrupt):
                 again(run)
         assert there is None or contents(run)[0] == there

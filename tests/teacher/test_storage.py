@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import torch
 
 from opdkit.config.teacher import TeacherConfig
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_path
 from opdkit.store.tables import TARGETS, to_arrow
 

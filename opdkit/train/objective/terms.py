@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from opdkit.train.objective.advantages import behavior_weights, support_advantages, teacher_advantages
-from opdkit.train.objective.losses import divergence, kl_from_old, kl_to_reference, policy_gradient
+from opdkit.train.objective.kl import kl_from_old, kl_to_reference
+from opdkit.train.objective.losses import divergence, policy_gradient
 
 TERMS = ("reward", "teacher", "support", "divergence")
 SAMPLED = TERMS[:2]  # terms of the sampled token, which share its ratio

@@ -17,7 +17,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.parts import Stage
+from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 
 

@@ -12,12 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from opdkit.train.objective.advantages import support_advantages, teacher_advantages
+from opdkit.train.objective.kl import kl_from_old, kl_to_reference
 from opdkit.train.objective.losses import (
     divergence,
     entropy,
     gathered_logprobs,
-    kl_from_old,
-    kl_to_reference,
     log_rest,
     policy_gradient,
 )

@@ -12,7 +12,8 @@ from positions import NAN, Example, example, mask, part, t, tokens
 from torch import Tensor
 
 from opdkit.config.shared import OBJECTIVES
-from opdkit.train.objective.losses import divergence, gathered_logprobs, kl_to_reference, policy_gradient
+from opdkit.train.objective.kl import kl_to_reference
+from opdkit.train.objective.losses import divergence, gathered_logprobs, policy_gradient
 from opdkit.train.objective.terms import PRESETS, Objective, Tokens, step_loss, step_totals, terms_of, trained_positions
 
 BOTH = {"reward": 1.0, "teacher": 1.0}

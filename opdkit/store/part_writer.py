@@ -28,7 +28,6 @@ from opdkit.store.counters import (
 )
 from opdkit.store.digests import file_digest, forget_digest, record_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.parts_in_progress import claim_name, mark_part, sweep
 from opdkit.store.plans import (
     DRAW,
     check_upstream,
@@ -38,6 +37,7 @@ from opdkit.store.plans import (
     stage_dir,
     write_or_check_manifest,
 )
+from opdkit.store.progress_marks import claim_name, mark_part, sweep
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
 from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
 from opdkit.version import __version__
