@@ -20,7 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from opdkit.chat.template import Chat, with_hint
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.model.load import load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
