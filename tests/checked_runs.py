@@ -34,7 +34,7 @@ def whole_run(run: Path) -> Path:
     """Three parts of about eight sessions, all stages finished."""
     logs = str(DATA / "logs" / "openai.jsonl")
     extract.run(ExtractConfig(run=run, logs=(logs,), limit=24, part_mb=PART_MB, shard="0/1"))
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     identity = {"model": model_identity(str(MODEL))}
     teacher = Stage.open(TeacherConfig(run=run, model=str(MODEL), shard="0/1"), "teacher", [TARGETS], parts=3,
                          inputs=identity, upstream=["extract", "judge"])  # fmt: skip

@@ -48,7 +48,7 @@ def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]])
         with extract.writing(part) as out:
             out.rows("sessions", sessions)
             out.rows("turns", turns)
-    judge = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
+    judge = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
     for part, (_, _, verdicts) in enumerate(parts):
         with judge.writing(part) as out:
             out.rows("verdicts", verdicts)

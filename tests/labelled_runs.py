@@ -20,7 +20,7 @@ def labelled_run(run: Path, **options: Any) -> Path:
     extract(run, DATA / "logs", **options)
     known = {row["turn_id"]: row for row in labels()}
     parts = part_count(run, "extract")
-    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=parts, upstream=["extract"])
+    stage = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=parts, upstream=["extract"])
     for part in range(parts):
         with stage.writing(part) as out:
             for turn in read_part(run, "turns", part):

@@ -56,7 +56,9 @@ def large_run(run: Path, turns: int, tokens: int = 80, seed: int = 0) -> Path:
 def _open(run: Path, parts: int) -> dict[str, Stage]:
     extract = Stage.open(ExtractConfig(run=run, logs=("log",), shard="0/1"), "extract", [SESSIONS, TURNS, REJECTED],
                          parts=parts)  # fmt: skip
-    judge = Stage.open(JudgeConfig(run=run, shard="0/1"), "judge", [VERDICTS], parts=parts, upstream=["extract"])
+    judge = Stage.open(
+        JudgeConfig(run=run, judge="rules", shard="0/1"), "judge", [VERDICTS], parts=parts, upstream=["extract"]
+    )
     teacher = Stage.open(TeacherConfig(run=run, model=str(MODEL), shard="0/1"), "teacher", [TARGETS], parts=parts,
                          inputs={"model": model_identity(str(MODEL))}, upstream=["extract", "judge"])  # fmt: skip
     return {"extract": extract, "judge": judge, "teacher": teacher}

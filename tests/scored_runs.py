@@ -73,7 +73,7 @@ def write_run(
     """
     write_extract(run, {toy.session_id: toy.messages() for toy in toys}, per_part=per_part, turns=turns)
     parts = [toys[i : i + per_part] for i in range(0, len(toys), per_part)]
-    config = JudgeConfig(run=run, shard="0/1")
+    config = JudgeConfig(run=run, judge="rules", shard="0/1")
     judge = Stage.open(config, "judge", [VERDICTS], parts=len(parts), upstream=["extract"])
     for part, some in enumerate(parts):
         with judge.writing(part) as out:

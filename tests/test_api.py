@@ -76,13 +76,13 @@ def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str
 )
 def test_wrong_options_are_the_errors_of_the_command_line(options: dict, words: str, tmp_path: Path) -> None:
     with pytest.raises(opdkit.ConfigError, match=re.escape(words)):
-        Run(tmp_path / "run").judge(**options)
+        Run(tmp_path / "run").judge(**{"judge": "rules"} | options)
     assert not any(tmp_path.iterdir())
 
 
 def test_what_was_not_done_before_is_an_error_of_the_run(tmp_path: Path) -> None:
     with pytest.raises(opdkit.OpdkitError, match="opdkit extract"):
-        Run(tmp_path / "run").judge()
+        Run(tmp_path / "run").judge(judge="rules")
     with pytest.raises(TypeError):
         Run(tmp_path / "run").extract("a", "b")
     with pytest.raises(opdkit.ConfigError, match="LOGS is missing"):

@@ -75,12 +75,13 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["judge", "nowhere"], 1, "opdkit extract"),
+        (["judge", "nowhere"], 2, "--judge is missing"),
+        (["judge", "nowhere", "--judge", "rules"], 1, "opdkit extract"),
         (["judge", "nowhere", "--judge", "lokal"], 2, "'local'"),
         (["judge", "nowhere", "--judge", "local"], 2, "--judge-model"),
-        (["judge", "nowhere", "--votes", "0"], 2, "--votes is 0"),
+        (["judge", "nowhere", "--judge", "rules", "--votes", "0"], 2, "--votes is 0"),
         (["judge", "nowhere", "--votes", "many"], 2, "--votes"),
-        (["judge", "nowhere", "--shard", "3/3"], 2, "--shard"),
+        (["judge", "nowhere", "--judge", "rules", "--shard", "3/3"], 2, "--shard"),
         (["teacher", "nowhere"], 2, "--model"),
         (["train", "nowhere", "--model", "x", "--objective", "odp"], 2, "'opd'"),
         (["extract", "nowhere"], 2, "LOGS"),
@@ -97,8 +98,12 @@ def test_the_shell_completes_commands_flags_and_their_values(typed: str, offered
         (["report", "nowhere", "--max-mb", "0.1"], 2, "--max-mb"),
         (["run", "nowhere", "logs", "--set", "judge.vote=3"], 2, "'votes'"),
         (["judge", "nowhere", "--config", "missing.toml"], 2, "missing.toml"),
-        (["run", "nowhere", __file__, "--model", "./modle"], 1, "./modle"),
-        (["run", "nowhere", __file__, "--model", "m/x", "--set", "teacher.teacher=/no/such"], 1, "/no/such"),
+        (["run", "nowhere", __file__, "--judge", "rules", "--model", "./modle"], 1, "./modle"),
+        (
+            ["run", "nowhere", __file__, "--judge", "rules", "--model", "m/x", "--set", "teacher.teacher=/no/such"],
+            1,
+            "/no/such",
+        ),
         (["eval", "nowhere", "--prompts", "missing.jsonl"], 2, "--prompts missing.jsonl"),
         (["nothing"], 2, "nothing"),
     ],
@@ -127,6 +132,7 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
     rest += ["--prompts", "x"] if command == "eval" else []
     rest += ["--to", "trl-kto"] if command == "export" else []
     rest += ["--model", "x"] if command in ("teacher", "train", "rollout") else []
+    rest += ["--judge", "rules"] if command == "judge" else []
     for run in (file, file / "below"):
         done = CliRunner().invoke(app, [command, str(run), *rest])
         assert done.exit_code == 2

@@ -90,7 +90,7 @@ def show(directory: Path, prompts: Path) -> None:
         "Look at what taught it, token by token:\n"
         f"  opdkit show {quote(directory)} --worst 1\n"
         f"  opdkit report {quote(directory)}         # one HTML page, opens offline\n\n"
-        "Next, on your own logs (--judge rules needs no server; a model judges better):\n"
+        "Next, on your own logs, judged by the model itself (--judge endpoint: by a larger one on a server):\n"
         "  opdkit doctor my-logs.jsonl --model PATH\n"
         "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",
         soft_wrap=True, markup=False,

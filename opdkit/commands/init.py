@@ -17,7 +17,7 @@ _WIDTH = 100
 _TITLE = """\
 opdkit: every option with its default. Remove the # from what you change; flags win over this file.
 
-  opdkit run RUN LOGS... --config {file}      all stages
+  opdkit run RUN LOGS... --config {file}      all stages (needs model and judge below)
   opdkit train RUN --config {file}            one of them
 """
 

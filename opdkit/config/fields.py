@@ -101,7 +101,7 @@ class CommandConfig:
             value = getattr(self, field.name)
             if value is None:
                 if field.required:
-                    raise ConfigError(f"{field.flag} is missing: {field.help}")
+                    raise ConfigError(f"{field.flag} is missing: {field.text}")
                 continue
             if field.choices and value not in field.choices:
                 raise ConfigError(f"{field.flag} is {value!r}; {did_you_mean(str(value), field.choices)}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel
-from opdkit.config.shared import JUDGES, REPEAT, ModelOptions, shared_option
+from opdkit.config.shared import REPEAT, ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
@@ -14,11 +14,7 @@ WHO = Panel("Who judges")
 class JudgeConfig(ModelOptions):
     """Have a judge vote on every turn: a reward, and a hint at what was wanted."""
 
-    judge: str = WHO.option(
-        "rules",
-        "who judges; rules: English patterns, a smoke test; local: a model here; endpoint: an OpenAI-compatible server",
-        choices=JUDGES,
-    )
+    judge: str = shared_option("judge", WHO, default=...)
     judge_model: str | None = shared_option("judge_model", WHO, "needed by --judge local and endpoint")
     judge_url: str | None = shared_option("judge_url", WHO, plan=False)
     api_key_env: str = shared_option("api_key_env", WHO)

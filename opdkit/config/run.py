@@ -5,7 +5,7 @@ from pathlib import Path
 
 from opdkit.config.fields import HOW, WHAT, WHERE, StageConfig, argument, parse_pairs
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import JUDGES, OBJECTIVES, REPEAT, shared_option
+from opdkit.config.shared import OBJECTIVES, REPEAT, shared_option
 from opdkit.errors import ConfigError
 
 ORDER = ("extract", "judge", "teacher", "train")
@@ -18,7 +18,7 @@ class RunConfig(StageConfig):
     logs: tuple[str, ...] = argument(..., "log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract")
     limit: int | None = shared_option("limit", WHAT)
     model: str | None = shared_option("model", WHAT, default=None)
-    judge: str | None = WHAT.option(None, "who judges", choices=JUDGES)
+    judge: str | None = shared_option("judge", WHAT, "needed, here or in --config")
     judge_model: str | None = shared_option("judge_model", WHAT, "default with --judge local: the student")
     judge_url: str | None = shared_option("judge_url", WHAT)
     objective: str | None = HOW.option(None, "what to learn from", choices=OBJECTIVES)

@@ -35,6 +35,12 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
 
 # name -> (default, text, details); the text of some commands goes on
 SHARED: dict[str, tuple[Any, str, JSON]] = {
+    "judge": (
+        None,
+        "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this "
+        "process, where there is no server; rules: English patterns, to try the pipeline out, not to train on",
+        {"choices": JUDGES},
+    ),
     "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),
     "model": (..., "the student: a model folder or a name on the hub", {}),
     "judge_model": (None, "the judge: a path, or its name on the server", {}),

@@ -33,7 +33,7 @@ from .pairs import PAIRS, Comparison, save, turn_about
 from .sessions import LOGS, ROOT
 
 VOTES = 5
-DEFAULTS = JudgeConfig(run=Path("unused"))
+DEFAULTS = JudgeConfig(run=Path("unused"), judge="local", judge_model="unused")
 USUAL_BATCH = 8  # prompts in one `generate`
 
 

@@ -98,7 +98,7 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
             log.write(json.dumps({"messages": [asked, reply, reaction]}) + "\n")
     run = folder / "run"
     extract.run(ExtractConfig(run=run, logs=(str(folder / "log.jsonl"),), shard="0/1"))
-    summary = judge.run(JudgeConfig(run=run, shard="0/1"))
+    summary = judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     sessions = {row["session_id"]: row for row in read_all(run, "sessions")}
     turns = [JudgedTurn(sessions[row["session_id"]], row, {"reward": 1}) for row in read_all(run, "turns")]
     return Logged(run, dict(zip(VALUES, turns, strict=True)), summary.counters)

@@ -287,7 +287,7 @@ def fits(finding: Finding, stage: str, table: str | None, words: str) -> bool:
 
 def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> None:
     """Judged anew: the targets are all to do again, so that to remove some of them would not help."""
-    judge.run(JudgeConfig(run=run, max_hint_chars=50, overwrite=True, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", max_hint_chars=50, overwrite=True, shard="0/1"))
     flip(part_path(run, "targets", 0), 0.5)
     found = [finding for finding in examine(run).findings if finding.stage == "teacher"]
     assert len(found) > 1
@@ -398,7 +398,7 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
     gone = [("verdicts", 1), ("targets", 1), ("metrics", 0), ("replies", 0), ("scores", 0)]
     assert not any(part_path(run, table, part).exists() for table, part in gone)
     assert (stage_dir(run, "train") / "model" / "model.safetensors").exists(), "a model is never removed"
-    config = JudgeConfig(run=run, shard="0/1")
+    config = JudgeConfig(run=run, judge="rules", shard="0/1")
     assert judge.run(config).parts_done == 3
     assert rows_of(run) == before
     kept = {p: t for p, t in untouched.items() if p.parent.name not in ("replies", "scores")}

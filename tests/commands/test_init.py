@@ -15,7 +15,14 @@ from opdkit.config.init import InitConfig
 from opdkit.config.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
-REQUIRED = {"logs": ("x.jsonl",), "model": "m", "prompts": "p.jsonl", "from_run": Path("other"), "run": Path("run")}
+REQUIRED = {
+    "logs": ("x.jsonl",),
+    "model": "m",
+    "prompts": "p.jsonl",
+    "judge": "rules",
+    "from_run": Path("other"),
+    "run": Path("run"),
+}
 
 
 def options_of(stage: str) -> list[str]:

@@ -1,11 +1,15 @@
 """`opdkit run`: what an error of a stage advises can be typed there."""
 
+from pathlib import Path
+
 import pytest
 from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
 from opdkit.cli import app
-from opdkit.commands.run import with_set_forms
+from opdkit.commands.run import configurations, with_set_forms
+from opdkit.config.fields import JSON
+from opdkit.config.run import RunConfig
 
 
 @pytest.mark.parametrize(
@@ -27,9 +31,31 @@ def test_flags_of_run_itself_have_none(message: str) -> None:
     assert with_set_forms(message, "judge") == message
 
 
+@pytest.mark.parametrize("command", [["judge", "RUN"], ["run", "RUN", "LOGS"], ["slurm", "RUN", "LOGS"]])
+def test_nobody_judges_by_default(command: list[str], tmp_path: Path) -> None:
+    """The error names the three judges and what each is for; nothing is begun."""
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    places = {"RUN": str(tmp_path / "run"), "LOGS": str(log)}
+    done = CliRunner().invoke(app, [places.get(word, word) for word in command])
+    assert done.exit_code == 2
+    for words in ("--judge is missing", "endpoint: ", "local: ", "rules: ", "not to train on"):
+        assert words in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("where", ["flag", "set", "table"])
+def test_the_judge_of_a_run_is_named_by_flag_set_or_table(where: str, tmp_path: Path) -> None:
+    file = tmp_path / "opdkit.toml"
+    file.write_text('[judge]\njudge = "rules"\n' if where == "table" else "", encoding="utf-8")
+    options: dict[str, JSON] = {"flag": {"judge": "rules"}, "set": {"set": ("judge.judge=rules",)}, "table": {}}
+    config = RunConfig(run=tmp_path / "run", logs=("x",), model="m", config=file, **options[where])
+    assert configurations(config)["judge"].effective()["judge"] == "rules"
+
+
 def test_the_error_of_a_stage_has_them(tmp_path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"))
-    command = ["run", str(tmp_path / "run"), str(log), "--model", "hub/name", "--set", "extract.filter=model=m2"]
+    options = ["--model", "hub/name", "--judge", "rules", "--set", "extract.filter=model=m2"]
+    command = ["run", str(tmp_path / "run"), str(log), *options]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1
     assert "STAGE.OPTION=VALUE" in done.stderr
@@ -39,6 +65,8 @@ def test_the_error_of_a_stage_has_them(tmp_path) -> None:
 def test_a_wrong_option_of_a_later_stage_stops_the_first(tmp_path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
     for words in (["train.epochs=0"], ["train.epoch=1"], ["judge.good=nonsense"], ["teacher.support=3"]):
-        done = CliRunner().invoke(app, ["run", str(tmp_path / "run"), str(log), "--model", "m", "--set", *words])
+        command = ["run", str(tmp_path / "run"), str(log), "--model", "m", "--judge", "rules", "--set", *words]
+        done = CliRunner().invoke(app, command)
         assert done.exit_code == 2, words
+        assert "--judge is missing" not in done.stderr
     assert not (tmp_path / "run").exists()

@@ -33,7 +33,9 @@ def run(tmp_path: Path) -> Path:
 
 
 def judge(run: Path, shard: str = "0/1") -> Stage:
-    return Stage.open(JudgeConfig(run=run, shard=shard), "judge", [VERDICTS], parts=3, upstream=["extract"])
+    return Stage.open(
+        JudgeConfig(run=run, judge="rules", shard=shard), "judge", [VERDICTS], parts=3, upstream=["extract"]
+    )
 
 
 def row(run: Path, stage: str = "judge") -> dict[str, str]:
@@ -97,7 +99,7 @@ def test_a_file_of_another_kind_is_no_claim() -> None:
 
 
 def fail(run: Path, shard: str, error: Exception) -> None:
-    with pytest.raises(type(error)), failures.record_failure("judge", JudgeConfig(run=run, shard=shard)):
+    with pytest.raises(type(error)), failures.record_failure("judge", JudgeConfig(run=run, judge="rules", shard=shard)):
         raise error
 
 
@@ -113,7 +115,7 @@ def test_the_last_error_of_a_failed_shard(run: Path, capsys: pytest.CaptureFixtu
     assert "\x1b" not in out, "an error may quote a log"
     assert "ZeroDivisionError: by zero" in out
     assert "the first one" not in out
-    with failures.record_failure("judge", JudgeConfig(run=run, shard="1/2")):
+    with failures.record_failure("judge", JudgeConfig(run=run, judge="rules", shard="1/2")):
         pass
     assert row(run)["failed"] == "1 shard"
     failures.forget_failures(run, "judge")

@@ -82,7 +82,7 @@ def test_train_options_out_of_range(options, message):
 
 def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
     file = toml(tmp_path, '[judge]\nvotes = 7\ntemperature = 1\nmax-new-tokens = 9\ntemplate_arg = ["a=1"]\n')
-    config = configure("judge", {"run": RUN, "votes": 3, "timeout": None, "template_arg": ()}, file)
+    config = configure("judge", {"run": RUN, "judge": "rules", "votes": 3, "timeout": None, "template_arg": ()}, file)
     assert (config.votes, config.temperature, config.max_new_tokens) == (3, 1.0, 9)
     assert config.template_arg == ("a=1",)
     assert config.timeout == JudgeConfig.timeout
@@ -101,7 +101,7 @@ def test_flags_win_over_toml_and_toml_over_defaults(tmp_path):
 ])  # fmt: skip
 def test_toml_errors_say_where_and_what(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
-        configure("judge", {"run": RUN}, toml(tmp_path, text))
+        configure("judge", {"run": RUN, "judge": "rules"}, toml(tmp_path, text))
 
 
 def test_one_of_a_list_needs_no_brackets(tmp_path):
@@ -112,15 +112,15 @@ def test_one_of_a_list_needs_no_brackets(tmp_path):
 
 def test_a_missing_file_and_another_stage_s_table(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.toml"):
-        configure("judge", {"run": RUN}, tmp_path / "none.toml")
-    assert configure("judge", {"run": RUN}, toml(tmp_path, "[train]\nepochs = 2\n")).votes == 5
+        configure("judge", {"run": RUN, "judge": "rules"}, tmp_path / "none.toml")
+    assert configure("judge", {"run": RUN, "judge": "rules"}, toml(tmp_path, "[train]\nepochs = 2\n")).votes == 5
 
 
 def test_a_file_that_is_no_text(tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe[")
     with pytest.raises(ConfigError, match=r"config\.toml.*TOML"):
-        configure("judge", {"run": RUN}, path)
+        configure("judge", {"run": RUN, "judge": "rules"}, path)
 
 
 def test_pairs_are_json_where_they_parse():
@@ -184,7 +184,7 @@ def test_optional_fields_may_be_absent():
 def test_an_option_that_may_be_given_repeatedly_keeps_all_that_is_set(tmp_path):
     given = ("extract.filter=model=a*", "extract.filter=metadata.b=1", "judge.votes=3", "judge.votes=7",
              'judge.good=["metadata.c=1", "metadata.d=1"]', "judge.good=metadata.e=1")  # fmt: skip
-    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", set=given))
+    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=given))
     assert stages["extract"].filter == ("model=a*", "metadata.b=1")
     assert stages["judge"].good == ("metadata.c=1", "metadata.d=1", "metadata.e=1")
     assert stages["judge"].votes == 7

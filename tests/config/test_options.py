@@ -104,7 +104,6 @@ def test_every_option_is_read(command: str) -> None:
 # None leaves it to the stage's own default.
 DEFAULTS_DIFFER = {
     "--batch-tokens": {16384, 65536},  # a judge's prompts are shorter than a policy's
-    "--judge": {None, "rules"},
     "--max-new-tokens": {256, 512},
     "--objective": {None, "blend"},
     "--samples": {1, 4},
@@ -203,7 +202,7 @@ def test_an_old_name_is_refused_with_the_new_one(command: str, old: str, new: st
             configure(command, {"run": Path("run")}, file)
     if command in ORDER:
         with pytest.raises(ConfigError, match=new):
-            configurations(RunConfig(run=tmp_path, logs=("x",), model="m", set=(f"{command}.{old}=1",)))
+            configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=(f"{command}.{old}=1",)))
     method = getattr(opdkit.Run(tmp_path), {"eval": "evaluate", "run": "pipeline"}.get(command, command), None)
     for name in (old, f"{old}_") if method is not None else ():
         with pytest.raises(ConfigError, match=new):

@@ -83,7 +83,7 @@ def test_a_turn_is_told_by_the_call_that_wrote_it() -> None:
 @pytest.mark.parametrize("field", ["good", "bad"])
 def test_what_is_no_condition_is_refused(field: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"--{field} 'metadata.reward': write it as"):
-        JudgeConfig(run=tmp_path, **{field: ("metadata.reward",)})
+        JudgeConfig(run=tmp_path, judge="rules", **{field: ("metadata.reward",)})
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ GOOD, BAD = ("metadata.reward=1",), ("metadata.reward=0",)
 
 def test_every_turn_of_a_session_has_its_outcome_and_the_others_are_voted_on(extracted: Path) -> None:
     """Hints are asked for all the same."""
-    before = JudgeConfig(run=extracted, shard="0/1")
+    before = JudgeConfig(run=extracted, judge="rules", shard="0/1")
     judge.run(before)
     voted = {row["turn_id"]: row for row in read_all(extracted, "verdicts")}
-    summary = judge.run(JudgeConfig(run=extracted, shard="0/1", good=GOOD, bad=BAD, overwrite=True))
+    summary = judge.run(JudgeConfig(run=extracted, judge="rules", shard="0/1", good=GOOD, bad=BAD, overwrite=True))
     for row in read_all(extracted, "verdicts"):
         name, old = row["turn_id"].partition(":")[0], voted[row["turn_id"]]
         told = {"solved": 1, "failed": -1}.get(name)
@@ -151,14 +151,14 @@ def test_an_outcome_is_a_reaction_too(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_field_that_no_log_has_is_said(extracted: Path, capsys) -> None:
-    judge.run(JudgeConfig(run=extracted, shard="0/1", good=("metadata.rewrad>0",)))
+    judge.run(JudgeConfig(run=extracted, judge="rules", shard="0/1", good=("metadata.rewrad>0",)))
     said = " ".join(capsys.readouterr().err.split())
     assert "--good metadata.rewrad>0: true of no turn, so that votes decide everywhere" in said
 
 
 def test_what_comes_after_takes_it_for_a_reward(extracted: Path, tmp_path: Path) -> None:
     """show lists it by its status, and calibrate does not call it the judge's."""
-    judge.run(JudgeConfig(run=extracted, shard="0/1", good=GOOD, bad=BAD))
+    judge.run(JudgeConfig(run=extracted, judge="rules", shard="0/1", good=GOOD, bad=BAD))
     listed = CliRunner().invoke(app, ["show", str(extracted), "--status", "outcome", "--json"])
     assert listed.exit_code == 0, listed.stderr
     assert [row["turn_id"] for row in json.loads(listed.stdout)] == ["solved:1", "solved:3", "failed:1", "failed:3"]

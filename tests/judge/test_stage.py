@@ -36,7 +36,7 @@ SESSIONS = {
 
 
 def config(run: Path, **fields) -> JudgeConfig:
-    return JudgeConfig(run=run, **({"shard": "0/1"} | fields))
+    return JudgeConfig(run=run, **({"judge": "rules", "shard": "0/1"} | fields))
 
 
 def verdicts(run: Path) -> dict[str, dict]:
@@ -147,7 +147,7 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
         "import sys, time, pathlib; from opdkit.judge import rules, stage;"
         "from opdkit.config.judge import JudgeConfig; votes = rules.votes;"
         "rules.votes = lambda *a: (time.sleep(0.03), votes(*a))[1];"
-        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'))"
+        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), judge='rules', shard='0/1'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(run)])
     folder = run / "judge" / "verdicts"
@@ -238,7 +238,7 @@ def test_the_leak_filter_reads_the_whole_next_state(tmp_path: Path) -> None:
 def test_the_rules_judge_imports_no_torch(extracted: Path) -> None:
     code = (
         "import sys, pathlib; from opdkit.judge import stage; from opdkit.config.judge import JudgeConfig;"
-        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), shard='0/1'));"
+        "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), judge='rules', shard='0/1'));"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(extracted)], check=False).returncode == 0

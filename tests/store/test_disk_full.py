@@ -25,7 +25,7 @@ LOG = str(DATA / "logs" / "openai.jsonl")
 # Of the real stages, small: --limit decides how much of the sample is read.
 STAGES = {
     "extract": [LOG, "--limit", "24", "--part-mb", str(PART_MB)],
-    "judge": [],
+    "judge": ["--judge", "rules"],
     "teacher": ["--model", str(MODEL), "--limit", "12"],
     "train": ["--model", str(MODEL), "--limit", "12", "--checkpoint-every", "1"],
 }

@@ -18,7 +18,11 @@ def test_a_part_computed_from_something_else_is_to_do_again_and_the_others_stay(
 
     def stage() -> Stage:
         return Stage.open(
-            JudgeConfig(run=tmp_path, shard="0/1"), "judge", [VERDICTS], parts=2, part_inputs=lambda part: given[part]
+            JudgeConfig(run=tmp_path, judge="rules", shard="0/1"),
+            "judge",
+            [VERDICTS],
+            parts=2,
+            part_inputs=lambda part: given[part],
         )
 
     def write(some: Stage) -> list[int]:
@@ -43,7 +47,7 @@ def test_a_part_computed_from_something_else_is_to_do_again_and_the_others_stay(
 
 def test_of_two_processes_that_replace_a_part_both_leave_one_with_its_digest(tmp_path):
     given = {"said": 1}
-    config = JudgeConfig(run=tmp_path, shard="0/1")
+    config = JudgeConfig(run=tmp_path, judge="rules", shard="0/1")
     stages = [Stage.open(config, "judge", [VERDICTS], parts=1, part_inputs=lambda part: dict(given)) for _ in range(2)]
     with stages[0].writing(0):
         pass

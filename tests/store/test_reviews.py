@@ -24,7 +24,7 @@ def run(tmp_path):
     """Two parts of two sessions, judged by the rules."""
     said = {f"s{n}": talk("How warm is it?", "75 F.", "No, in Celsius please.", "24 C.", "Thanks!") for n in range(4)}
     run = write_extract(tmp_path / "run", said)
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     return run
 
 
@@ -109,8 +109,8 @@ def test_the_verdicts_do_not_change_and_overwriting_them_leaves_the_decisions(ru
     reviews.append(run, [set_reward("s0:1", 1)])
     assert (run / "judge" / "verdicts" / "part-00000.parquet").read_bytes() == before
     with pytest.raises(ConfigError):
-        judge.run(JudgeConfig(run=run, limit=3, shard="0/1"))
-    judge.run(JudgeConfig(run=run, limit=3, overwrite=True, shard="0/1"))
+        judge.run(JudgeConfig(run=run, judge="rules", limit=3, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", limit=3, overwrite=True, shard="0/1"))
     assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
     assert next(v for v in reviews.read_verdicts(run, 0) if v["turn_id"] == "s0:1")["reward_status"] == "reviewed"
     assert not list(run.glob(".judge-*")), "what was discarded is gone"
@@ -122,10 +122,10 @@ def test_killed_while_overwriting_no_part_outlives_the_manifest_and_no_decision_
         with monkeypatch.context() as patch:
             _die_after(patch, moves)
             with pytest.raises(KeyboardInterrupt):
-                judge.run(JudgeConfig(run=run, votes=moves + 1, overwrite=True, shard="0/1"))
+                judge.run(JudgeConfig(run=run, judge="rules", votes=moves + 1, overwrite=True, shard="0/1"))
         assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
         assert (run / "judge" / "manifest.json").exists() or not list((run / "judge").glob("verdicts/*"))
-    judge.run(JudgeConfig(run=run, votes=9, overwrite=True, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", votes=9, overwrite=True, shard="0/1"))
     assert part_count(run, "judge") == 2
     assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
 
@@ -212,7 +212,7 @@ def test_a_ledger_reads_each_file_once(run, monkeypatch):
 
 def test_decisions_can_be_made_while_there_are_verdicts_only(tmp_path):
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
-    Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=1, upstream=["extract"])
+    Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=1, upstream=["extract"])
     reviews.append(run, [set_reward("s:1", 1)])
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     assert next(iter(reviews.read_verdicts(run, 0)))["reward"] == 1

@@ -26,7 +26,7 @@ SPREAD = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("map") / "run"
     extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=6))
-    judge.run(JudgeConfig(run=run))
+    judge.run(JudgeConfig(run=run, judge="rules"))
     return run
 
 

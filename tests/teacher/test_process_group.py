@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("lockstep")
     for run in (folders := [folder / name for name in ("one", "two", "stopped")]):
         extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=20, part_mb=0.005))
-        judge.run(JudgeConfig(run=run))
+        judge.run(JudgeConfig(run=run, judge="rules"))
     teacher.run(TeacherConfig(run=folders[0], model=str(MODEL), device="cpu"))
     return folders
 

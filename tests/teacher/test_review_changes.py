@@ -216,7 +216,7 @@ def test_killed_while_a_part_is_replaced_the_part_is_the_old_or_the_new_one(run,
 def test_a_decision_survives_a_re_run_of_the_judge(run, again):
     """Another judge, other votes, and what the person said of the turn still stands."""
     reviews.append(run, [Review("toy-1:3", True, 0, True, NEW)])
-    judge.run(JudgeConfig(run=run, overwrite=True, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", overwrite=True, shard="0/1"))
     shutil.rmtree(run / "teacher")
     again(run)
     actual = rows(run)

@@ -311,7 +311,9 @@ def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install peft$"):
         train.run(train_config(run, plain_model_dir, lora_rank=4))
-    nothing_read_yet = RunConfig(run=run / "new", logs=("none",), model="none", set=("train.lora_rank=4",))
+    nothing_read_yet = RunConfig(
+        run=run / "new", logs=("none",), model="none", judge="rules", set=("train.lora_rank=4",)
+    )
     with pytest.raises(ConfigError, match=r"pip install peft$"):
         pipeline.run(nothing_read_yet)
 

@@ -91,7 +91,7 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
 
 def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    judge.run(JudgeConfig(run=tmp_path / "run", max_hint_chars=50, overwrite=True, shard="0/1"))
+    judge.run(JudgeConfig(run=tmp_path / "run", judge="rules", max_hint_chars=50, overwrite=True, shard="0/1"))
     summary = collect(tmp_path / "run", 100).summary
     assert summary["evaluation"] is None
     said = [notice.partition(":")[0] for notice in summary["notices"]]
@@ -116,7 +116,7 @@ def test_a_part_that_is_missing_is_said_and_left_out(run: Path, tmp_path: Path) 
 
 def test_what_a_limit_left_out_is_named(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "extract", tmp_path / "run/extract")
-    judge.run(JudgeConfig(run=tmp_path / "run", limit=10, shard="0/1"))
+    judge.run(JudgeConfig(run=tmp_path / "run", judge="rules", limit=10, shard="0/1"))
     last = level(collect(tmp_path / "run", 100).summary, "judged")
     sessions = {row["session_id"] for row in list(read_all(run, "sessions"))[:10]}
     beyond = sum(turn["session_id"] not in sessions for turn in read_all(run, "turns"))

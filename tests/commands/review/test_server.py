@@ -25,7 +25,7 @@ from opdkit.store import reviews
 def judged(tmp_path_factory):
     said = {f"s {n}/ü?": talk("How warm?", "75 F.", "No, in Celsius please.", "24 C.", "Thanks!") for n in range(2)}
     run = write_extract(tmp_path_factory.mktemp("server") / "run", said)
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     return run
 
 

@@ -26,7 +26,7 @@ def run(tmp_path):
     evil = [*talk(EVIL, '@SUM(1), "quoted"\nand more'), message("user", "-1+cmd|' /C calc'!A0"),
             message("assistant", None, calls=[("f", "{}")]), message("tool", "\tok")]  # fmt: skip
     run = write_extract(tmp_path / "run", {"a": said, "b": evil})
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     return run
 
 

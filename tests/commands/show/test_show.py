@@ -357,7 +357,7 @@ def hostile(tmp_path_factory):
             message("user", f"No, I said use {HOSTILE}")]  # fmt: skip
     said[1]["reasoning"] = HOSTILE
     run = write_extract(tmp_path_factory.mktemp("hostile") / "run", {"s\x1b[31m\u202e\t": said})
-    judge.run(JudgeConfig(run=run, shard="0/1"))
+    judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     (name,) = [row["turn_id"] for row in read_all(run, "turns")]
     reviews.append(run, [Review(name, False, None, True, HOSTILE, HOSTILE)], reviewer=HOSTILE)
     return run

@@ -22,13 +22,15 @@ from opdkit.store.tables import VERDICTS
 
 
 def config(run: Path, **options) -> SlurmConfig:
-    return SlurmConfig(**({"run": run, "logs": (str(DATA / "logs"),), "model": str(MODEL), "shards": 2} | options))
+    return SlurmConfig(
+        **({"run": run, "logs": (str(DATA / "logs"),), "model": str(MODEL), "judge": "rules", "shards": 2} | options)
+    )
 
 
 def begun(run: Path, *done: int) -> Path:
     """Extract done in 3 parts; of the judge, the parts named."""
     write_extract(run, {f"s{n}": talk("do it", "done", "thanks") for n in range(6)})
-    stage = Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=3, upstream=["extract"])
+    stage = Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=3, upstream=["extract"])
     for part in done:
         with stage.writing(part):
             pass
@@ -53,7 +55,7 @@ def test_only_what_is_missing(tmp_path: Path) -> None:
 
 def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:
     run = tmp_path / "r"
-    Stage.open(JudgeConfig(run=run), "judge", [VERDICTS], parts=1)
+    Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=1)
     with pytest.raises(ConfigError, match=r"config\.votes: 5 -> 7"):
         slurm.run(config(run, set=("judge.votes=7",)))
     assert not (run / "slurm").exists()
@@ -86,7 +88,7 @@ def test_logs_that_have_grown_and_stages_that_are_outdated_are_refused(tmp_path:
     given = {"logs": (str(log),)}
     run = tmp_path / "r"
     opdkit.run_stage("extract", ExtractConfig(run=run, logs=given["logs"], shard="0/1"))
-    opdkit.run_stage("judge", JudgeConfig(run=run, shard="0/1"))
+    opdkit.run_stage("judge", JudgeConfig(run=run, judge="rules", shard="0/1"))
     assert slurm.run(config(run, **given)).tasks == {"teacher": 1, "train": 1}
     log.write_text(2 * talked)
     with pytest.raises(ConfigError, match=r"other logs:\n  bytes of the log\.log: \d+ -> \d+"):

@@ -33,7 +33,9 @@ def slurm(**options) -> SlurmConfig:
 
 
 def judge_script(config: JudgeConfig | None = None, **options) -> str:
-    return array_script(slurm(**options), "judge", config or JudgeConfig(run=Path("runs/a")), range(4), *PLACE)
+    return array_script(
+        slurm(**options), "judge", config or JudgeConfig(run=Path("runs/a"), judge="rules"), range(4), *PLACE
+    )
 
 
 def directives(script: str) -> list[str]:
@@ -61,7 +63,7 @@ def test_an_array_script() -> None:
         "--signal=B:USR1@120", "--array=0-3%2", "--partition=gpu", "--time=4:00:00", "--gres=gpu:a100:1", "--exclusive",
     ]  # fmt: skip
     assert "cd -- '/home/a user' || exit 1\nexport PATH=/venv/bin:\"$PATH\"\nmodule load cuda\n" in script
-    assert '\nopdkit judge runs/a --shard "$SLURM_ARRAY_TASK_ID"/4 &\n' in script
+    assert '\nopdkit judge runs/a --judge rules --shard "$SLURM_ARRAY_TASK_ID"/4 &\n' in script
     assert 'scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"' in script
     check_syntax(script)
 
@@ -123,7 +125,7 @@ def test_a_command_line_makes_the_same_configuration() -> None:
         "opdkit", "train", "r", "--template-arg", "a=1", "--template-arg", "b=x y", "--model=-m", "--holdout", "0.1",
         "--learning-rate", "1e-05", "--gradient-checkpointing",
     ]  # fmt: skip
-    assert words("judge", JudgeConfig(run=Path("r"))) == ["opdkit", "judge", "r"]
+    assert words("judge", JudgeConfig(run=Path("r"), judge="rules")) == ["opdkit", "judge", "r", "--judge", "rules"]
 
 
 def test_no_key_reaches_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +159,7 @@ def test_options_that_make_no_job(options: dict, message: str) -> None:
 
 def test_options_from_the_file_that_the_stages_read(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('[slurm]\nshards = 9\ntime = "1:00"\n[judge]\nvotes = 7\n', encoding="utf-8")
+    file.write_text('[slurm]\nshards = 9\ntime = "1:00"\n[judge]\njudge = "rules"\nvotes = 7\n', encoding="utf-8")
     flags = {"run": Path("r"), "logs": ("a",), "config": file}
     config = configure("slurm", flags, file)
     assert isinstance(config, SlurmConfig)
