@@ -20,6 +20,7 @@ WINDOWS = {
     "sliding": ("MistralConfig", {"sliding_window": 8}),
     "sliding and full": ("Gemma2Config", {"sliding_window": 8, "query_pre_attn_scalar": 8}),
     "chunks": ("Llama4TextConfig", {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}),
+    "states": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
     "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
 

@@ -233,7 +233,7 @@ def _with_fixed_date(template: str) -> str:
     return _TODAY.sub(lambda call: repr(TEMPLATE_DATE.strftime(call["format"])), template)
 
 
-def fit(chat: Chat, messages: list[Message], tools: str | None, budget: int, too_long: str) -> Prompt:
+def fit(chat: Chat, messages: list[Message], tools: str | None, budget: float, too_long: str) -> Prompt:
     """Return the prompt within `budget` tokens. Raises ChatError("too long") where that cannot be.
 
     `too_long` "cut" takes whole messages off the beginning until it fits. System messages stay. What remains begins

@@ -40,7 +40,7 @@ class Reply:
                 "hint_echo": self.hint_echo}  # fmt: skip
 
 
-def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: int) -> list[int]:
+def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: float) -> list[int]:
     """Return the prompt's token ids.
 
     Raises OpdkitError when it cannot be rendered, and ConfigError when prompt and reply may exceed `longest` tokens.

@@ -12,7 +12,7 @@ from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question
-from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
+from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 
@@ -29,7 +29,7 @@ class LocalJudge:
         self.model = load_model(config.judge_model, device=config.device, dtype=config.dtype)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
-        self.context = known_context(self.model)
+        self.context = context_length(self.model)
         try:
             self.chat.prompt_ids([{"role": "system", "content": "?"}, {"role": "user", "content": "?"}])
             self.has_system_role = True

@@ -139,18 +139,14 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
     )
 
 
-def context_length(model: PreTrainedModel) -> int:
-    """Return how many tokens the model was built to read. Raises ConfigError when its configuration does not say."""
-    length = known_context(model)
-    if length == math.inf:
-        raise ConfigError(f"the configuration of {model.name_or_path} names no context length; pass --max-tokens")
-    return int(length)
+def context_length(model: PreTrainedModel) -> float:
+    """Return how many tokens the model was built to read; infinity when its configuration does not say.
 
-
-def known_context(model: PreTrainedModel) -> float:
-    """Return how many tokens the model was built to read; infinity when its configuration does not say."""
-    length: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return math.inf if length is None else length
+    State-space models such as Mamba and models with linear biases such as BLOOM name none, since nothing limits them.
+    """
+    config = model.config.get_text_config()
+    lengths = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))  # MPT has the latter
+    return next((length for length in lengths if length is not None), math.inf)
 
 
 def token_generator(seed: int, *parts: str | int) -> torch.Generator:

@@ -16,7 +16,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
-from opdkit.model.load import known_context, load_model, load_tokenizer, token_generator
+from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
@@ -58,7 +58,7 @@ def load_student(config: RolloutConfig) -> Student:
         model,
         Chat(tokenizer, args, model.generation_config.eos_token_id),
         weights_name(config.model, model_identity(config.model).get("files", {})),
-        known_context(model),
+        context_length(model),
         model.get_input_embeddings().weight.shape[0],
     )
 

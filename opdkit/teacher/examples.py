@@ -89,7 +89,7 @@ def candidate_hints(verdict: Row, select: str) -> list[str]:
     return [select_hint(verdict["hints"], select)]
 
 
-def fit_together(renderings: list[Rendering], tools: str | None, budget: int, too_long: str) -> list[Prompt]:
+def fit_together(renderings: list[Rendering], tools: str | None, budget: float, too_long: str) -> list[Prompt]:
     """Return all renderings as prompts within `budget` tokens; messages that one of them must lose, all lose.
 
     Then two prompts differ only by the hint. `too_long` is --too-long. Raises ChatError where one does not fit.

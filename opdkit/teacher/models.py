@@ -1,5 +1,6 @@
 """Student and teachers: the models that score, loaded as the options name them."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
+from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
-from opdkit.model.load import check_same_tokenizer, context_length, known_context, load_model, load_tokenizer
+from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.store.plans import model_identity
 from opdkit.teacher.behavior_policy import student_names
 
@@ -43,7 +45,7 @@ class Scorer:
     student: Policy
     teachers: dict[str, Teacher]
     route: str | None
-    max_tokens: int
+    max_tokens: float
     vocabulary: int
     names: frozenset[str]
 
@@ -104,8 +106,11 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     else:
         teachers = {"": Teacher((student,))}
     max_tokens = config.max_tokens or min(map(context_length, models))
+    if max_tokens == math.inf:
+        say(f"the configuration of {config.model} names no context length: no prompt is too long for it, but memory "
+            "may not suffice; --max-tokens sets a limit")  # fmt: skip
     for model in models:
-        if max_tokens > (context := known_context(model)):
+        if max_tokens > (context := context_length(model)):
             raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {context}")
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")

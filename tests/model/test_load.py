@@ -1,10 +1,13 @@
 """opdkit/model/load.py: loading, refusing, and seeds."""
 
 import json
+import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit.errors import ConfigError, OpdkitError
@@ -81,12 +84,20 @@ def test_a_device_that_is_not_there(tiny_model_dir):
             load_model(str(tiny_model_dir), device=device, dtype="auto")
 
 
-def test_a_model_without_a_context_length():
-    from transformers import MambaConfig, MambaForCausalLM
-
-    model = MambaForCausalLM(MambaConfig(vocab_size=9, hidden_size=8, state_size=4, num_hidden_layers=1))
-    with pytest.raises(ConfigError, match="--max-tokens"):
-        context_length(model)
+@pytest.mark.parametrize(
+    ("name", "sizes", "length"),
+    [
+        ("MambaConfig", {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 1}, math.inf),
+        ("Mamba2Config", {"hidden_size": 8, "state_size": 4, "num_heads": 2, "head_dim": 8}, math.inf),
+        ("BloomConfig", {"hidden_size": 8, "n_layer": 1, "n_head": 1}, math.inf),
+        ("RwkvConfig", {"hidden_size": 8, "num_hidden_layers": 1, "context_length": 50}, 50),
+        ("MptConfig", {"d_model": 8, "n_heads": 1, "n_layers": 1, "max_seq_len": 60}, 60),
+        ("GPT2Config", {"n_embd": 8, "n_layer": 1, "n_head": 1, "n_positions": 70}, 70),
+    ],
+)
+def test_the_context_is_what_the_configuration_names_or_unlimited(name, sizes, length):
+    config = getattr(transformers, name)(vocab_size=9, **sizes)
+    assert context_length(SimpleNamespace(config=config)) == length
 
 
 def test_tokenizers_of_one_size_and_other_ids_are_refused():

@@ -4,10 +4,13 @@ For models with layers that see a window or keep a state: samples cannot share t
 """
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import torch
+from transformers import Cache
 
+from opdkit.errors import OpdkitError
 from opdkit.model.memory import budget_of
 from opdkit.model.sampling.batches import MAX_SAMPLES
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
@@ -37,6 +40,7 @@ def _sample_rows(
     B prompts, R rows, T tokens, V vocabulary. After a failed attempt the local variables (the cache) are freed.
     """
     samplings = [sampling for _, sampling in rows]
+    cache_name = "cache_params" if "cache_params" in signature(model.forward).parameters else "past_key_values"
     order = list(dict.fromkeys(i for i, _ in rows))
     prompt_R = torch.tensor([order.index(i) for i, _ in rows], device=model.device)
     longest = max(len(prompts[i]) for i in order)
@@ -47,7 +51,12 @@ def _sample_rows(
     output = model(
         input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True, logits_to_keep=1
     )
-    cache = output.past_key_values
+    cache = output.get(cache_name)
+    if not isinstance(cache, Cache):  # others (RWKV, xLSTM) ignore the mask, too: padding would change their numbers
+        raise OpdkitError(
+            f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
+            "state in a form of its own"
+        )
     cache.reorder_cache(prompt_R)  # takes repeated rows, unlike batch_select_indices, which layers with a state lack
     mask_RT, position_R = mask_BT[prompt_R], positions_BT[prompt_R, -1]
     logits_RV = output.logits[:, -1].float()[prompt_R]
@@ -68,7 +77,7 @@ def _sample_rows(
             input_ids=token_R[:, None],
             attention_mask=mask_RT,
             position_ids=position_R[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{cache_name: cache},
         )
         logits_RV = output.logits[:, -1].float()

@@ -25,6 +25,7 @@ FAMILIES = {
 }
 WINDOWS = {
     "sliding": ("MistralConfig", {"sliding_window": 8}),
+    "states": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
     "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
 COMMON = [list(range(3 + 5 * k, 33 + 5 * k)) for k in range(3)]
