@@ -18,6 +18,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.store.reading import read_all
+from opdkit.train.objective.advantages import overlong
 from opdkit.train.objective.losses import divergence, policy_gradient
 
 HERE = Path(__file__).parent
@@ -63,6 +64,20 @@ def divergences(folder: Path) -> None:
     )
     axes.legend(frameon=False)
     _save(figure, folder / "objectives-divergence.svg")
+
+
+def penalties(folder: Path) -> None:
+    """Draw the overlong penalty against the length of a reply, in both shapes."""
+    figure, axes = plt.subplots(figsize=(7.2, 2.6), layout="constrained")
+    longest, cache = 1000, 200
+    lengths = range(700, 1101)
+    for shape, colour, line in (("linear", BLUE, "-"), ("quadratic", ORANGE, "--")):
+        values = [overlong(length, longest, cache, shape) for length in lengths]
+        axes.plot(lengths, values, color=colour, linestyle=line, label=f"--overlong-shape {shape}")
+    axes.axvspan(longest - cache, longest, color="0.9", zorder=0)
+    axes.set(xlabel="sampled tokens of the reply", ylabel="added to its reward", ylim=(-1.1, 0.1))
+    axes.legend(frameon=False, loc="lower left")
+    _save(figure, folder / "objectives-overlong.svg")
 
 
 def _binary(probability: Tensor) -> Tensor:
@@ -124,6 +139,7 @@ def draw(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     clip(folder)
     divergences(folder)
+    penalties(folder)
     tokens(folder)
 
 

@@ -73,8 +73,16 @@ class TrainConfig(ModelOptions):
         "that comes once keeps its reward; all: it gets 0",
         choices=("off", "repeated", "all"),
     )
+    group_scale: str = LOSS.expert(
+        "std",
+        "what --group-normalise divides by; none: rewards less their mean, as in Dr. GRPO",
+        choices=("std", "none"),
+    )
     overlong_max: int = LOSS.expert(0, "replies of N tokens lose 1 of their reward; 0 is off", unit="tokens", low=0)
     overlong_cache: int = LOSS.expert(200, "the deduction begins N tokens earlier", unit="tokens", low=1)
+    overlong_shape: str = LOSS.expert(
+        "linear", "rise of the deduction; quadratic: slow at first", choices=("linear", "quadratic")
+    )
     aggregation: str = LOSS.expert(
         "token-mean",
         "mean over tokens, or over turns; token-mean: all tokens of a step; turn-mean: the means of its turns",
@@ -126,6 +134,8 @@ class TrainConfig(ModelOptions):
         if 0 < self.overlong_max < self.overlong_cache:
             raise ConfigError(f"--overlong-max is {self.overlong_max}; it must be at least --overlong-cache, which is "
                               f"{self.overlong_cache}")  # fmt: skip
+        if self.group_scale == "none" and self.group_normalise == "off":
+            raise ConfigError("--group-scale none needs --group-normalise repeated or all")
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, or when the package that trains adapters is missing."""

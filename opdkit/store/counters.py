@@ -112,8 +112,9 @@ SINGULAR = {
     "rejected hints": "rejected hint", "replies": "reply",
     "replies without the thinking": "reply without the thinking", "rewards": "reward",
     "sampled tokens": "sampled token", "sessions of another model": "session of another model",
-    "sessions without a teacher": "session without a teacher", "steps": "step", "tokens read": "token read",
-    "tokens saved": "token saved", "tokens scored": "token scored", "turns": "turn", "votes": "vote",
+    "sessions without a teacher": "session without a teacher", "steps": "step",
+    "steps without a gradient": "step without a gradient", "tokens read": "token read", "tokens saved": "token saved",
+    "tokens scored": "token scored", "turns": "turn", "votes": "vote",
 }  # fmt: skip
 
 

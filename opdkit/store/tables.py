@@ -131,7 +131,7 @@ TARGETS = Table("teacher", "targets", 3, pa.schema([
     _col("support_teacher", _list(_list(F16)), "their log-probs under the teacher, with the hint (nats)", null=True),
     _col("reward", I8, "-1, 0 or 1", null=True),
 ]))  # fmt: skip
-METRICS = Table("train", "metrics", 3, pa.schema([
+METRICS = Table("train", "metrics", 4, pa.schema([
     _col("step", I32, "optimizer step, from 1"),
     _col("epoch", F64, "passes over the targets so far"),
     _col("loss", F64, "the loss that was minimised (nats per token)"),
@@ -143,6 +143,8 @@ METRICS = Table("train", "metrics", 3, pa.schema([
     _col("reward_advantage", F64, "mean reward advantage over the tokens that have one", null=True),
     _col("teacher_advantage", F64, "mean teacher advantage over the tokens that have one (nats)", null=True),
     _col("support_advantage", F64, "mean over the positions with a support of their advantages' sum (nats)", null=True),
+    _col("length_penalty", F64, "mean overlong penalty of the replies with a reward; null: none, or the penalty is off",
+         null=True),
     _col("reward_tokens", I64, "tokens in the reward term"),
     _col("teacher_tokens", I64, "tokens in the teacher term"),
     _col("support_tokens", I64, "positions in the support term"),
@@ -151,8 +153,10 @@ METRICS = Table("train", "metrics", 3, pa.schema([
     _col("clip_high", F64, "upper clip of the ratio in this step: 1 + this"),
     _col("clip_fraction", F64, "share of the ratios that were clipped", null=True),
     _col("approx_kl", F64, "KL(old policy || student), estimated on the trained tokens by k3 (nats)"),
+    _col("shift", F64, "mean absolute change of a trained token's log-prob since before training (nats)"),
     _col("entropy", F64, "mean entropy of the student (nats)"),
     _col("grad_norm", F64, "before clipping"),
+    _col("skipped", BOOL, "every gradient was 0, so the step changed no weight"),
     _col("learning_rate", F64, "of this step"),
     _col("turns", I32, "turns in the step"),
     _col("turn_ids", _list(STR), "ids of these turns"),

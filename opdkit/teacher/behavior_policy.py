@@ -2,8 +2,9 @@
 
 import contextlib
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,20 @@ def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         names += [folder.resolve().name, config.get("_name_or_path") if isinstance(config, dict) else None]
     return frozenset(_normalize(name) for name in names if isinstance(name, str) and name)
+
+
+def unusable_reason(logprobs: Sequence[float], ids: Sequence[int] | None) -> str | None:
+    """Return why logged log-probs of a reply cannot be used; None where they can.
+
+    `ids` are the logged tokens, or None where the reply had to be encoded again. No policy is certain of every token of
+    a reply: where all log-probs are exactly 0.0, a logger or a server wrote 0.0 for "not recorded", or sampled greedily
+    and logged the probability 1 of that. A single token can have probability 1.
+    """
+    if ids is None or len(logprobs) != len(ids):
+        return "of other tokens"
+    if not all(math.isfinite(x) and x <= 0 for x in logprobs):
+        return "not log-probs"
+    return "all 0.0, a filler" if len(logprobs) > 1 and not any(logprobs) else None
 
 
 def is_other_model(logged: str | None, student: frozenset[str]) -> bool:

@@ -1,6 +1,5 @@
 """Examples: the prompts and the reply of one judged turn as token ids, for the student and its teachers."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from opdkit.judge.hints import select_hint
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.reviews import REVIEWED
+from opdkit.teacher.behavior_policy import unusable_reason
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
 
@@ -117,9 +117,9 @@ def reply_of(chat: Chat, session: Row, turn: Row, counters: Counters) -> tuple[R
     logprobs = turn["behavior_logprobs"]
     if logprobs is None:
         return reply, None
-    usable = ids is not None and len(logprobs) == len(ids) and all(math.isfinite(x) and x <= 0 for x in logprobs)
-    counters.count("with behaviour log-probs" if usable else "with unusable behaviour log-probs")
-    return reply, logprobs if usable else None
+    reason = unusable_reason(logprobs, ids)
+    counters.count("with unusable behaviour log-probs" if reason else "with behaviour log-probs", label=reason or "")
+    return reply, None if reason else logprobs
 
 
 def is_encoding_of(chat: Chat, ids: list[int], message: Row) -> bool:

@@ -115,6 +115,7 @@ def run(config: TrainConfig) -> Summary:
                 raise stopping.Stopped
 
         out.rows("metrics", rows)
+        counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
         checkpoints.save_student(student, chat, config, stage.home, main=main)
     if main:

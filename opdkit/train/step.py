@@ -89,7 +89,9 @@ def optimizer_step(
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
     with Attempt() as attempt:
-        optimizer.step()
+        # Where all gradients of all processes are 0, momentum and weight decay would still move the weights.
+        if metrics["grad_norm"]:
+            optimizer.step()
     if attempt.failed:  # perhaps halfway: training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}

@@ -95,16 +95,20 @@ def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[s
 
     `prompts` (turn_id -> token ids) are only read with --group-normalise.
     """
-    rewards = {
-        turn.turn_id: turn.reward + overlong(int(turn.sampled.sum()), config.overlong_max, config.overlong_cache)
-        for turn in turns
-        if turn.reward is not None
-    }
+    shape = (config.overlong_max, config.overlong_cache, config.overlong_shape)
+    penalties = {turn.turn_id: overlong(int(turn.sampled.sum()), *shape) for turn in turns
+                 if turn.reward is not None and config.overlong_max}  # fmt: skip
+    rewards = {turn.turn_id: turn.reward + penalties.get(turn.turn_id, 0.0) for turn in turns
+               if turn.reward is not None}  # fmt: skip
     if config.group_normalise != "off":
         groups = [prompts[turn_id].tobytes() for turn_id in rewards]
-        values = group_normalised(list(rewards.values()), groups, keep_lone=config.group_normalise == "repeated")
+        keep_lone, divide = config.group_normalise == "repeated", config.group_scale == "std"
+        values = group_normalised(list(rewards.values()), groups, keep_lone=keep_lone, divide=divide)
         rewards = dict(zip(rewards, values, strict=True))
-    return [replace(turn, advantage=rewards.get(turn.turn_id)) for turn in turns]
+    # A reply that the teacher sampled has the turn id of the logged reply, but not its reward.
+    return [turn if turn.reward is None else
+            replace(turn, advantage=rewards[turn.turn_id], length_penalty=penalties.get(turn.turn_id))
+            for turn in turns]  # fmt: skip
 
 
 def build_training_set(

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from opdkit.model.folder import weights_name
-from opdkit.teacher.behavior_policy import is_other_model, off_policy_warning, student_names
+from opdkit.teacher.behavior_policy import is_other_model, off_policy_warning, student_names, unusable_reason
 
 
 def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
@@ -45,3 +45,19 @@ def test_other_models_are_said_with_their_counts():
     assert "15 sessions" in message
     assert "b (10), a (1) (3), c (1) and 1 more" in message
     assert off_policy_warning({}, "mine") is None
+
+
+@pytest.mark.parametrize(("logprobs", "ids", "reason"), [
+    ([-0.5, 0.0], [1, 2], None),
+    ([0.0, 0.0], [1, 2], "filler"),
+    ([-0.0] * 40, [1] * 40, "filler"),
+    ([0.0], [1], None),  # one token can be certain: a greedy "yes"
+    ([0.0, 0.0], [1], "other tokens"),
+    ([-0.5, -0.5], None, "other tokens"),
+    ([-0.5, 0.5], [1, 2], "not log-probs"),
+    ([-0.5, float("nan")], [1, 2], "not log-probs"),
+])  # fmt: skip
+def test_log_probs_that_cannot_be_used_say_why(logprobs, ids, reason):
+    found = unusable_reason(logprobs, ids)
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in found

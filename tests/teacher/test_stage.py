@@ -295,6 +295,8 @@ def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_pa
 @pytest.mark.parametrize(("logprobs", "used"), [
     ([-0.5, 0.0, -1.0, -2.0, -3.0, -0.25], True),
     (None, None),
+    ([0.0] * 6, False),  # a filler
+    ([0.0, 0.0, 0.0, 0.0, 0.0, -(2.0**-20)], True),
     ([-0.5, -1.0], False),
     ([-0.5, 0.5, -1.0, -2.0, -3.0, -0.25], False),
     ([-0.5, float("nan"), -1.0, -2.0, -3.0, -0.25], False),

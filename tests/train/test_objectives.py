@@ -151,6 +151,8 @@ def test_rewards_are_normalised_among_turns_with_one_prompt(tmp_path, plain_mode
     run = write_run(tmp_path / "run", plain_model_dir, toys)
     turns = load_turns(run)
     prompts = load_prompts(run, turns, Chat(load_tokenizer(str(plain_model_dir)), {}))
+    none = train_config(run, plain_model_dir, group_normalise="all", group_scale="none")
+    assert [t.advantage for t in shape_rewards(turns, none, prompts)] == [0.75, -1.25, 0.75, -0.25, 0]
     expected = {"off": [1, -1, 1, 0, -1], "repeated": [0.7833, -1.3056, 0.7833, -0.2611, -1],
                 "all": [0.7833, -1.3056, 0.7833, -0.2611, 0]}  # fmt: skip
     for choice, values in expected.items():

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -127,10 +128,54 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> 
     pq.write_table(
         table.set_column(index, table.schema.field(index), pa.array(rows, table.schema.field(index).type)), path
     )
-    train.run(train_config(run, plain_model_dir, weight_decay=0.0))
+    summary = train.run(train_config(run, plain_model_dir, weight_decay=0.1))
     assert losses(run) == [0.0, 0.0]
+    assert [row["skipped"] for row in read_all(run, "metrics")] == [True, True]
+    assert summary.counters.total("steps without a gradient") == 2
     before, after = weights(plain_model_dir), weights(run / "train/model")
     assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, monkeypatch) -> None:
+    """Momentum and weight decay would move the weights; the schedule goes on."""
+    run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red blue", n % 2)]) for n in range(8)])
+    step, kept = train.optimizer_step, []
+
+    def recorded(model, *args):
+        kept.append([p.detach().clone() for p in model.parameters()])
+        return step(model, *args)
+
+    monkeypatch.setattr(train, "optimizer_step", recorded)
+    options = {"objective": "binary", "batch_turns": 1, "weight_decay": 0.1, "epochs": 2, "learning_rate": 1e-4}
+    summary = train.run(train_config(run, plain_model_dir, **options))
+    rows = list(read_all(run, "metrics"))
+    reward = {t.turn_id: t.reward for t in load_turns(run)}
+    assert [row["skipped"] for row in rows] == [not reward[row["turn_ids"][0]] for row in rows]
+    assert [row["grad_norm"] == 0 for row in rows] == [row["skipped"] for row in rows]
+    same = [all(map(torch.equal, before, after)) for before, after in pairwise(kept)]
+    assert same == [row["skipped"] for row in rows[:-1]]
+    assert True in same[same.index(False) :], "no such step after momentum had built up"
+    assert summary.counters.total("steps without a gradient") == 8
+    rates = [row["learning_rate"] for row in rows]
+    assert all(later < earlier for earlier, later in pairwise(rates))
+
+
+def test_the_length_penalty_is_in_the_metrics(run, tmp_path, plain_model_dir) -> None:
+    """Its mean over the replies with a reward of each step; nothing where it is off."""
+    pytest.importorskip("tensorboard")
+    off = Path(shutil.copytree(run, tmp_path / "off"))
+    options = {"objective": "binary", "overlong_max": 12, "overlong_cache": 8}
+    train.run(train_config(run, plain_model_dir, **options, overlong_shape="quadratic", tracker="tensorboard"))
+    sizes = {t.turn_id: int(t.sampled.sum()) for t in load_turns(run) if t.reward is not None}
+    rows = list(read_all(run, "metrics"))
+    for row in rows:
+        used = [min(max((sizes[i] - 4) / 8, 0), 1) for i in row["turn_ids"]]
+        assert row["length_penalty"] == pytest.approx(-np.mean([x**2 for x in used]))
+    assert len({row["length_penalty"] for row in rows}) > 1
+    (events,) = (run / "train").rglob("events.out.tfevents*")
+    assert b"length_penalty" in events.read_bytes()
+    train.run(train_config(off, plain_model_dir, objective="binary"))
+    assert {row["length_penalty"] for row in read_all(off, "metrics")} == {None}
 
 
 # -- splitting a step -----------------------------------------------------------------------------------------------
@@ -352,6 +397,7 @@ def test_tracker_logs_the_steps(run, plain_model_dir) -> None:
     ({"dual_clip": 0.5}, "--dual-clip"), ({"overlong_max": 100}, "--overlong-cache"),
     ({"divergence_alpha": 1.5}, "--divergence-alpha"), ({"kl_estimator": "k4"}, "k1, k2, k3"),
     ({"order": "easy"}, "easy-first"), ({"aggregation": "sum"}, "token-mean"),
+    ({"group_scale": "none"}, "--group-normalise"),
 ])  # fmt: skip
 def test_wrong_options_are_refused(run, plain_model_dir, options, message) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -133,9 +133,21 @@ def test_a_turn_belongs_to_the_last_phase_that_can_use_it() -> None:
     }
 
 
-def test_long_replies_lose_some_of_their_reward() -> None:
-    """The table of the soft overlong punishment, on replies of 8 to 11 sampled tokens; no reward stays none."""
-    config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2)
+@pytest.mark.parametrize(("shape", "penalties"), [("linear", [0, -0.5, -1, -1]), ("quadratic", [0, -0.25, -1, -1])])
+def test_long_replies_lose_some_of_their_reward(shape: str, penalties: list[float]) -> None:
+    """The table of the overlong punishment, on replies of 8 to 11 sampled tokens; no reward stays none."""
+    config = train_config(Path("run"), Path("model"), overlong_max=10, overlong_cache=2, overlong_shape=shape)
     turns = [toy_turn(str(n), old=(-1.0,) * (n + 1), sampled=[True] * n + [False], reward=1) for n in (8, 9, 10, 11)]
-    assert [t.advantage for t in shape_rewards([*turns, toy_turn("none")], config, {})] == [1, 0.5, 0, 0, None]
-    assert [t.reward for t in shape_rewards(turns, config, {})] == [1] * 4
+    shaped = shape_rewards([*turns, toy_turn("none")], config, {})
+    assert [t.advantage for t in shaped] == [*(1 + penalty for penalty in penalties), None]
+    assert [t.length_penalty for t in shaped] == [*penalties, None]
+    assert [t.reward for t in shaped] == [1] * 4 + [None]
+    assert {t.length_penalty for t in shape_rewards(turns, train_config(Path("run"), Path("model")), {})} == {None}
+
+
+def test_a_reply_of_the_teacher_has_not_the_reward_of_the_logged_one() -> None:
+    """Both have one turn id; nobody has reacted to what the teacher sampled."""
+    logged = toy_turn("a:1", reward=-1, teacher=(-0.5, -0.5))
+    sampled = replace(logged, written=0, reward=None, advantage=None)
+    shaped = shape_rewards([logged, sampled], train_config(Path("run"), Path("model")), {})
+    assert [turn.advantage for turn in shaped] == [-1, None]

@@ -14,20 +14,25 @@ from torch import Tensor
 MIN_STD = 1e-8  # rewards closer together than this are equal
 
 
-def overlong(length: int, longest: int, cache: int) -> float:
-    """Return the penalty for a reply of `length` tokens: 0 up to `longest - cache`, then linearly to -1 at `longest`.
+def overlong(length: int, longest: int, cache: int, shape: str = "linear") -> float:
+    """Return the penalty for a reply of `length` tokens: 0 up to `longest - cache`, then falling to -1 at `longest`.
 
-    Soft overlong punishment of DAPO (Yu et al. 2025). `longest` 0 is off.
+    With x the share of the last `cache` tokens that the reply uses, it is -x where `shape` is linear (soft overlong
+    punishment of DAPO, Yu et al. 2025) and -x^2 where it is quadratic. `longest` 0 is off.
     """
     if not longest or length <= longest - cache:
         return 0.0
-    return (longest - cache - length) / cache if length <= longest else -1.0
+    used = min((length - (longest - cache)) / cache, 1.0)
+    return -(used**2) if shape == "quadratic" else -used
 
 
-def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool) -> list[float]:
+def group_normalised(
+    rewards: Sequence[float], groups: Sequence[Hashable], *, keep_lone: bool, divide: bool = True
+) -> list[float]:
     """Return (r - mean) / std for each reward, over its group, with the unbiased std (GRPO; Shao et al. 2024).
 
-    A group of equal rewards gives 0. A group of one keeps its reward with `keep_lone`, else it gives 0.
+    Without `divide` it is r - mean (Dr. GRPO; Liu et al. 2025): groups whose rewards nearly agree do not weigh more. A
+    group of equal rewards gives 0. A group of one keeps its reward with `keep_lone`, else it gives 0.
     """
     members: dict[Hashable, list[int]] = defaultdict(list)
     for i, group in enumerate(groups):
@@ -38,7 +43,8 @@ def group_normalised(rewards: Sequence[float], groups: Sequence[Hashable], *, ke
         if len(indices) == 1:
             normalised[indices[0]] = float(rewards[indices[0]]) if keep_lone else 0.0
         elif values.std() >= MIN_STD:
-            for i, value in zip(indices, ((values - values.mean()) / values.std()).tolist(), strict=True):
+            scale = values.std() if divide else 1.0
+            for i, value in zip(indices, ((values - values.mean()) / scale).tolist(), strict=True):
                 normalised[i] = value
     return normalised
 

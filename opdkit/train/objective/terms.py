@@ -213,6 +213,8 @@ def step_loss(
         trained_N = trained_positions(terms)
         kl_n = kl_from_old(logprobs_N[trained_N], tokens.old_logprobs_N[trained_N])
         metrics["approx_kl"] = kl_n.sum() / max(totals["trained_tokens"], 1)
+        shift_n = (logprobs_N[trained_N] - tokens.old_logprobs_N[trained_N]).abs()
+        metrics["shift"] = shift_n.sum() / max(totals["trained_tokens"], 1)
     return torch.stack(losses).sum(), metrics
 
 

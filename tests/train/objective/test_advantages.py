@@ -66,6 +66,16 @@ def test_group_normalisation_worked_by_hand() -> None:
     assert normalised == pytest.approx([0.7833, -1.3056, 0.7833, -0.2611], abs=5e-5)
 
 
+def test_group_means_without_the_standard_deviation() -> None:
+    """Dr. GRPO: [1, -1, 1, 0] less 0.25. A group that nearly agrees does not weigh more than one that does not."""
+    centred = lambda rewards, lone=True: group_normalised(rewards, ["p"] * len(rewards), keep_lone=lone, divide=False)  # noqa: E731
+    assert centred([1, -1, 1, 0]) == [0.75, -1.25, 0.75, -0.25]
+    assert centred([1, 0.9]) == pytest.approx([0.05, -0.05])
+    assert centred([0.1, 0.1, 0.1]) == [0, 0, 0]  # their mean is not exactly 0.1
+    assert centred([-1]) == [-1]
+    assert centred([-1], lone=False) == [0]
+
+
 def test_groups_do_not_mix_and_keep_their_places() -> None:
     mixed = group_normalised([1, 5, -1, 5, -1, 3], ["a", "b", "a", "b", "c", "d"], keep_lone=True)
     assert mixed == pytest.approx([1 / math.sqrt(2), 0, -1 / math.sqrt(2), 0, -1, 3])
@@ -87,6 +97,14 @@ def test_a_normalised_group_has_mean_0_and_std_1_or_is_all_0(rows: list[tuple[fl
 def test_overlong_table(length: int, expected: float) -> None:
     assert overlong(length, 1000, 200) == expected
     assert overlong(length, 0, 200) == 0
+
+
+@pytest.mark.parametrize(("length", "expected"), [
+    (1, 0), (800, 0), (850, -0.0625), (900, -0.25), (950, -0.5625), (1000, -1), (1001, -1), (1100, -1),
+])  # fmt: skip
+def test_quadratic_overlong_table(length: int, expected: float) -> None:
+    assert overlong(length, 1000, 200, "quadratic") == expected
+    assert overlong(length, 0, 200, "quadratic") == 0
 
 
 # -- the policy that wrote the log ----------------------------------------------------------------------------------
