@@ -54,6 +54,7 @@ def test_the_list_of_commands_is_whole_on_a_terminal_of_80_columns() -> None:
         assert f"{name} {known.help.partition('. ')[0].rstrip('.')}." in words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
@@ -140,6 +141,7 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
         assert str(file) in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["--help"], ["init", "-h"], ["show", "RUN"], ["show", "RUN", "--whole"],
                                   ["show", "RUN", "--json"], ["status", "RUN"]])  # fmt: skip
 def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: Path) -> None:
@@ -153,6 +155,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: 
     assert (done.returncode in (1, 141), done.stderr) == (True, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [["show", "RUN"], ["show", "RUN", "--json"]])
 def test_a_stdout_that_cannot_be_written_is_a_failure(args: list[str], tmp_path: Path) -> None:
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})

@@ -147,6 +147,7 @@ def test_the_outcomes_of_votes_are_all_there() -> None:
 # -- it runs --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_small_training_goes_through_all_of_it(tmp_path, monkeypatch) -> None:
     """Four sessions, one epoch: the stages run as the benchmark calls them, and the model is measured."""
     monkeypatch.setattr(noise, "passed", partial(runs.passed, samples=1))

@@ -125,6 +125,7 @@ def test_evenly_spaced_is_from_the_first_to_the_last():
     assert evenly_spaced(range(3), 1) == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
 def test_memory_is_that_of_the_logits_by_the_usual_way_alone():
     """Logits of a whole sequence: 512 tokens and a vocabulary of 20,000 are 41 MB; ours are bounded by a constant."""

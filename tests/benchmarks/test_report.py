@@ -7,6 +7,7 @@ from benchmarks.report import run
 from browser import CHROMIUM
 
 
+@pytest.mark.slow
 def test_it_measures_every_figure(tmp_path: Path) -> None:
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")

@@ -64,6 +64,7 @@ def test_rows_are_the_records_of_the_same_jsonl(tmp_path, log):
     assert (pinned["format"], pinned["bytes"]) == ("wildchat", log.stat().st_size)
 
 
+@pytest.mark.slow
 def test_shards_and_workers_give_the_rows_of_one_process(tmp_path, log):
     size = part_mb(log, 3.5)
     run(tmp_path / "one", log, part_mb=size)
@@ -87,6 +88,7 @@ extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=fl
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_gives_the_same(tmp_path, log):
     killed, size = tmp_path / "killed", part_mb(log, 3.5)
     process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(size)], cwd=ROOT)

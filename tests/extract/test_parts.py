@@ -75,6 +75,7 @@ def test_killed_and_resumed_gives_the_same(tmp_path, log):
     assert (resumed.counters.rows_in, resumed.counters.counts) == (once.counters.rows_in, once.counters.counts)
 
 
+@pytest.mark.slow
 def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log):
     """One plan, whoever computes it: what one process began, two of one shard and one of the other finish."""
     part_mb = lines_mb(log, 2)
@@ -89,6 +90,7 @@ def test_workers_shards_and_a_resume_give_the_rows_of_one_process(tmp_path, log)
     assert tables(tmp_path / "two") == tables(tmp_path / "one")
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
     """Finished parts stay; the same command goes on from there."""
     part_mb, run_dir = lines_mb(log, 2), tmp_path / "run"
@@ -103,6 +105,7 @@ def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
     assert run(run_dir, log, part_mb=part_mb, workers=2).counters.rows_in == 20
 
 
+@pytest.mark.slow
 def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
     log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(80)))
     part_mb, stopped = lines_mb(log, 1), tmp_path / "stopped"

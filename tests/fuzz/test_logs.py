@@ -26,6 +26,7 @@ NAMES = [*READERS, *MAPPINGS]
 REAL = {name: lines for name, lines in real_lines((ROOT / "sample_data" / "logs",)).items() if lines}
 
 
+@pytest.mark.slow
 def test_the_command_holds_its_bounds_and_says_so(capsys):
     """A line is read or rejected with a reason, by every format, and costs what its size allows."""
     assert logs.main(["--lines", str(30 * len(NAMES)), "--seed", "1"]) == 0
@@ -76,6 +77,7 @@ def _repeats(read):
     return broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "breaking"), [("crash", _raises), ("lost", _loses), ("large", _hoards),
                                                 ("slow", _repeats)])  # fmt: skip
 def test_a_reader_that_breaks_a_bound_is_found(what: str, breaking: Callable, monkeypatch, tmp_path, capsys):
@@ -140,6 +142,7 @@ def peak_of_extract(run: Path, log: Path) -> float:
     return int(done.stdout) * 1024 / 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of the memory from /proc")
 def test_lines_that_would_fill_the_memory_are_set_aside(tmp_path):
     """A 100 MB line, deep nesting, and text that is small until it is parsed."""

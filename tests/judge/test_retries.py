@@ -239,6 +239,7 @@ def test_the_pauses_grow_and_are_the_same_again() -> None:
         assert longest / 2 - 1e-9 <= pause <= longest + 1e-9
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(seed=st.integers(0, 10_000), share=st.sampled_from([0.1, 0.3, 0.5]))
 def test_every_request_is_answered_whatever_fails(seed: int, share: float) -> None:

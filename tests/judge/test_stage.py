@@ -139,6 +139,7 @@ def test_another_plan_is_refused(extracted: Path) -> None:
     judge.run(config(extracted, max_hint_chars=50, overwrite=True))
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     """Kill -9 in the middle, start again, and the verdicts are those of one run."""
     sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(12)}

@@ -146,6 +146,7 @@ print(max(float((a - b).abs().max()) for a, b in zip(free, tight)))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS and /proc")
 def test_a_process_that_may_not_have_more_memory() -> None:
     """The kernel refuses: a batch of 4,096 tokens wants 67 MB at a time, more than once, and there are 60."""

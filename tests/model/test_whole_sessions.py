@@ -11,7 +11,10 @@ from benchmarks.sessions import LOGS, Log, evenly_spaced, read, tokenizer_of
 
 ALL = os.environ.get("OPDKIT_EXACT") == "1"
 MOST = 1e-4  # nats, in float32
-pytestmark = pytest.mark.skipif(not (LOGS / "taubench").is_dir(), reason="the conversations are not there")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (LOGS / "taubench").is_dir(), reason="the conversations are not there"),
+]
 
 
 @pytest.fixture(scope="module")

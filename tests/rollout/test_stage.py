@@ -207,6 +207,7 @@ def test_the_command_line_and_a_file_of_options(tmp_path, source) -> None:
 # -- the sample world -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_sample_model_answers_its_own_log_afresh(tmp_path, config, capsys) -> None:
     """Extract to train on sample_data, with replies that the model would give now."""
     from opdkit.extract import stage as extract

@@ -21,6 +21,8 @@ from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.tables import TABLES
 
+pytestmark = pytest.mark.slow
+
 LOG = str(DATA / "logs" / "openai.jsonl")
 # Of the real stages, small: --limit decides how much of the sample is read.
 STAGES = {
@@ -29,7 +31,6 @@ STAGES = {
     "teacher": ["--model", str(MODEL), "--limit", "12"],
     "train": ["--model", str(MODEL), "--limit", "12", "--checkpoint-every", "1"],
 }
-WITH_A_MODEL = [pytest.param(stage, marks=pytest.mark.slow) for stage in ("teacher", "train")]
 PAGE = 4096
 DISK = 64 << 20
 
@@ -137,7 +138,7 @@ def assert_same_rows(stage: str, run: Path, undisturbed: Path) -> None:
         assert ours.select(columns).equals(theirs.select(columns)), f"{name} differs"
 
 
-@pytest.mark.parametrize("stage", ["extract", "judge", *WITH_A_MODEL])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_disk_that_fills_up(stage: str, undisturbed: Path, disk: Path) -> None:
     """No half part at its final place, the error is not swallowed, the rest is done later."""
     run = start(stage, undisturbed, disk)
@@ -156,7 +157,7 @@ def test_a_disk_that_fills_up(stage: str, undisturbed: Path, disk: Path) -> None
     assert examine(run).findings == []
 
 
-@pytest.mark.parametrize("stage", ["extract", "judge", *WITH_A_MODEL])
+@pytest.mark.parametrize("stage", STAGES)
 def test_a_disk_that_turns_read_only(stage: str, undisturbed: Path, disk: Path) -> None:
     run = start(stage, undisturbed, disk)
     assert mount("-o", "remount,ro", str(disk)).returncode == 0

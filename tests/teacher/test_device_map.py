@@ -42,6 +42,7 @@ def spread(places: dict[str, str], name: str, **options: object):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn_by_turn", [False, True])
 def test_layers_that_wait_on_disk_give_the_same_rows(run, monkeypatch, turn_by_turn):
     plain = targets(run, turn_by_turn=turn_by_turn)

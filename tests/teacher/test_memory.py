@@ -9,6 +9,8 @@ from opdkit.config.status import StatusConfig
 from opdkit.model.memory import TOO_LARGE
 from opdkit.teacher import stage as teacher
 
+pytestmark = pytest.mark.slow
+
 NUMBERS = ("old_logprobs", "teacher_logprobs")
 
 

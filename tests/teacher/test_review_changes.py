@@ -142,6 +142,7 @@ DECIDED = [{}, {"reward": 1}, {"reward": None}, {"hint": NEW}, {"hint": None},
            {"reward": -1, "hint": "Say it in short."}, {"reward": None, "hint": None}]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_targets_do_not_depend_on_how_the_decisions_came_about(run, again, tmp_path, seed):
     """Decided step by step, or all at once before the first target: the same rows and the same counts of them."""

@@ -274,6 +274,7 @@ def test_more_support_than_tokens_is_refused(run, config, tiny_tokenizer):
         teacher.run(config(run, top_k=999))
 
 
+@pytest.mark.slow
 def test_shards_and_a_kill_change_nothing_with_everything_on(run, config, tmp_path, tiny_tokenizer):
     """The same rows, supports and all, whoever computes them in whatever order."""
     big = save_tiny_model(tmp_path / "big", tiny_tokenizer, seed=7)

@@ -15,6 +15,8 @@ from opdkit.store.reading import read_all
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.policy import Policy
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LOGS = {"sample": ROOT / "sample_data" / "logs" / "openai.jsonl",
         "tau-bench": ROOT.parent / "shared" / "data" / "taubench"}  # fmt: skip

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from browser import Watched
 from fuzz.report import attacks, look_at_everything
 from report_runs import hostile_run
@@ -13,6 +14,7 @@ from report_runs import hostile_run
 from opdkit.commands.report.page import page
 
 
+@pytest.mark.slow
 def test_an_attack_in_every_text(tmp_path: Path, opened: Callable[..., Watched]) -> None:
     """No text of a user runs as a script: no dialog, no request; the attack can be read letter by letter."""
     run = tmp_path / "run"

@@ -12,6 +12,8 @@ from checked_runs import recommit
 from opdkit.commands.report.page import page
 from opdkit.store.reading import read_all
 
+pytestmark = pytest.mark.slow
+
 Opening = Callable[..., Watched]
 
 

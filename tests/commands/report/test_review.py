@@ -15,6 +15,8 @@ from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
 from opdkit.store import reviews
 
+pytestmark = pytest.mark.slow
+
 Opening = Callable[..., Watched]
 # The page tries again after seconds; here after tenths of one.
 IMPATIENT = "(() => { const wait = setTimeout; window.setTimeout = (f, ms) => wait(f, Math.min(ms, 100)); })()"

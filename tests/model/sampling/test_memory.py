@@ -13,6 +13,8 @@ from small_memory import Room, room_for
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample, sample
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
          "initializer_range": 0.3, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
 WAYS = {"shared": ("Qwen3Config", {}), "copied": ("MistralConfig", {"sliding_window": 8})}
