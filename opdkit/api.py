@@ -189,11 +189,11 @@ class Run:
                 field = find_option(command, name, fields, command)
                 flags[field.name] = None if value is None else _convert(field, value)
         config = configure(command, flags, file)
+        config.check_inputs()
         if command in STAGES:
             from opdkit.store.run_stage import run_stage
 
             return run_stage(command, config)
-        config.check_inputs()
         return load_function(target or COMMANDS[command].target)(config)
 
 

@@ -183,12 +183,12 @@ def _register(name: str) -> None:
         flags = {option: tuple(value) if isinstance(value, list) else value for option, value in flags.items()}
         with errors_as_exit_codes(debug):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
+            config.check_inputs()
             if name in STAGES:
                 from opdkit.store.run_stage import run_stage  # imported here: it brings pyarrow
 
                 result = run_stage(name, config)
             else:
-                config.check_inputs()
                 result = load_function(known.target)(config)
             if hasattr(result, "text"):
                 say(result.text())

@@ -23,7 +23,7 @@ def run(config: RunConfig) -> Summary:
     check_models(stages.values())
     for stage in stages.values():
         stage.check_inputs()
-    say(f"options of {', '.join(ORDER)} that `opdkit run` has not are given as --set STAGE.OPTION=VALUE")
+    say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
     for name in ORDER:
         try:
             summary = run_stage(name, stages[name])

@@ -7,7 +7,7 @@ from typing import Any
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
-from opdkit.console import counted, say, warn
+from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints, verdict_of
 from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
@@ -65,7 +65,9 @@ def generate(
     Sample k of a prompt comes from the random stream (seed, prompt id, k), the same for both models: only the models
     differ.
     """
-    say(f"{label}: {counted(1 + config.samples, 'reply')} to each of {counted(len(prompts), 'prompt')}")
+    sampled = f" and {config.samples:,} sampled" if config.samples else ""
+    say(f"{label}: 1 greedy{sampled} {verb(1 + config.samples, 'reply', 'replies')} to each of "
+        f"{counted(len(prompts), 'prompt')}")  # fmt: skip
     replies = []
     for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:

@@ -1,4 +1,4 @@
-"""Run one stage: check its options, record its error, listen for signals."""
+"""Run one stage: record its error, listen for signals."""
 
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
@@ -8,8 +8,10 @@ from opdkit.store.stopping import listen_for_signals
 
 
 def run_stage(name: str, config: StageConfig) -> Summary:
-    """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error."""
-    config.check_inputs()
+    """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error.
+
+    Call `config.check_inputs()` before: `opdkit run` checks all of its stages before it runs the first.
+    """
     with record_failure(name, config), listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config)
     if summary.parts_done == summary.parts:

@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from opdkit.cli import app
 from opdkit.commands.run import configurations, with_set_forms
+from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
+from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import RunConfig
 
 
@@ -70,3 +72,13 @@ def test_a_wrong_option_of_a_later_stage_stops_the_first(tmp_path) -> None:
         assert done.exit_code == 2, words
         assert "--judge is missing" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_each_stage_checks_its_inputs_once_and_before_the_first_begins(tmp_path, monkeypatch) -> None:
+    checked: list[str] = []
+    for stage in (ExtractConfig, JudgeConfig):
+        monkeypatch.setattr(stage, "check_inputs", lambda self: checked.append(type(self).__name__))
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    options = ["--model", "hub/name", "--judge", "rules"]
+    assert CliRunner().invoke(app, ["run", str(tmp_path / "run"), str(log), *options]).exit_code == 1
+    assert checked == ["ExtractConfig", "JudgeConfig"]

@@ -269,3 +269,9 @@ def test_models_with_other_tokens_are_refused(run, tmp_path, plain_tokenizer, pl
     other = save_tiny_model(tmp_path / "other", swapped)
     with pytest.raises(ConfigError, match="</tool_response>"):
         evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), trained=str(other)))
+
+
+def test_it_says_which_replies_are_greedy_and_which_are_sampled(run, tmp_path, capsys) -> None:
+    for samples, said in ((2, "before: 1 greedy and 2 sampled replies to each"), (0, "before: 1 greedy reply to each")):
+        evaluate.run(config(run, prompts_file(tmp_path, easy=ANYTHING), samples=samples, overwrite=True))
+        assert said in capsys.readouterr().err

@@ -12,9 +12,11 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import OUTCOME
-from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.plans import manifest
+from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
+from opdkit.store.tables import SESSIONS
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
 VALUES = ("reward", "label")
@@ -23,7 +25,7 @@ WORDS = {
     "0": 0, "0.0": 0, "neutral": 0,
     "-1": -1, "-1.0": -1, "bad": -1, "false": -1, "no": -1, "down": -1,
 }  # fmt: skip
-_UNLABELLED = "no label yet"
+_UNLABELLED, UNKNOWN = "no label yet", "unknown id"
 _EXAMPLES = 3  # rows that an error quotes, and unknown ids for which a similar one is looked for
 _VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward", "reward_status", "reward_agreement", "hint"]
 
@@ -190,15 +192,36 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
             missing.append(label)
     if not missing:
         return cases, Counter(), []
-    known: dict[str, set[str]] = {"turn_id": set(), "session_id": set()}
-    for part in range(part_count(run, "extract")):
-        ids = read_arrow(run, "turns", part, list(known))
-        for kind, names in known.items():
-            names.update(ids[kind].to_pylist())
-    unknown = [label for label in missing if label.id not in known[label.kind]]
-    reasons = Counter({"not judged": len(missing) - len(unknown), "unknown id": len(unknown)})
-    guesses = []
-    for label in unknown[:_EXAMPLES]:
-        where = f"{file}:{label.line}" if file else f"review {label.line}"
-        guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
-    return cases, +reasons, guesses
+    reasons, guesses = Counter[str](), []
+    for label, reason in zip(missing, reasons_missing(run, missing), strict=True):
+        reasons[reason] += 1
+        if reason == UNKNOWN and reasons[UNKNOWN] <= _EXAMPLES:
+            where = f"{file}:{label.line}" if file else f"review {label.line}"
+            guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
+    return cases, reasons, guesses
+
+
+def reasons_missing(run: Path, labels: list[Label]) -> Iterator[str]:
+    """Yield why each of these labels has no verdict.
+
+    Of a session that extract left out the run knows the input only: an id of that input counts as left out.
+    """
+    turns, sessions = set[str](), dict[str, bool]()  # session -> within the judge's --limit
+    limit, parts = manifest(run, "judge")["plan"]["config"].get("limit"), part_count(run, "extract")
+    for part in range(parts):
+        turns.update(read_arrow(run, "turns", part, ["turn_id"])["turn_id"].to_pylist())
+        names = read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()
+        within = sessions_within(run, part, limit)
+        sessions |= {name: within is None or n < within for n, name in enumerate(names)}
+    extract = manifest(run, "extract")["plan"]
+    read, most = summary_of(run, "extract", SESSIONS, parts).counters.rows_in, extract["config"].get("limit")
+    left_out = [flag for flag, given in (("--limit", most and read >= most),
+                                         ("--filter", extract["config"].get("filter"))) if given]  # fmt: skip
+    for label in labels:
+        session = label.id if label.kind == "session_id" else label.id.rpartition(":")[0]
+        if label.id in (sessions if label.kind == "session_id" else turns):
+            yield "not judged" if sessions[session] else "not judged (--limit)"
+        elif left_out and session not in sessions and session.partition(":")[0] in extract["inputs"]:
+            yield f"not extracted ({', '.join(left_out)})"
+        else:
+            yield UNKNOWN

@@ -128,13 +128,17 @@ def _unseen(run: Path, summary: Summary, count: int) -> Counter[str]:
 
 
 def configuration(run: Path, finished: dict[str, Summary]) -> list[JSON]:
-    """Return the options of each stage, as its manifest has them, and which of them are not the default."""
+    """Return the options of each stage, as its manifest has them, and which of them are not the default.
+
+    `--shard 0/1` is what the default comes to in a single process.
+    """
     entries = []
     for stage in finished:
         pinned, command = manifest(run, stage), command_of(run, stage)
         defaults = {field.name: list(field.default) if isinstance(field.default, tuple) else field.default
                     for field in fields_of(COMMANDS[command].config)}  # fmt: skip
-        options = [[key, value, value != defaults.get(key)] for key, value in pinned["configuration"].items()]
+        options = [[key, value, value != defaults.get(key) and (key, value) != ("shard", "0/1")]
+                   for key, value in pinned["configuration"].items()]  # fmt: skip
         inputs = pinned["plan"].get("inputs", {})
         models = [[name, one["name"]] for name, one in inputs.items() if isinstance(one, dict) and "name" in one]
         entries.append({"stage": stage, "command": command, "fingerprint": pinned["fingerprint"],

@@ -11,11 +11,16 @@ from labelled_runs import labelled_run
 from sample_world import DATA
 from sklearn.metrics import cohen_kappa_score
 
+from opdkit.commands.calibrate import labels
 from opdkit.commands.calibrate.agreement import HintScore
 from opdkit.commands.calibrate.command import Calibration, measure, run
 from opdkit.commands.calibrate.voting import of_independent
 from opdkit.config.calibrate import CalibrateConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
 from opdkit.judge.votes import reward_of
 from opdkit.store.reviews import Review, append
 
@@ -204,6 +209,29 @@ def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
 def test_labels_of_another_run(tmp_path: Path) -> None:
     with pytest.raises(OpdkitError, match="unknown id"):
         calibrated(tmp_path, {"a:1": [1]}, {"b:1": 1})
+
+
+def test_what_a_limit_or_a_filter_left_out_is_not_unknown(tmp_path: Path) -> None:
+    """A label of a session beyond a --limit, of extract or of the judge, is counted as that and guessed at nowhere."""
+
+    def set_aside(name: str, first: int | None = None, judged: int | None = None, keep: tuple[str, ...] = ()) -> dict:
+        here = tmp_path / name
+        extract.run(ExtractConfig(run=here, logs=(str(DATA / "logs"),), limit=first, filter=keep))
+        judge.run(JudgeConfig(run=here, judge="rules", limit=judged))
+        file = tmp_path / "labels.jsonl"
+        file.write_text("".join(json.dumps({"turn_id": name, "reward": 1}) + "\n"
+                                for name in ("openai:1:1", "openai:30:1", "openai:1:99", "other:30:1")))  # fmt: skip
+        read = labels.read_labels(file)
+        cases, reasons, guesses = labels.match_verdicts(here, read.labels, file)
+        assert len(guesses) == reasons["unknown id"]
+        assert len(cases) + reasons.total() == 4
+        return dict(reasons)
+
+    assert set_aside("extract", first=20) == {"not extracted (--limit)": 1, "unknown id": 2}
+    assert set_aside("judge", judged=20) == {"not judged (--limit)": 1, "unknown id": 2}
+    assert set_aside("neither", first=500) == {"unknown id": 2}, "a limit that left nothing out"
+    kept = set_aside("filter", keep=("format=sharegpt",))
+    assert kept == {"not extracted (--filter)": 3, "unknown id": 1}, "of a session that is not there any turn may be"
 
 
 def test_perfect_and_few_is_not_certain(tmp_path: Path) -> None:

@@ -157,7 +157,12 @@ def test_the_configuration_holds_no_key(run: Path) -> None:
     """No credentials in a report: the variable of a key is named, its value is nowhere."""
     (judge,) = (c for c in collect(run, 1).summary["configuration"] if c["stage"] == "judge")
     assert ["api_key_env", "OPENAI_API_KEY", False] in judge["options"]
-    assert {key for key, _, changed in judge["options"] if changed} <= {"shard"}
+    assert {key for key, _, changed in judge["options"] if changed} <= {"judge"}
+
+
+def test_what_one_process_makes_of_the_default_shard_is_not_marked(run: Path) -> None:
+    for stage in collect(run, 1).summary["configuration"]:
+        assert ["shard", "0/1", False] in stage["options"]
 
 
 # -- which turns -------------------------------------------------------------------------------------------------------
