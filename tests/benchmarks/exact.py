@@ -1,6 +1,6 @@
 """Scores of whole sessions against scores turn by turn, over all of tau-bench and the chat templates of real models.
 
-Turn by turn is one forward pass a prompt with nothing beside it: no padding, no cache, no mask of our own.
+Turn by turn is one forward pass per prompt with nothing beside it: no padding, no cache, no mask of our own.
 """
 
 import re

@@ -91,7 +91,7 @@ def compare(model: PreTrainedModel, asked: Sequence[list[int]], pairs: int) -> l
     one, five = turn_about(lambda: ours(model, asked, 1, new_tokens), lambda: ours(model, asked, VOTES, new_tokens),
                            pairs, time.process_time)  # fmt: skip
     times = statistics.median(f / o for o, f in zip(one, five, strict=True))
-    votes = Comparison(f"{VOTES} votes a question", "one vote a question", one, five,
+    votes = Comparison(f"{VOTES} votes per question", "one vote per question", one, five,
                        facts | {"times the time of one vote": round(times, 2)})  # fmt: skip
     plain, shared = turn_about(lambda: usual(model, asked, VOTES, new_tokens),
                                lambda: ours(model, asked, VOTES, new_tokens), pairs, time.process_time)  # fmt: skip

@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 # Benchmark -> heading, and what the page says of it.
 TIMED = {
     "scoring": ("Scoring", "`opdkit teacher` without preparing the prompts, which both ways need: the log-probs of "
-                "every reply under the student, and under the teacher where there is a hint."),
+                "every reply under the student and, where there is a hint, under the teacher."),
     "training": ("Training", "`opdkit train`, an optimizer step."),
     "judge": ("Judging", "`opdkit judge`."),
     "extract": ("Reading logs", "`opdkit extract`."),
@@ -43,17 +43,17 @@ _HEAD = """
 
 Written by `python -m tests.benchmarks.performance` from `tests/benchmarks/results`; do not edit.
 
-Every figure compares two ways to the same result in one process, turn about, at least five times each: the usual way,
-which is what one would write with the libraries there are, and opdkit's. *Times as fast* is the median of the ratios of
-neighbouring runs, with the lowest and the highest of them. Times are CPU seconds of the process where it does all the
-work itself.
+Every figure compares two ways to the same result, which run in alternation in one process, at least five times each.
+The usual way is what one would write with the existing libraries; the other is opdkit's. *Times as fast* is the median
+of the ratios of neighbouring runs, with the lowest and the highest ratio. Times are CPU seconds of the process where it
+does all the work itself, else wall-clock seconds.
 """
 
 _COST = """
 ### Why: tokens read
 
-A session has a first prompt of *s* tokens and *n* turns that add *t* tokens each (what is said to the assistant, and
-its reply). A share *h* of them has a hint; from the hint to the end of the reply there are *b* tokens.
+A session has a first prompt of *s* tokens and *n* turns that add *t* tokens each (the message to the assistant and its
+reply). A share *h* of the turns has a hint; from the hint to the end of the reply there are *b* tokens.
 
 | | tokens through the layers | logits at once |
 |---|---|---|
@@ -61,16 +61,16 @@ its reply). A share *h* of them has a hint; from the hint to the end of the repl
 | opdkit | *s* + *n t* + *h n b* | 33.5 million (0.13 GB), whatever the length |
 
 The usual way reads the conversation again at each turn, so its cost grows with the square of *n*; here each token of
-the conversation (the trunk) is read once, and each hinted turn adds its branch. In a long session the ratio comes near
-(1 + *h*) / 2 × *n* *t* / (*t* + *h b*). Attention adds a part to both that grows faster, since a token is compared with
-all that it sees. Where a template rewrites what it said before (thinking taken out of earlier turns), the branch begins
-there; the place is found in the token ids. Branches are read after the trunk, 512 tokens at a time, under a mask that
-shows each token its own conversation; short sessions are read together. What is kept of the trunk is its keys and
-values: 2 × layers × key heads × head size × bytes a number × tokens of the longest turn (147 kB a token for a model
-like Qwen3-4B in bfloat16).
+the conversation (the trunk) is read once, and each hinted turn adds its branch. In a long session the ratio approaches
+(1 + *h*) / 2 × *n* *t* / (*t* + *h b*). Attention adds to both a cost that grows faster, since each token attends to
+all tokens before it. Where a template rewrites earlier messages (removes the thinking of earlier turns), the branch
+begins there; the place is found by comparing token ids. Branches are read after the trunk, 512 tokens at a time, under
+a mask that shows each token only its own conversation; short sessions are read together. Of the trunk, only the keys
+and values are kept: 2 × layers × key heads × head size × bytes per number × tokens of the longest turn (147 kB per
+token for a model like Qwen3-4B in bfloat16).
 
-Models with sliding windows, chunks, convolutions or another cache than the keys and values of all tokens are read turn
-by turn; `opdkit teacher` says so. It also reads a piece of the first session both ways, and stops where they differ.
+Models with sliding windows, chunks, convolutions, or a cache other than the keys and values of all tokens are read turn
+by turn; `opdkit teacher` reports this. It also reads part of the first session both ways, and stops if they differ.
 """
 
 
@@ -128,8 +128,8 @@ def _number(value: object) -> str:
 
 
 def _report(results: Path) -> str:
-    head = ("## The report\n\n`opdkit report`, and its page in headless Chromium: from an input to the new list on the "
-            "screen, the slowest median of each kind of input. The texts are random words.")  # fmt: skip
+    head = ("## The report\n\n`opdkit report`, and its page in headless Chromium: the time from an input to the new "
+            "list on the screen, for the slowest input of each kind (median). The texts are random words.")  # fmt: skip
     found = _result(results, "report")
     if found is None:
         return f"{head}\n\n{_missing('report')}"
@@ -177,11 +177,11 @@ def _memory(results: Path) -> str:
     usual, longest = ways[0], lengths[-1]
     shares = ", ".join(f"{way} {peaks[way, longest] / peaks[usual, longest]:.1%}" for way in ways[1:])
     return (
-        f"{head}\n\nThe most that a process held while scoring less what it held before, with a vocabulary of "
-        f"{rows[0]['vocabulary']:,} and a model so small that the rest does not count. The usual way reads one "
-        "sequence at a time here, not eight.\n\n"
+        f"{head}\n\nThe peak memory of a process while scoring, less what it held before, with a vocabulary of "
+        f"{rows[0]['vocabulary']:,} and a model so small that the rest is negligible. Here the usual way reads one "
+        "sequence at a time, not eight.\n\n"
         + "\n".join(lines)
-        + f"\n\nOf the usual way's at {longest:,} tokens: {shares}."
+        + f"\n\nAs a share of the usual way's peak at {longest:,} tokens: {shares}."
     )
 
 
@@ -197,8 +197,8 @@ def _exact(results: Path) -> str:
                      f"{row['largest']:.1e} | {dropped or 'none'} |")  # fmt: skip
     return (
         f"{head}\n\nTau-bench, a hint at every turn that answers a user, in float32: the log-probs of whole sessions "
-        "against those of every prompt alone. Beside our ChatML, the templates of real models, as TRL ships them.\n\n"
-        + "\n".join(lines)
+        "against those of every prompt alone. ChatML is our own; the others are templates of real models, from TRL."
+        "\n\n" + "\n".join(lines)
     )
 
 
@@ -215,11 +215,11 @@ def _chaos(results: Path) -> str:
     lines += [f"| {row['calm_seconds']:.1f} | {row['chaos_seconds']:.1f} | {row['told_seconds']:.1f} | "
               f"{row['ratio']:.2f} | {row['wrong_or_missing_votes']} |" for row in rows]  # fmt: skip
     return (
-        f"{head}\n\n{rows[0]['requests']:,} votes of a server that fails at {min(failed):.0%} to {max(failed):.0%} of "
-        "its answers (429 with and without a time to wait, 500, resets, hangs of a minute, HTML, half an answer, no "
-        "content, another model's answer), and of the same server without failures.\n\n"
+        f"{head}\n\n{rows[0]['requests']:,} votes from a server that fails at {min(failed):.0%} to {max(failed):.0%} "
+        "of its answers (429 with and without a time to wait, 500, resets, hangs of a minute, HTML, half of an answer, "
+        "no content, another model's answer), and from the same server without failures.\n\n"
         + "\n".join(lines)
-        + f"\n\nBeside the waiting that the server asked for, {median(ratios):.2f} times the calm time "
+        + f"\n\nWithout the waits that the server asked for: {median(ratios):.2f} times the calm time "
         f"({ratios[0]:.2f} to {ratios[-1]:.2f})."
     )
 

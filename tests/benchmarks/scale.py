@@ -1,12 +1,12 @@
-"""Cost of a part and of a run beside the work in them, and the consequences for ten terabytes: docs/scale.md.
+"""Overhead of a part and of a run, and its consequences for ten terabytes: docs/scale.md.
 
     python -m tests.benchmarks.scale [--parts 200] [--draw]
 
 Every part holds one short session, and the judge is that of rules, so that hardly anything but the overhead is left:
 
-- parts a second of `opdkit extract` and `opdkit judge`, by one process and by two shards at once;
-- seconds a part, seconds a run, and seconds that a part costs a command that finds it done: from runs of two sizes;
-- what a part asks of the file system, by strace where it is installed: calls on paths inside the run.
+- parts per second of `opdkit extract` and `opdkit judge`, by one process and by two shards at once;
+- seconds per part, per run, and per part that is already done: from runs of two sizes;
+- file-system calls per part, on paths inside the run, by strace where it is installed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from .pairs import PAIRS, RESULTS, save_rows
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 JSON = dict[str, Any]
-# A system call -> what it is for whoever serves the file system. Reads and writes of open files are no metadata.
+# System call -> what the file system's metadata server does for it. Reads and writes of open files are not metadata.
 CALLS = {
     "openat": "open", "rename": "rename", "renameat2": "rename", "link": "link", "linkat": "link", "unlink": "remove",
     "unlinkat": "remove", "mkdir": "make folder", "newfstatat": "stat", "statx": "stat", "access": "stat",
@@ -53,7 +53,7 @@ def build(log: Path, sessions: int) -> Path:
 
 
 def command(stage: str, run: Path, log: Path) -> list[str]:
-    own = [str(log), "--part-mb", "0.000001"] if stage == "extract" else []
+    own = [str(log), "--part-mb", "0.000001"] if stage == "extract" else ["--judge", "rules"]
     return [sys.executable, "-m", "opdkit", stage, str(run), *own]
 
 
@@ -129,11 +129,11 @@ def derived(row: JSON) -> dict[str, float]:
         return float((large[way] - small[way]) / more)
 
     return {
-        "seconds a part": slope("one"),
-        "seconds a run": small["one"] - small["parts"] * slope("one"),
-        "seconds a part that is done": slope("done"),
-        "parts a second, one process": 1 / slope("one"),
-        "parts a second, two processes": 1 / slope("two"),
+        "seconds per part": slope("one"),
+        "seconds per run": small["one"] - small["parts"] * slope("one"),
+        "seconds per part that is done": slope("done"),
+        "parts per second, one process": 1 / slope("one"),
+        "parts per second, two processes": 1 / slope("two"),
     }
 
 
@@ -141,10 +141,10 @@ def derived(row: JSON) -> dict[str, float]:
 
 TB = 10**12
 NODES, CORES, GPUS = 100, 32, 8
-STORE = 20e9  # bytes a second that the shared file system reads, all nodes together
-CALLS_A_SECOND = 20_000  # that its metadata server answers
-GPU_TOKENS = 20_000  # tokens a second that a GPU reads with a model of about 8B parameters in bfloat16
-BYTES_A_TOKEN = 4.0
+STORE = 20e9  # bytes per second that the shared file system reads, all nodes together
+CALLS_PER_SECOND = 20_000  # that its metadata server answers
+GPU_TOKENS = 20_000  # tokens per second that a GPU reads with a model of about 8B parameters in bfloat16
+BYTES_PER_TOKEN = 4.0
 PART_MB = (8, 256)
 
 
@@ -155,8 +155,8 @@ def page(results: Path = RESULTS) -> str:
     speed = float(extract["comparisons"][0]["facts"]["MB/s, ours"]) * 1e6
     rows = {row["stage"]: row for row in found["rows"]}
     machine = "{cpu}, {cores} cores".format(**found["machine"])
-    assumed = {"nodes": NODES, "cores": CORES, "gpus": GPUS, "store": STORE / 1e9, "answers": CALLS_A_SECOND,
-               "tokens": GPU_TOKENS, "bytes_a_token": BYTES_A_TOKEN, "speed": speed / 1e6}  # fmt: skip
+    assumed = {"nodes": NODES, "cores": CORES, "gpus": GPUS, "store": STORE / 1e9, "answers": CALLS_PER_SECOND,
+               "tokens": GPU_TOKENS, "bytes_per_token": BYTES_PER_TOKEN, "speed": speed / 1e6}  # fmt: skip
     tables = {"measured": _measured(rows), "calls": _calls(rows), "plan": _plan(rows, speed)}
     return _PAGE.format(machine=machine, **tables, **assumed).strip() + "\n"
 
@@ -174,7 +174,7 @@ def _measured(rows: dict[str, JSON]) -> str:
 def _calls(rows: dict[str, JSON]) -> str:
     counted = {stage: row["calls_a_part"] or {} for stage, row in rows.items()}
     kinds = sorted({kind for calls in counted.values() for kind in calls})
-    lines = ["| calls a part | " + " | ".join(rows) + " |", "|---" * (1 + len(rows)) + "|"]
+    lines = ["| calls per part | " + " | ".join(rows) + " |", "|---" * (1 + len(rows)) + "|"]
     lines += [f"| {kind} | " + " | ".join(f"{counted[s].get(kind, 0):g}" for s in rows) + " |" for kind in kinds]
     lines.append("| together | " + " | ".join(f"{sum(counted[s].values()):g}" for s in rows) + " |")
     return "\n".join(lines)
@@ -183,7 +183,7 @@ def _calls(rows: dict[str, JSON]) -> str:
 def _plan(rows: dict[str, JSON], speed: float) -> str:
     """Plan ten terabytes on the cluster of the page, for each size of part."""
     calls = {stage: sum((row["calls_a_part"] or {}).values()) for stage, row in rows.items()}
-    a_done = derived(rows["judge"])["seconds a part that is done"]
+    a_done = derived(rows["judge"])["seconds per part that is done"]
     size, shards = 10 * TB, NODES * CORES
     lines = ["| 10 TB | " + " | ".join(f"parts of {mb} MB" for mb in PART_MB) + " |", "|---" * (1 + len(PART_MB)) + "|"]
     parts = [size / (mb * 1e6) for mb in PART_MB]
@@ -192,10 +192,10 @@ def _plan(rows: dict[str, JSON], speed: float) -> str:
         ("files of `extract` (3 tables, a digest each)", [6 * n for n in parts], "{:,.0f}"),
         (f"extract, the CPU of {shards:,} cores, minutes", [size / speed / shards / 60] * 2, "{:.1f}"),
         ("extract, reading the logs twice, minutes", [2 * size / STORE / 60] * 2, "{:.0f}"),
-        ("extract, metadata, minutes", [n * calls["extract"] / CALLS_A_SECOND / 60 for n in parts], "{:.1f}"),
-        ("to find all parts done, a shard, minutes", [n * a_done / 60 for n in parts], "{:.1f}"),
+        ("extract, metadata, minutes", [n * calls["extract"] / CALLS_PER_SECOND / 60 for n in parts], "{:.1f}"),
+        ("to find all parts done, per shard, minutes", [n * a_done / 60 for n in parts], "{:.1f}"),
         (f"one reading of all tokens, {NODES * GPUS} GPUs, hours",
-         [size / BYTES_A_TOKEN / GPU_TOKENS / (NODES * GPUS) / 3600] * 2, "{:.0f}"),
+         [size / BYTES_PER_TOKEN / GPU_TOKENS / (NODES * GPUS) / 3600] * 2, "{:.0f}"),
     ]  # fmt: skip
     lines += [f"| {what} | " + " | ".join(shown.format(v) for v in values) + " |" for what, values, shown in table]
     return "\n".join(lines)
@@ -208,23 +208,24 @@ Written by `python -m tests.benchmarks.scale` from `tests/benchmarks/results`; d
 
 ## Measured
 
-What a part and a run cost beside the work in them: parts of one short session each, judged by rules.
+The overhead of a part and of a run, beside the work in them: parts of one short session each, judged by rules.
 Medians, on {machine}, a local disk.
 
 {measured}
 
-Two processes are two shards of one run at once. What a run costs is mostly Python and its imports.
-What a part asks of the file system (calls on paths inside the run; reading and writing of open files left out):
+Two processes are two shards of one run at once. The overhead of a run is mostly Python and its imports.
+File-system calls (on paths inside the run; reads and writes of open files are left out):
 
 {calls}
 
-A part is written, digested, synced, and moved into place, once a table; its mark for `opdkit status` comes and goes.
+Each table of a part is written, digested, synced, and moved into place. A mark for `opdkit status` is made while the
+part is worked on, and removed after it.
 
 ## On paper: 10 TB of logs on {nodes} nodes
 
-Assumed: {nodes} nodes of {cores} cores and {gpus} GPUs; a shared file system that reads {store:.0f} GB a second for
-all of them together and answers {answers:,} metadata calls a second; {bytes_a_token:.0f} bytes of log a token; a GPU
-that reads {tokens:,} tokens a second. Measured: extract at {speed:.0f} MB a second and core
+Assumed: {nodes} nodes of {cores} cores and {gpus} GPUs; a shared file system that reads {store:.0f} GB per second for
+all of them together and answers {answers:,} metadata calls per second; {bytes_per_token:.0f} bytes of log per token; a
+GPU that reads {tokens:,} tokens per second. Measured: extract at {speed:.0f} MB per second and core
 ([performance.md](performance.md)), and the tables above.
 
 {plan}
@@ -232,17 +233,17 @@ that reads {tokens:,} tokens a second. Measured: extract at {speed:.0f} MB a sec
 What breaks first, in this order:
 
 1. **The number of parts.** With parts of 8 MB, the largest default, a run has a million of them: folders of millions of
-   files, which file systems list slowly, and every command asks for each part whether it is done, and adds up the
-   footers of all of them at its end. Take `--part-mb 256` for logs of terabytes: a part is still minutes of GPU time,
-   which is what a kill loses.
+   files, which file systems list slowly, and every command checks for each part whether it is done, and adds up the
+   footers of all of them at its end. Take `--part-mb 256` for logs of terabytes: a part, which is what a kill loses,
+   is still minutes of GPU time.
 2. **The first pass.** Every shard of extract must know where the parts begin. Shards begin at different inputs and
-   share what they find (`RUN/extract/.survey`), so that logs with one conversation a line are read twice in all, and
-   not once a shard more. But a single file of 10 TB would be read by every shard at once: split logs into files of
-   some GB. Session files (`pi`) and `openclaw_rl`, whose units lie anywhere, are indexed by every shard: give those
-   formats a run for each folder.
+   share what they find (`RUN/extract/.survey`), so that logs with one conversation per line are read twice in all, and
+   not once more per shard. But a single file of 10 TB would be read by every shard at once: split logs into files of
+   some GB. Session files (`pi`) and `openclaw_rl`, where the records of a session may be anywhere, are indexed by
+   every shard: for those formats, make one run per folder.
 3. **The judge.** Reading 10 TB once takes the GPUs longer than everything else together, and the judge reads an
-   excerpt of each turn (`--max-section-chars`) and writes its votes. `--limit`, `--max-section-chars` and the choice of
-   the logs that are worth a vote decide the bill; more nodes only divide it.
+   excerpt of each turn (`--max-section-chars`) and writes its votes. `--limit`, `--max-section-chars` and the
+   choice of the logs that are worth a vote decide the cost; more nodes only divide it.
 4. **One directory.** Above some ten million files no setting helps: split the logs into runs of 1 TB, and train on one
    after another.
 """

@@ -10,7 +10,7 @@ def test_it_runs_in_a_tiny_size(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(judge, "LOGS", tmp_path / "absent")  # the sample logs then
     monkeypatch.setattr(judge, "save", lambda name, found: pairs.save(name, found, tmp_path))
     judge.main(["--turns", "2", "--pairs", "1", "--size", "1m"])
-    assert "5 votes a question, against one vote a question" in capsys.readouterr().out
+    assert "5 votes per question, against one vote per question" in capsys.readouterr().out
     votes, usual = json.loads((tmp_path / "judge.json").read_text())["comparisons"]
     facts = votes["facts"]
     assert facts["turns"] == 2

@@ -60,7 +60,7 @@ def test_a_page_of_all_results_by_hand(tmp_path):
         "| 9 turns | 12 | 1 | 12.00 | 8.00 | 16.00 | 2 |",
         "Twice as many turns cost at most 2.20 times as much (2.20); by the usual way 4.00.",
         "| usual | 10.00 GB | 10.00 GB |",
-        "Of the usual way's at 2,048 tokens: ours 2.0%.",
+        "at 2,048 tokens: ours 2.0%.",
         "| t | 2 | 3 | 40 | 5.0e-06 | no tools 7 |",
         "The usual way: by hand.",
     ):
@@ -95,7 +95,7 @@ def test_the_usual_way_gives_the_numbers_of_ours():
 
 
 def test_both_ways_read_what_the_formula_says():
-    """docs/performance.md: here s = 0, h = 1, t = 32 tokens a turn and b = 32 from the hint to the end of the reply."""
+    """As in docs/performance.md, with s = 0, h = 1, t = 32 tokens per turn, b = 32 from hint to end of the reply."""
     for n in (1, 3, 8):
         each, read_once = tokens_read([turns.session(n)])
         assert each == 2 * (32 * n * (n + 1) // 2) + 16 * n  # the hints too

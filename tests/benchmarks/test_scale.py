@@ -16,14 +16,14 @@ ROW = {
 
 
 def test_what_two_sizes_say() -> None:
-    """Twice the parts take 2 s longer: 0.02 s a part, and 1 s is left for the run."""
-    expected = {"seconds a part": 0.02, "seconds a run": 1.0, "seconds a part that is done": 0.001,
-                "parts a second, one process": 50.0, "parts a second, two processes": 100.0}  # fmt: skip
+    """Twice the parts take 2 s longer: 0.02 s per part, and 1 s is left for the run."""
+    expected = {"seconds per part": 0.02, "seconds per run": 1.0, "seconds per part that is done": 0.001,
+                "parts per second, one process": 50.0, "parts per second, two processes": 100.0}  # fmt: skip
     assert derived(ROW) == pytest.approx(expected)
 
 
 def test_the_plan_follows_from_what_was_measured(tmp_path) -> None:
-    """10 TB in parts of 8 MB are 1.25 million; at 29 calls each and 20,000 answers a second that is half an hour."""
+    """10 TB in parts of 8 MB are 1.25 million; at 29 calls each and 20,000 answers per second that is half an hour."""
     rows = [{"stage": stage} | ROW for stage in ("extract", "judge")]
     (tmp_path / "scale.json").write_text(json.dumps({"machine": {"cpu": "c", "cores": "2"}, "rows": rows}))
     facts = {"facts": {"MB/s, ours": 50.0}}
@@ -32,7 +32,7 @@ def test_the_plan_follows_from_what_was_measured(tmp_path) -> None:
     assert "| parts | 1,250,000 | 39,062 |" in text
     assert "| extract, metadata, minutes | 30.2 | 0.9 |" in text
     assert "| extract, the CPU of 3,200 cores, minutes | 1.0 | 1.0 |" in text
-    assert "| to find all parts done, a shard, minutes | 20.8 | 0.7 |" in text
+    assert "| to find all parts done, per shard, minutes | 20.8 | 0.7 |" in text
     assert "| together | 29 | 29 |" in text
 
 

@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.training
 
-On real sessions (tau-bench, ../shared/data). The usual way: one sample a turn, batches of 8 sorted by length and padded
-on the right, logits at every position. Loss and optimizer are the same on both sides, the weights untrained: the time
-depends on sizes, not on values. The gradients of both ways are compared before anything is timed.
+On real sessions (tau-bench, ../shared/data). The usual way: one sample per turn, batches of 8 sorted by length and
+padded on the right, logits at every position. Loss and optimizer are the same on both sides, the weights untrained:
+the time depends on sizes, not on values. The gradients of both ways are compared before anything is timed.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Scoring of replies without opdkit: one sample a prompt, padded batches, logits of every token."""
+"""Scoring of replies without opdkit: one sample per prompt, padded batches, logits of every token."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,9 +11,9 @@ from opdkit.teacher.scores import ReplyReadings
 try:
     from trl.trainer.utils import selective_log_softmax
 
-    NAME = "one sample a prompt, batches of 8, all logits, selective_log_softmax of TRL"
+    NAME = "one sample per prompt, batches of 8, all logits, selective_log_softmax of TRL"
 except ImportError:
-    NAME = "one sample a prompt, batches of 8, all logits, log_softmax and gather"
+    NAME = "one sample per prompt, batches of 8, all logits, log_softmax and gather"
 
     def selective_log_softmax(logits: Tensor, index: Tensor) -> Tensor:
         return logits.log_softmax(-1).gather(-1, index[..., None]).squeeze(-1)
