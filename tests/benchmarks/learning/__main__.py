@@ -4,10 +4,12 @@ import argparse
 import os
 from pathlib import Path
 
-from . import document, experiments
+from opdkit.config.fields import JSON
+
+from . import ablations, document, experiments
 from .cells import measured
 from .results import read_results, write_results
-from .runs import judged, with_written
+from .runs import SCORED_OTHERWISE, judged, scored_otherwise
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
@@ -24,20 +26,27 @@ def main() -> None:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
     )
+    parser.add_argument("--add", action="store_true", help="measure only what the results do not have")
     options = parser.parse_args()
     if not options.draw:
-        write_results(options.results, measure(options.work, options.workers, options.seeds))
+        known = read_results(options.results) if options.add else {"rates": {}, "cells": {}}
+        write_results(options.results, measure(options.work, options.workers, options.seeds, known))
     write(options.results, options.docs)
 
 
-def measure(work: Path, workers: int, seeds: int) -> dict[str, object]:
-    """Measure everything. The learning rates are tuned first, with seeds that nothing else uses."""
+def measure(work: Path, workers: int, seeds: int, known: JSON) -> JSON:
+    """Measure everything but the cells of `known` results.
+
+    The learning rates and the recipe are chosen first, with seeds that nothing else uses.
+    """
     log = experiments.described(judged(work))
-    with_written(work)
-    rates = measured(experiments.rate_cells(), work, workers)
-    tuned = experiments.tuned(rates)
-    cells = experiments.cells(tuned, range(seeds))
-    return {"log": log, "rates": rates, "tuned": tuned, "cells": measured(cells, work, workers)}
+    for name in SCORED_OTHERWISE:
+        scored_otherwise(work, name)
+    rate_cells = experiments.rate_cells() + ablations.rate_cells()
+    rates = measured(rate_cells, work, workers, known["rates"])
+    tuned = experiments.tuned(rates) | ablations.tuned(rates)
+    cells = experiments.cells(tuned, range(seeds)) + ablations.cells(rates, tuned, range(seeds))
+    return {"log": log, "rates": rates, "tuned": tuned, "cells": measured(cells, work, workers, known["cells"])}
 
 
 def write(results: Path, docs: Path) -> None:

@@ -1,7 +1,5 @@
 """Effect of every objective on a small model, measured from logs to held-out replies; see docs/learning.md."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from opdkit.config.fields import JSON
@@ -28,76 +26,11 @@ from .experiments import (
     ends,
     mean,
     mean_corrected,
-    slug,
 )
+from .lookup import NOISE, Results, after_short, curve, gain, score, seeds_of, table
 from .noise import exact_reward_accuracy
 from .runs import REPLIES, SAMPLES, SESSIONS
 from .sessions import IN_A_ROW, MOST
-
-NOISE = (0.0, 1)  # the judge that is never wrong
-
-
-@dataclass(frozen=True)
-class Results:
-    """Access to the results file."""
-
-    numbers: JSON
-
-    @property
-    def cells(self) -> JSON:
-        found: JSON = self.numbers["cells"]
-        return found
-
-    @property
-    def log(self) -> JSON:
-        found: JSON = self.numbers["log"]
-        return found
-
-    def base(self) -> float:
-        """Return the share of first replies as wanted in the corrected topics before any training."""
-        return mean(mean_corrected(seed["passed"]) for seed in seeds_of(self, "base"))
-
-    def noise(self, wrong: float, votes: int, what: str) -> float:
-        """Return the mean over the seeds of rewards_right, hints_right, or passed."""
-        seeds = seeds_of(self, f"noise-{wrong:g}-{votes}")
-        return mean(mean_corrected(s["passed"]) if what == "passed" else s[what] for s in seeds)
-
-
-def seeds_of(found: Results, kind: str, name: str = "") -> list[JSON]:
-    """Return the cells of one kind (long, short, base, rounds, noise-RATE-VOTES) and name, one per seed."""
-    stem = f"{kind}-{slug(name)}" if name else kind
-    cells, seed = [], 0
-    while f"{stem}-{seed}" in found.cells:
-        cells.append(found.cells[f"{stem}-{seed}"])
-        seed += 1
-    return cells
-
-
-def band(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the lowest value, the mean, and the highest."""
-    return min(values), mean(values), max(values)
-
-
-def curve(found: Results, name: str) -> list[float]:
-    """Return the accuracy in the corrected topics after each epoch of a long training, mean over the seeds."""
-    return [mean(mean_corrected(s["epochs"][e]) for s in seeds_of(found, "long", name)) for e in range(LONG)]
-
-
-def after_short(
-    found: Results, name: str, metric: str, domain: str, column: str = "after", kind: str = "short"
-) -> float:
-    """Return a number of `opdkit eval` after a short training, mean over the seeds."""
-    return mean(score(seed["scores"], metric, domain, column) for seed in seeds_of(found, kind, name))
-
-
-def gain(found: Results, name: str) -> float:
-    """Return by how much a short training raises the share of replies as wanted, corrected topics."""
-    return after_short(found, name, "passed_sampled", "corrected", "difference")
-
-
-def score(scores: Sequence[JSON], metric: str, domain: str, column: str = "after") -> float:
-    return float(next(r[column] for r in scores if (r["metric"], r["domain"]) == (metric, domain)))
-
 
 # -- the page -------------------------------------------------------------------------------------------------------
 
@@ -143,7 +76,7 @@ A training of {SHORT} epochs at the learning rate that suits the objective best;
 `opd` (objectives with a reward also read the turns that have no hint); and a training of {LONG} epochs at
 {LONG_RATE:g}, after each of them. The learning rates fall to 0 at the end.
 
-{_table(heads, rows)}
+{table(heads, rows)}
 
 ![accuracy against epochs; the bands reach from the lowest to the highest seed](learning-epochs.svg)
 """
@@ -171,7 +104,7 @@ never show what follows a beginning that the teacher would have chosen. With
 `opdkit teacher --teacher-samples {REPLIES}` the teacher, which has read the hint, also
 writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
 
-{_table(heads, rows)}
+{table(heads, rows)}
 """
 
 
@@ -193,7 +126,7 @@ def _batches(found: Results) -> str:
 An optimizer step takes whole sessions (`--batch-by session`, the default), whose turns share the reading of what they
 have in common, or turns drawn one by one. {SHORT} epochs, the same learning rate:
 
-{_table(heads, rows)}
+{table(heads, rows)}
 """
 
 
@@ -209,7 +142,7 @@ def _defaults(found: Results) -> str:
 
 One option changed each time, one seed, compared with the same seed under the default.
 
-{_table(heads, rows)}
+{table(heads, rows)}
 
 - `--negative-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
   probability from every token of the reply, also from those that any good reply has at that place. The ratio clip lets
@@ -246,14 +179,14 @@ Two topics, songs and capitals, nobody corrects. After {SHORT} epochs: the share
 KL(before || after) in nats a token over the whole vocabulary, on the model's own earlier replies there and on what the
 users of the logs wrote.
 
-{_table(heads, rows)}
+{table(heads, rows)}
 
 ![KL on uncorrected topics against gain](learning-forgetting.svg)
 
 Of {echo["replies"]:,} replies sampled from the default after {SHORT} epochs {echoed} repeat a hint or its marker.
 Tokens in a reply, before and after:
 
-{_table(["topic", "before", "after"], lengths)}
+{table(["topic", "before", "after"], lengths)}
 """
 
 
@@ -272,7 +205,7 @@ def _sizes(found: Results) -> str:
 
 {SHORT} epochs of the default on the first sessions of the log:
 
-{_table(["sessions", "judged turns", "with a hint", "accuracy"], rows)}
+{table(["sessions", "judged turns", "with a hint", "accuracy"], rows)}
 
 """
 
@@ -289,7 +222,7 @@ def _rounds(found: Results) -> str:
 A training of {ROUND_EPOCHS} epochs on the log; then the trained model answers the logged prompts of the hinted turns
 afresh ({ROUND_SAMPLES} replies each, `opdkit rollout`), is scored on them, and learns from them for an epoch.
 
-{_table(["objective", "after the log", "after its own replies"], rows)}
+{table(["objective", "after the log", "after its own replies"], rows)}
 """
 
 
@@ -308,7 +241,7 @@ The smallest number of logged sessions after which {IN_A_ROW} held-out replies i
 metric of OpenClaw-RL v2), with the default objective; for each preference, the sessions in which users ask for it, in
 {ORDERS} orders.
 
-{_table(heads, rows)}
+{table(heads, rows)}
 
 Median of all: {median(every):g}.
 """
@@ -330,7 +263,7 @@ def _noise(found: Results) -> str:
 Votes of a judge that is wrong at a known rate, {SHORT} epochs of the default objective. Exact is the chance
 that the votes give the right reward when the three rewards are equally frequent (in the log they are not).
 
-{_table(heads, rows)}
+{table(heads, rows)}
 
 ![rewards right and accuracy after training against the number of votes](learning-noise.svg)
 """
@@ -354,10 +287,5 @@ the default. What is best for {SHORT} epochs can be too high for more of them wh
 token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} in the corrected topics with {len(high)} seeds.
 So the long trainings take {LONG_RATE:g} throughout.
 
-{_table(["objective", *(f"{rate:g}" for rate in LEARNING_RATES)], rows)}
+{table(["objective", *(f"{rate:g}" for rate in LEARNING_RATES)], rows)}
 """
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])

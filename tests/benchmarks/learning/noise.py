@@ -100,13 +100,20 @@ def topics_of(run: Path) -> dict[str, Any]:
 
 
 def noisy(
-    work: Path, wrong: float, votes: int, options: JSON, seed: int, epochs: int, sessions: int = SESSIONS
+    work: Path,
+    wrong: float,
+    votes: int,
+    options: JSON,
+    seed: int,
+    epochs: int,
+    sessions: int = SESSIONS,
+    hint_select: str = "consensus",
 ) -> JSON:
     """Train on `votes` votes of such a judge; return the shares of right rewards and hints, and the accuracy."""
-    run = branch(base_of(work, sessions), work / f"noise-{wrong}-{votes}-{seed}", ("extract",))
+    run = branch(base_of(work, sessions), work / f"noise-{hint_select}-{wrong}-{votes}-{seed}", ("extract",))
     with patch.dict(BACKENDS, {"local": f"{__name__}:open_judge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
-                          template_arg=(f"wrong={wrong}",)))  # fmt: skip
+                          hint_select=hint_select, template_arg=(f"wrong={wrong}",)))  # fmt: skip
     numbers = judged_right(run)
     teach(TeacherConfig(run=run, model=str(MODEL)))
     trained(run, MODEL, options, seed, epochs)
@@ -115,14 +122,19 @@ def noisy(
 
 def judged_right(run: Path) -> JSON:
     """Return the shares of the verdicts that agree with a perfect judge."""
-    truth, topics = labels(), topics_of(run)
+    truth, right = labels(), right_hints(run)
     rewards, hints = Counter[bool](), Counter[bool]()
     for verdict in read_all(run, "verdicts"):
-        label, topic = truth[verdict["turn_id"]], topics[verdict["turn_id"]]
-        right = topic.style(label["wanted"]).hints if label["wanted"] else (None,)
-        rewards[verdict["reward"] == label["reward"]] += 1
-        hints[verdict["hint"] in right] += 1
+        rewards[verdict["reward"] == truth[verdict["turn_id"]]["reward"]] += 1
+        hints[verdict["hint"] in right[verdict["turn_id"]]] += 1
     return {"rewards_right": rewards[True] / rewards.total(), "hints_right": hints[True] / hints.total()}
+
+
+def right_hints(run: Path) -> dict[str, tuple[str | None, ...]]:
+    """Return turn_id -> the hints of a perfect judge: any wording of what the user wants, None where nothing is due."""
+    topics = topics_of(run)
+    return {turn: topics[turn].style(label["wanted"]).hints if label["wanted"] else (None,)
+            for turn, label in labels().items()}  # fmt: skip
 
 
 def exact_reward_accuracy(wrong: float, votes: int) -> float:

@@ -7,8 +7,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from .document import NOISE, Results, after_short, band, gain, seeds_of
 from .experiments import LONG, PRESETS, SHORT, VOTES, WRONG, mean_corrected
+from .lookup import NOISE, Results, after_short, band, gain, seeds_of
 from .noise import exact_reward_accuracy
 
 COLOURS = dict(zip(PRESETS, plt.get_cmap("tab10").colors, strict=False))

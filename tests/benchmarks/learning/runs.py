@@ -32,6 +32,12 @@ SESSIONS = 88  # of the log: 200 turns
 REPLIES = 2  # that the teacher writes to a hinted prompt
 SAMPLES = 6  # replies to every held-out prompt
 MAX_NEW_TOKENS = 64
+# run -> options of `opdkit teacher`
+SCORED_OTHERWISE: dict[str, JSON] = {
+    "base-written": {"teacher_samples": REPLIES, "max_new_tokens": MAX_NEW_TOKENS},  # more replies per hinted prompt
+    "base-longest": {"teacher_hint": "longest"},
+    "base-top4": {"top_k": 4},
+}
 
 
 def judged(work: Path, sessions: int = SESSIONS) -> Path:
@@ -43,12 +49,12 @@ def judged(work: Path, sessions: int = SESSIONS) -> Path:
     return run
 
 
-def with_written(work: Path) -> Path:
-    """Make the same run with more replies to each hinted prompt, sampled from the teacher."""
-    run = work / "base-written"
+def scored_otherwise(work: Path, name: str) -> Path:
+    """Make the same run with the targets of other options of `opdkit teacher`: those of SCORED_OTHERWISE."""
+    run = work / name
     if not run.exists():
         branch(work / "base", run, ("extract", "judge"))
-    teach(TeacherConfig(run=run, model=str(MODEL), teacher_samples=REPLIES, max_new_tokens=MAX_NEW_TOKENS))
+    teach(TeacherConfig(run=run, model=str(MODEL), **SCORED_OTHERWISE[name]))
     return run
 
 
