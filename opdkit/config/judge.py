@@ -36,7 +36,10 @@ class JudgeConfig(ModelOptions):
         "choice among the accepted hints; consensus: the hint that has most words in common with all votes",
         choices=("consensus", "longest", "shortest", "score"),
     )
-    max_hint_chars: int = HOW.expert(600, "reject longer hints", unit="characters", low=11)
+    min_hint_chars: int = HOW.expert(
+        2, "reject shorter hints; two can be a whole instruction in Chinese", unit="characters", low=1
+    )
+    max_hint_chars: int = HOW.expert(600, "reject longer hints", unit="characters", low=1)
     max_section_chars: int = HOW.expert(
         6000, "longest section of the judge's prompt; request, reply and next state each", unit="characters", low=100
     )
@@ -49,5 +52,7 @@ class JudgeConfig(ModelOptions):
         super().__post_init__()
         if self.judge in ("local", "endpoint") and not self.judge_model:
             raise ConfigError(f"--judge {self.judge} needs --judge-model")
+        if self.min_hint_chars > self.max_hint_chars:
+            raise ConfigError(f"--min-hint-chars is {self.min_hint_chars}, more than --max-hint-chars")
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")

@@ -14,27 +14,13 @@ from dataclasses import dataclass, field
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
+from opdkit.judge.words import specific_words, without_judgements
 
-MIN_CHARS = 11  # a hint has more than 10 characters
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
 _SCORE_WORDS = 25  # where a hint of even density scores highest: one or two sentences
 
 # A word; in scripts that put no spaces between words every character stands for one.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|[^\W_]+(?:['’][^\W_]+)*")
-_JUDGEMENT = frozenset(
-    "wrong incorrect bad poor terrible awful horrible useless unhelpful inaccurate mistaken false off error mistake "
-    "errors mistakes good right correct great fine ok okay better worse best worst well badly poorly failed fail "
-    "perfect helpful unsatisfactory insufficient inadequate disappointing no not".split()
-)
-# Words that carry nothing to act on, alone or around a judgement.
-_EMPTY = frozenset(
-    "a an the this that these those it its is was were are be been being am has have had do does did done and or but "
-    "so as of in on at to for from by with than then there here i you he she we they me my your his her our their "
-    "very too quite really just simply totally completely all any some more most much should would could can must "
-    "will might may need needs needed reply replies response responses answer answers assistant user model output "
-    "message turn result what which who how why when if because s t isn't wasn't didn't doesn't don't aren't weren't "
-    "that's it's give gave made make makes be seems seem looks look".split()
-)
 # What became of a candidate, in words.
 CHOSEN = "chosen"
 _REJECTED = {
@@ -64,7 +50,9 @@ class Choice:
     rejected: Counter[str] = field(default_factory=Counter)
 
 
-def choose(votes: Sequence[tuple[int | None, str | None]], next_state: str, *, select: str, max_chars: int) -> Choice:
+def choose(
+    votes: Sequence[tuple[int | None, str | None]], next_state: str, *, select: str, min_chars: int, max_chars: int
+) -> Choice:
     """Filter the candidates of one turn and choose a hint.
 
     `votes` are (decision, hint), the decision 1, -1 or null (no vote). Every vote with decision 1 is a candidate; one
@@ -76,7 +64,7 @@ def choose(votes: Sequence[tuple[int | None, str | None]], next_state: str, *, s
     accepted = []
     for decision, text in votes:
         if decision == 1 and text is not None:
-            if reason := rejection(text, next_state, max_chars=max_chars):
+            if reason := rejection(text, next_state, min_chars=min_chars, max_chars=max_chars):
                 rejected[reason] += 1
             else:
                 accepted.append(text)
@@ -92,11 +80,14 @@ def choose(votes: Sequence[tuple[int | None, str | None]], next_state: str, *, s
     return Choice(hints, hint, "ok", rejected)
 
 
-def rejection(hint: str, next_state: str, *, max_chars: int) -> str | None:
-    """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one."""
-    if not set(words(hint)) - _EMPTY - _JUDGEMENT:
+def rejection(hint: str, next_state: str, *, min_chars: int, max_chars: int) -> str | None:
+    """Return why a candidate is not good enough: empty_judgement, too_short, too_long, leak; None for a good one.
+
+    What counts is that a word says something, in any script: two characters can be a whole instruction in Chinese.
+    """
+    if not specific_words(words(without_judgements(hint))):
         return "empty_judgement"
-    if len(hint.strip()) < MIN_CHARS:
+    if len(hint.strip()) < min_chars:
         return "too_short"
     if len(hint.strip()) > max_chars:
         return "too_long"
@@ -164,8 +155,7 @@ def specificity(hint: str) -> float:
     grows with n the score grows up to 25 words, one or two sentences, and padding costs from the first word on.
     """
     all_words = words(hint)
-    specific_words = set(all_words) - _EMPTY - _JUDGEMENT
-    return len(specific_words) * math.exp(-len(all_words) / _SCORE_WORDS)
+    return len(specific_words(all_words)) * math.exp(-len(all_words) / _SCORE_WORDS)
 
 
 def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, config: JSON) -> list[JSON]:
@@ -182,11 +172,12 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     if "hint_select" not in config:  # a run of fresh replies: its verdicts carry hints, and no votes on them
         return [{"hint": text, "status": CHOSEN if text == chosen else _CARRIED} for text in texts]
     select, max_chars = config["hint_select"], config["max_hint_chars"]
+    min_chars = config.get("min_hint_chars", 11)  # the limit of before there was the option
     next_state = unquotable_text(config["judge"], messages, turn["message_index"], turn["next_count"])
-    choice = choose(votes, next_state, select=select, max_chars=max_chars)
+    choice = choose(votes, next_state, select=select, min_chars=min_chars, max_chars=max_chars)
     rows = []
     for text in texts:
-        reason = rejection(text, next_state, max_chars=max_chars)
+        reason = rejection(text, next_state, min_chars=min_chars, max_chars=max_chars)
         if text == chosen:
             status = CHOSEN
         elif reason is not None:

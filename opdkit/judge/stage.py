@@ -139,7 +139,8 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
     reward = turn.outcome or reward_of([vote.score for vote in reward_votes])
     unquotable = hints.unquotable_text(config.judge, *turn.place)
     choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
-                          select=config.hint_select, max_chars=config.max_hint_chars)  # fmt: skip
+                          select=config.hint_select, min_chars=config.min_hint_chars,
+                          max_chars=config.max_hint_chars)  # fmt: skip
     count_votes(counters, [*hint_votes, *reward_votes], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))

@@ -11,7 +11,7 @@ LONG = "Number the steps of the recipe, each one of them on a line of its own."
 SHORT = "Number the steps."
 SAME = "number the ... STEPS!!"
 LEAK = "Please list the three steps in order and number each one of them."
-CONFIG = {"judge": "local", "hint_select": "longest", "max_hint_chars": 600}
+CONFIG = {"judge": "local", "hint_select": "longest", "min_hint_chars": 2, "max_hint_chars": 600}
 
 
 SAID = talk("How?", "So.", NEXT)
@@ -23,7 +23,8 @@ def verdict(texts, *, against: int = 0, failed: int = 0, config=CONFIG) -> dict:
     said = [*texts, *[None] * (against + failed)]
     unquotable = hints.unquotable_text(config["judge"], SAID, 1, 1)
     pairs = list(zip(decisions, said, strict=True))
-    choice = hints.choose(pairs, unquotable, select=config["hint_select"], max_chars=config["max_hint_chars"])
+    limits = {"min_chars": config["min_hint_chars"], "max_chars": config["max_hint_chars"]}
+    choice = hints.choose(pairs, unquotable, select=config["hint_select"], **limits)
     votes = [{"decision": d, "hint": t, "raw": "", "error": None} for d, t in pairs]
     return {"hint_votes": votes, "hints": choice.hints, "hint": choice.hint, "hint_status": choice.status}
 

@@ -2,14 +2,17 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from runs import talk, write_extract
 
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError
+from opdkit.judge import stage as judge
 from opdkit.judge.hints import (
-    MIN_CHARS,
     choose,
     consensus,
     distinct,
@@ -19,13 +22,15 @@ from opdkit.judge.hints import (
     specificity,
     words,
 )
+from opdkit.store.reading import read_all
 
 NEXT = "No, please give me the temperature for tomorrow in degrees Celsius, not in Fahrenheit."
 GOOD = "Give the temperature in Celsius."
 
 
-def chosen(decisions, texts, *, select="longest", max_chars=600, next_state=NEXT):
-    return choose(list(zip(decisions, texts, strict=True)), next_state, select=select, max_chars=max_chars)
+def chosen(decisions, texts, *, select="longest", min_chars=2, max_chars=600, next_state=NEXT):
+    votes = list(zip(decisions, texts, strict=True))
+    return choose(votes, next_state, select=select, min_chars=min_chars, max_chars=max_chars)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +44,9 @@ def chosen(decisions, texts, *, select="longest", max_chars=600, next_state=NEXT
         ("This reply was not very helpful.", "empty_judgement"),
         ("The response should be better.", "empty_judgement"),
         ("...", "empty_judgement"),
-        ("Use Kelvin", "too_short"),  # 10 characters
-        ("Use Kelvin!", None),  # 11
-        ("  Use Kelvin  ", "too_short"),
+        ("K", "too_short"),
+        (" K ", "too_short"),
+        ("4K", None),
         ("Answer with yes or no.", None),
         ("x" * 601, "too_long"),
         ("x" * 600, None),
@@ -50,7 +55,47 @@ def chosen(decisions, texts, *, select="longest", max_chars=600, next_state=NEXT
     ],
 )
 def test_the_filter_says_why(hint: str, reason: str | None) -> None:
-    assert rejection(hint, NEXT, max_chars=600) == reason
+    assert rejection(hint, NEXT, min_chars=2, max_chars=600) == reason
+
+
+# Every one of these says what to do.
+ACTIONABLE = [
+    "Use Python", "Be brief", "JSON", "No emojis.", "User correction: No, Paris.", "用摄氏度回答", "用列表",
+    "简洁", "摄氏で答えてください", "箇条書きで", "섭씨로", "목록으로 써 줘", "ตอบเป็นภาษาไทย", "ใช้รายการ",
+    "أجب بالعربية", "استخدم القوائم", "Ответь по-русски", "Короче", "Auf Deutsch", "En français",
+    "Usa una lista", "हिंदी में लिखिए", "ענה בעברית", "Στα ελληνικά",
+]  # fmt: skip
+# None of these does: what was wrong, and not what would be right.
+EMPTY = [
+    "User correction: incorrect", "User correction: That was bad", "User correction: That's wrong.", "Wrong!",
+    "no", "Nope, still not right.", "User correction: This doesn't work", "不对", "这是错误的",
+    "回答不正确。", "違います", "それは間違いです。", "틀렸어요", "이건 틀렸습니다", "ผิด",
+    "คำตอบนี้ไม่ถูกต้อง", "هذا خطأ", "الإجابة غير صحيحة", "Это неправильно.", "Неверный ответ",
+    "Das ist falsch", "Das stimmt nicht.", "C'est faux.", "Eso es incorrecto", "È sbagliato",
+    "Isso está errado", "Dat is niet goed", "To jest źle", "Bu yanlış",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", ACTIONABLE)
+def test_an_instruction_passes_in_any_script_however_short(hint: str) -> None:
+    assert rejection(hint, NEXT, min_chars=2, max_chars=600) is None
+
+
+@pytest.mark.parametrize("hint", EMPTY)
+def test_a_judgement_carries_nothing_in_any_script(hint: str) -> None:
+    assert rejection(hint, NEXT, min_chars=2, max_chars=600) == "empty_judgement"
+
+
+def test_the_shortest_hint_is_an_option(tmp_path: Path) -> None:
+    assert rejection("Use Kelvin", NEXT, min_chars=10, max_chars=600) is None
+    assert rejection("Use Kelvin", NEXT, min_chars=11, max_chars=600) == "too_short"
+    run = write_extract(tmp_path / "run", {"s": talk("How warm is it?", "68 F", "Use Kelvin")})
+    for least, hint in ((10, "Use Kelvin."), (12, None)):
+        options = {"judge": "rules", "min_hint_chars": least, "overwrite": True, "shard": "0/1"}
+        judge.run(JudgeConfig(run=run, **options))
+        assert [row["hint"] for row in read_all(run, "verdicts")] == [hint]
+    with pytest.raises(ConfigError, match="--min-hint-chars"):
+        JudgeConfig(run=run, judge="rules", min_hint_chars=50, max_hint_chars=40)
 
 
 def test_a_hint_that_quotes_the_next_state_leaks() -> None:
@@ -140,10 +185,10 @@ def test_fewer_than_half_valid_is_no_quorum() -> None:
 def test_why_there_is_no_hint() -> None:
     assert chosen([-1, -1, 1], [None] * 3).status == "none"
     assert chosen([1, 1, 1], [None] * 3).status == "none"
-    found = chosen([1, 1, 1], ["that was bad", "that is wrong", "Use Kelvin"])
+    found = chosen([1, 1, 1], ["that was bad", "that is wrong", "Use Kelvin"], min_chars=11)
     assert (found.hints, found.hint, found.status) == ([], None, "empty_judgement")
     assert found.rejected == {"empty_judgement": 2, "too_short": 1}
-    assert chosen([1, 1], ["y" * 50, "Use K"], max_chars=49).status == "too_long"
+    assert chosen([1, 1], ["y" * 50, "Use K"], min_chars=11, max_chars=49).status == "too_long"
     assert chosen([1], [NEXT]).status == "leak"
     assert chosen([1, -1, -1], ["wrong", None, None]).status == "none"
 
@@ -187,5 +232,5 @@ def test_whatever_the_votes(votes, next_state: str, select: str) -> None:
     found = chosen(*zip(*votes, strict=True), select=select, next_state=next_state)
     assert (found.hint is not None) == (found.status == "ok")
     assert found.hint is None or found.hint in found.hints
-    assert all(rejection(h, next_state, max_chars=600) is None and len(h) >= MIN_CHARS for h in found.hints)
+    assert all(rejection(h, next_state, min_chars=2, max_chars=600) is None for h in found.hints)
     assert len(found.hints) == len({tuple(words(h)) for h in found.hints})

@@ -1,0 +1,43 @@
+"""Words that the rules judge and the filter of hints know, from words.toml: which language a text is in, what is empty.
+
+Neither is exact. The language decides only whether English patterns are applied, and one frequent word tells enough.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+_LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+_FREQUENT = {language: frozenset(words.split()) for language, words in _LISTS["frequent"].items()}
+_ENGLISH = _FREQUENT.pop("english")
+_OTHER = frozenset().union(*_FREQUENT.values())
+_UNSPACED = re.compile("|".join(sorted(_LISTS["empty"].pop("unspaced").split(), key=len, reverse=True)))
+_EMPTY = frozenset(word for words in _LISTS["empty"].values() for word in words.split())
+_LETTERS = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
+_SAMPLE_WORDS = 200
+_ENOUGH_WORDS = 8  # of English prose this long, hardly any has no frequent word
+_PROSE = 0.85  # share of letters and spaces, which code and paths do not reach
+
+
+def is_english(text: str) -> bool:
+    """Return whether the first 200 words of a text may be English.
+
+    A frequent word of another language, or one with a letter beyond ASCII, speaks against it, a frequent English word
+    for it; the majority decides. Without any, a short text may be English (names, numbers), and so may code; long prose
+    is not.
+    """
+    words = _LETTERS.findall(text.casefold())[:_SAMPLE_WORDS]
+    english = sum(word in _ENGLISH for word in words)
+    other = sum(word in _OTHER or not word.isascii() for word in words)
+    is_prose = len(words) >= _ENOUGH_WORDS and sum(c.isalpha() or c.isspace() for c in text) >= _PROSE * len(text)
+    return other <= english and (english > 0 or not is_prose)
+
+
+def specific_words(words: list[str]) -> set[str]:
+    """Return the case-folded `words` that say something: neither judgements nor words that any hint could hold."""
+    return {word for word in words if word not in _EMPTY}
+
+
+def without_judgements(text: str) -> str:
+    """Return a text without the judgements that are written without spaces, such as Chinese ones."""
+    return _UNSPACED.sub(" ", text)
