@@ -10,6 +10,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store.plans import check_model_path
 
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
+MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretrained with the tokenizer)"
 
 
 def check_model_folder(name: str) -> None:
@@ -27,22 +28,39 @@ def check_model_folder(name: str) -> None:
     if not (path / "config.json").is_file():
         raise OpdkitError(f"{name} is not a model folder: {_describe(path)}")
     read_config(path)
-    if not any(path.glob("*.safetensors")):
-        raise OpdkitError(f"{name} holds no weights: no *.safetensors there (other weight formats can run code)")
+    weights = [file.name for file in path.glob("*.safetensors")]
+    for index in path.glob("*.safetensors.index.json"):
+        named = _read_object(index).get("weight_map")
+        weights += map(str, named.values()) if isinstance(named, dict) else ["no file"]
+    if not weights or any(not file.endswith(".safetensors") for file in weights):
+        raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
 
 
 def read_config(folder: Path) -> JSON:
     """Return the config.json of a model folder. Raises OpdkitError when it is damaged."""
     path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OpdkitError(f"{path} cannot be read ({error}): copy or download the model again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = _read_object(path)
+    if not isinstance(config.get("model_type"), str):
         raise OpdkitError(
             f"{path} has no model_type, so it does not configure a model: copy or download the model again"
         )
     return config
+
+
+def _read_object(path: Path) -> JSON:
+    """Return the JSON object in a file; {} for other JSON. Raises OpdkitError when it is damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OpdkitError(f"{path} cannot be read ({error}): copy or download the model again") from error
+    return document if isinstance(document, dict) else {}
+
+
+def _pickle_advice(folder: Path) -> str:
+    """Return what to do about the pickled weights of a folder; "" without any."""
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    advice = "can run code when it is read: where you trust its source, convert it to safetensors (save_pretrained)"
+    return f"; {pickles[0]} is a pickle, which {advice}" if pickles else ""
 
 
 def weights_name(model: str, files: Mapping[str, str]) -> str:
@@ -68,10 +86,7 @@ def _describe(folder: Path) -> str:
             base = str(json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"])
         except (OSError, ValueError, LookupError, TypeError):
             base = "another model"
-        return (
-            f"it is an adapter of {base}; merge it into that model first (peft: merge_and_unload, then save_pretrained "
-            "with the tokenizer) and pass the merged folder"
-        )
+        return f"it is an adapter of {base}; {MERGE} and pass the merged folder{_pickle_advice(folder)}"
     if any(path.suffix.lower() == ".gguf" for path in folder.iterdir()):
         return (
             "it holds GGUF (llama.cpp's format), which gives neither log-probs nor gradients here; pass the folder "

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.distributed import DistributedConfig
+from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import check_model_folder, read_config
+from opdkit.model.folder import MERGE, check_model_folder, read_config
 from opdkit.model.memory import TooLargeError, is_out_of_memory, state_of
 from opdkit.store.plans import check_model_path
 from opdkit.store.stable_hash import stable_hash
@@ -34,7 +35,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if path.is_dir() and not any((path / file).is_file() for file in any_of):
         raise OpdkitError(f"{name} holds no tokenizer: it has no {' or '.join(any_of)}; copy them from the base model")
     if (path / "config.json").is_file():
-        _check_model_type(name)
+        _check_class(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the library raises anything, from OSError to errors of the Rust parser
@@ -62,19 +63,24 @@ def load_model(
     Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
     """
     check_model_folder(name)
-    _check_model_type(name)
     place = resolve_device(device)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        _check_class(name)
+        model, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=resolve_dtype(dtype, place),
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
             **({"device_map": device_map} if device_map else {}),
             **({"distributed_config": DistributedConfig(tp_plan="auto")} if tensor_parallel else {}),
         )
+        if missing := sorted(report["missing_keys"]):
+            raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}")
         state_of(model).lockstep = tensor_parallel
         return (model if device_map or tensor_parallel else model.to(place)).eval()
+    except OpdkitError:
+        raise
     except Exception as error:
         if is_out_of_memory(error):
             raise TooLargeError(f"the model {name} on {place}", "try --dtype bfloat16, or --device cpu") from None
@@ -90,12 +96,18 @@ def input_device(model: nn.Module) -> torch.device:
     return device
 
 
-def _check_model_type(name: str) -> None:
-    if Path(name).is_dir() and (kind := read_config(Path(name))["model_type"]) not in transformers.CONFIG_MAPPING:
+def _check_class(name: str) -> None:
+    """Raise OpdkitError unless transformers itself has a class for a model, in a folder or on the hub."""
+    folder = Path(name)
+    config = read_config(folder) if folder.is_dir() else PreTrainedConfig.get_config_dict(name)[0]
+    if (kind := config.get("model_type")) not in transformers.CONFIG_MAPPING:
+        own = ": it comes with code, which opdkit never runs" if "auto_map" in config else ""
         raise OpdkitError(
-            f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not know: upgrade "
-            "transformers, or pass another model"
+            f"{name} is of the type {kind!r}, which transformers {transformers.__version__} does not know{own}; "
+            "upgrade transformers, or pass another model"
         )
+    if find_adapter_config_file(name):
+        raise OpdkitError(f"{name} holds an adapter beside a model; {MERGE}, or remove the adapter")
 
 
 def _first_line(error: Exception) -> str:

@@ -52,7 +52,7 @@ def _sample_rows(
         input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, use_cache=True, logits_to_keep=1
     )
     cache = output.get(cache_name)
-    if not isinstance(cache, Cache):  # others (RWKV, xLSTM) ignore the mask, too: padding would change their numbers
+    if not isinstance(cache, Cache):  # RWKV returns its state as tensors, RecurrentGemma nothing
         raise OpdkitError(
             f"{model.name_or_path} can be scored and trained, but not sampled from: {type(model).__name__} keeps its "
             "state in a form of its own"
