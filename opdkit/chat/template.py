@@ -7,6 +7,7 @@ with the generation prompt; a reply is what it renders after that, encoded on it
 import datetime
 import inspect
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -126,6 +127,20 @@ class Chat:
         """Return the ids as people read them, control tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
+
+    def tokens_between(self, ids: list[int], start: int, end: int) -> range:
+        """Return the indices of the tokens that hold the characters from `start` up to `end` of `text(ids)`."""
+        text = self.text(ids)
+
+        def settled(count: int) -> int:
+            """Return how many characters the first tokens decide; of half a character they decide nothing."""
+            beginning = self.text(ids[:count])
+            return len(beginning if text.startswith(beginning) else beginning.rstrip("\ufffd"))
+
+        counts = range(len(ids) + 1)
+        first = bisect_left(counts, start, key=settled)
+        first -= settled(first) > start  # this character and one before it are of one token
+        return range(first, bisect_left(counts, end, lo=first + 1, hi=min(first + 16, len(ids)), key=settled))
 
     def opens_thinking(self, prompt_ids: list[int]) -> bool:
         """Return whether a prompt ends with an open think block, as templates of reasoning models write it."""

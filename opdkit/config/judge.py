@@ -29,6 +29,11 @@ class JudgeConfig(ModelOptions):
         (), "reward -1, without a vote, where this holds; as --good; both or none: votes decide", check=parse_filters
     )
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1, high=255)
+    weigh_votes: bool = HOW.option(
+        False,
+        "weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the "
+        "server's log-probs; where a vote has none, all votes of the question count as one",
+    )
     temperature: float = HOW.option(0.6, "sampling temperature", low=0.0, high=5.0)
     max_new_tokens: int = HOW.option(512, "longest reply; a vote that is cut off does not count", unit="tokens", low=1)
     hint_select: str = HOW.option(
@@ -56,3 +61,7 @@ class JudgeConfig(ModelOptions):
             raise ConfigError(f"--min-hint-chars is {self.min_hint_chars}, more than --max-hint-chars")
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
+        if self.judge == "rules" and self.weigh_votes:
+            raise ConfigError(
+                "--weigh-votes needs a model as the judge: --judge rules gives one vote, without a probability"
+            )

@@ -9,14 +9,18 @@ import asyncio
 import difflib
 import email.utils
 import json
+import math
 import os
 import re
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +28,13 @@ import openai
 
 from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.config.fields import parse_pairs
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, tally, warn
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.parse import decision_span
 from opdkit.judge.retries import FailedAttemptError, Traffic
-from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, Request
+from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, Request, confidence_of
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import stage_dir
@@ -39,6 +44,8 @@ LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is le
 _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  # fields of a message
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
+_REFUSALS = (400, 403, 422)  # of a parameter that a server or a model does not take
+_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
 
@@ -65,12 +72,14 @@ class Endpoint:
         unsent = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
         self.headers: dict[str, Any] = dict.fromkeys(unsent, openai.Omit())
         template_args = parse_pairs(config.template_arg, "--template-arg")
-        self.extra_body = {"chat_template_kwargs": template_args} if template_args else None
+        self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
+        self.wants_logprobs = config.weigh_votes  # until the server refuses them
+        self.lack_said = False
 
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
         seed, votes = self.config.seed, self.config.votes  # every server takes a seed of 31 bits
-        requests = [Request(q.messages, stable_hash(seed, q.turn_id, q.name, vote, bits=31))
+        requests = [Request(q, stable_hash(seed, q.turn_id, q.name, vote, bits=31))
                     for q in questions for vote in range(votes)]  # fmt: skip
         try:
             asyncio.get_running_loop()
@@ -109,27 +118,36 @@ class Endpoint:
         return openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, timeout=None, http_client=http)
 
     async def _attempt(self, client: openai.AsyncOpenAI, request: Request) -> Answer:
-        """Send a request once. Raises FailedAttemptError for what may pass, OpdkitError for what will not."""
-        messages: list[Any] = [m | {"content": break_control_tokens(m["content"])} for m in request.messages]
-        try:
-            response = await client.chat.completions.with_raw_response.create(
-                model=self.model,
-                messages=messages,
-                temperature=self.config.temperature,
-                max_tokens=self.config.max_new_tokens,
-                seed=request.seed,
-                extra_headers=self.headers,
-                extra_body=self.extra_body,
-            )
-        except openai.APIConnectionError as error:
-            cause = error.__cause__ or error
-            raise FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}") from None
-        except openai.APIStatusError as error:
-            return await self._read_error(client, error.response)
-        return self._read(response.http_response)
+        """Send a request once, and again without asking for log-probs where the server refuses those.
 
-    def _read(self, response: Any) -> Answer:
-        """Return the answer that a response of status 200 holds."""
+        Raises FailedAttemptError for what may pass, OpdkitError for what will not.
+        """
+        question = request.question
+        messages: list[Any] = [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
+        asked: JSON
+        for asked in [{"logprobs": True}, {}] if self.wants_logprobs else [{}]:
+            try:
+                response = await client.chat.completions.with_raw_response.create(
+                    model=self.model,
+                    messages=messages,
+                    temperature=self.config.temperature,
+                    max_tokens=self.config.max_new_tokens,
+                    seed=request.seed,
+                    extra_headers=self.headers,
+                    extra_body=self.extra_body | asked or None,
+                )
+                break
+            except openai.APIConnectionError as error:
+                what = self._safe(f"{type(error.__cause__ or error).__name__} {error.__cause__ or error}")
+                raise FailedAttemptError(f"the connection broke: {what}") from None
+            except openai.APIStatusError as error:
+                if not asked or error.status_code not in _REFUSALS or _TOO_LONG.search(error.response.text):
+                    return await self._read_error(client, error.response)
+        self.wants_logprobs = self.wants_logprobs and bool(asked)
+        return self._read(response.http_response, question.name)
+
+    def _read(self, response: Any, question: str) -> Answer:
+        """Return the answer to the question of this name that a response of status 200 holds."""
         try:
             document = response.json()
             message, name = document["choices"][0]["message"], document.get("model")
@@ -145,7 +163,15 @@ class Endpoint:
         answer = Answer(vote, reason if isinstance(reason, str) else None)
         if silent and not is_cut_off(answer.finish_reason):
             raise FailedAttemptError("an answer that says nothing", insisted=answer)
-        return answer
+        span = decision_span(answer, question) if self.config.weigh_votes else None
+        if span is None:
+            return answer
+        confidence = server_confidence(document["choices"][0].get("logprobs"), answer.text, *span)
+        if confidence is None and not self.lack_said:
+            self.lack_said = True
+            warn(f"{self.where} gives no log-probs of its answers' tokens: where a vote has none, --weigh-votes counts "
+                 "each vote of the question as one")  # fmt: skip
+        return replace(answer, confidence=confidence)
 
     async def _read_error(self, client: openai.AsyncOpenAI, response: Any) -> Answer:
         """Return the answer that an error stands for: the prompt does not fit. Raises as `_attempt` for all others."""
@@ -199,6 +225,30 @@ class Endpoint:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if self.key else text
+
+
+def server_confidence(logprobs: Any, text: str, start: int, end: int) -> float | None:
+    """Return the probability of the tokens that hold text[start:end], from the log-probs of a chat completion.
+
+    Other tokens may precede the text (thinking) and follow it (a stop token). None where the tokens do not hold the
+    text, or a log-prob is not one.
+    """
+    try:
+        pieces, values = list[bytes](), list[float]()
+        for token in logprobs["content"]:
+            as_bytes = token.get("bytes")
+            pieces.append(bytes(as_bytes) if isinstance(as_bytes, list) else token["token"].encode())
+            values.append(float(token["logprob"]))
+        position = b"".join(pieces).rfind(text.encode())
+    except (*_MALFORMED, OverflowError):
+        return None
+    ends = list(accumulate(map(len, pieces)))
+    first = bisect_right(ends, position + len(text[:start].encode()))
+    last = bisect_left(ends, position + len(text[:end].encode()))
+    decisive = values[first : last + 1]
+    if position < 0 or not decisive or not all(math.isfinite(value) and value < _ROUNDING for value in decisive):
+        return None
+    return confidence_of(decisive)
 
 
 class Identity:

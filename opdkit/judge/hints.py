@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
+from opdkit.judge.votes import confidences_of, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
@@ -51,14 +52,20 @@ class Choice:
 
 
 def choose(
-    votes: Sequence[tuple[int | None, str | None]], next_state: str, *, select: str, min_chars: int, max_chars: int
+    votes: Sequence[tuple[int | None, str | None]],
+    next_state: str,
+    *,
+    select: str,
+    min_chars: int,
+    max_chars: int,
+    weights: Sequence[float] | None = None,
 ) -> Choice:
     """Filter the candidates of one turn and choose a hint.
 
     `votes` are (decision, hint), the decision 1, -1 or null (no vote). Every vote with decision 1 is a candidate; one
     that quotes `next_state` (see `unquotable_text`) is rejected. A hint is chosen only when at least half of the votes
     are valid (else no_quorum) and more of them say 1 than -1 (else outvoted): one lucky vote of five gives no hint,
-    and the candidates stay in `hints` all the same.
+    and the candidates stay in `hints` all the same. With `weights` the weights of the two sides are compared.
     """
     rejected: Counter[str] = Counter()
     accepted = []
@@ -69,10 +76,10 @@ def choose(
             else:
                 accepted.append(text)
     hints = distinct(accepted)
-    yes, no = (sum(decision == side for decision, _ in votes) for side in (1, -1))
-    if 2 * (yes + no) < len(votes):
+    decisions = [decision for decision, _ in votes]
+    if 2 * sum(decision is not None for decision in decisions) < len(votes):
         return Choice(hints, None, "no_quorum", rejected)
-    if yes <= no:
+    if weight_of(1, decisions, weights) <= weight_of(-1, decisions, weights):
         return Choice(hints, None, "outvoted" if hints else "none", rejected)
     if not hints:
         return Choice([], None, rejected.most_common(1)[0][0] if rejected else "none", rejected)
@@ -174,10 +181,13 @@ def explain_candidates(messages: list[Message], turn: JSON, verdict: JSON, confi
     select, max_chars = config["hint_select"], config["max_hint_chars"]
     min_chars = config.get("min_hint_chars", 11)  # the limit of before there was the option
     next_state = unquotable_text(config["judge"], messages, turn["message_index"], turn["next_count"])
-    choice = choose(votes, next_state, select=select, min_chars=min_chars, max_chars=max_chars)
+    confidences = [(vote["decision"], vote.get("confidence")) for vote in verdict["hint_votes"]]
+    weights = confidences_of(confidences) if config.get("weigh_votes") else None
+    limits = {"min_chars": min_chars, "max_chars": max_chars}
+    choice = choose(votes, next_state, select=select, **limits, weights=weights)
     rows = []
     for text in texts:
-        reason = rejection(text, next_state, min_chars=min_chars, max_chars=max_chars)
+        reason = rejection(text, next_state, **limits)
         if text == chosen:
             status = CHOSEN
         elif reason is not None:

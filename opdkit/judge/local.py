@@ -6,12 +6,14 @@ last in their prompts, and sampling detects the common part of the prompts in th
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
-from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question
+from opdkit.judge.parse import decision_span
+from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, confidence_of
 from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
@@ -67,7 +69,7 @@ class LocalJudge:
                            stop_ids=self.chat.stop_ids, batch_tokens=self.config.batch_tokens,
                            on_end=on_vote)  # fmt: skip
             for i, samples in zip(indices, drawn, strict=True):
-                answers[i] = [self._read(ids[i], sampled) for sampled in samples]
+                answers[i] = [self._read(ids[i], sampled, questions[i].name) for sampled in samples]
         return answers
 
     def _prompt(self, question: Question) -> list[int] | str:
@@ -83,13 +85,17 @@ class LocalJudge:
             return f"{TOO_LONG}: {len(ids):,} tokens, of {self.context:,} it was built for; lower --max-section-chars"
         return ids
 
-    def _read(self, prompt_ids: list[int], drawn: Sample) -> Answer:
-        """Return a sample as an answer, without the stop token."""
+    def _read(self, prompt_ids: list[int], drawn: Sample, question: str) -> Answer:
+        """Return a sample as an answer to the question of this name, without the stop token."""
         if drawn.finish_reason == "memory":
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
             return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; lower --max-section-chars")
         ids = drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids
-        return Answer(self.chat.text(ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
+        answer = Answer(self.chat.text(ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
+        if span := decision_span(answer, question):
+            decisive = self.chat.tokens_between(ids, *span)
+            answer = replace(answer, confidence=confidence_of([drawn.logprobs[i] for i in decisive]))
+        return answer
 
 
 def open_judge(config: JudgeConfig) -> Ask:

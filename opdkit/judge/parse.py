@@ -23,6 +23,7 @@ _BOX = re.compile(r"\\+boxed\s*\{", re.IGNORECASE)
 _START = re.compile(r"\[\s*HINT_START\s*\]", re.IGNORECASE)
 _END = re.compile(r"\[\s*HINT_END\s*\]", re.IGNORECASE)
 _NUMBER = re.compile(r"([+-]?)\s*(\d)(?:\.0*)?")
+_DECISION = re.compile(r"(?:[+\-\u2212\u2013]\s*)?\d")  # also with a minus sign or an en dash
 _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*)\}")
 # Between two decisions of an enumeration, and nowhere else.
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
@@ -38,14 +39,37 @@ def parse_hint(answer: Answer) -> HintVote:
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
     outside, hint = split_hint(body)
     decision, error = (None, error) if error else _decision(outside, "hint", (1, -1))
-    return HintVote(decision, hint if decision == 1 else None, answer.text, error)
+    confidence = None if error else answer.confidence
+    return HintVote(decision, hint if decision == 1 else None, answer.text, error, confidence)
 
 
 def parse_reward(answer: Answer) -> RewardVote:
     """Return the vote on the reward question."""
     body, error = _visible_text(answer)
     score, error = (None, error) if error else _decision(body, "reward", (1, 0, -1))
-    return RewardVote(score, answer.text, error)
+    return RewardVote(score, answer.text, error, None if error else answer.confidence)
+
+
+def decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
+    """Return (start, end) of the last decision in the text of an answer, None without one that is a number.
+
+    The span is the sign and the digit, with the character before them: many vocabularies have one token for "{-" but
+    none for "{1", so the choice between 1 and -1 is made in the token of the brace.
+    """
+    body, _ = final_answer(answer.text, answer.thinking)
+    parts = _outside_hints(body) if question == "hint" else [(0, len(body))]
+    outside = "\n".join(body[start:end] for start, end in parts)
+    boxes = list(_BOX.finditer(outside))
+    number = _DECISION.search(outside, boxes[-1].end()) if boxes else None
+    if number is None:
+        return None
+    position, length = number.start(), number.end() - number.start()
+    for start, end in parts:
+        if position < end - start:
+            first = len(answer.text) - len(body) + start + position
+            return first - 1, first + length
+        position -= end - start + 1  # and the line break between two parts
+    return None
 
 
 def split_hint(body: str) -> tuple[str, str | None]:
@@ -53,17 +77,21 @@ def split_hint(body: str) -> tuple[str, str | None]:
 
     The hint is None when the last block is unclosed, empty or absent.
     """
-    outside, position = [], 0
-    for end in _END.finditer(body):
-        if starts := list(_START.finditer(body, position, end.start())):
-            outside.append(body[position : starts[-1].start()])
-            position = end.end()
-    outside.append(body[position:])
     hint = None
     if starts := list(_START.finditer(body)):
         last_end = _END.search(body, starts[-1].end())
         hint = body[starts[-1].end() : last_end.start()].strip() or None if last_end else None
-    return "\n".join(outside), hint
+    return "\n".join(body[start:end] for start, end in _outside_hints(body)), hint
+
+
+def _outside_hints(body: str) -> list[tuple[int, int]]:
+    """Return (start, end) of the parts between the closed hint blocks."""
+    parts, position = [], 0
+    for end in _END.finditer(body):
+        if starts := list(_START.finditer(body, position, end.start())):
+            parts.append((position, starts[-1].start()))
+            position = end.end()
+    return [*parts, (position, len(body))]
 
 
 def _visible_text(answer: Answer) -> tuple[str, str | None]:

@@ -16,7 +16,7 @@ from opdkit.judge.flags import flags
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, reward_of
+from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
@@ -136,10 +136,15 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
     """
     hint_votes = votes[0] if "hint" in turn.questions else []
     reward_votes = votes[1] if "reward" in turn.questions else []
-    reward = turn.outcome or reward_of([vote.score for vote in reward_votes])
+    decisions = {"hint": [(vote.decision, vote.confidence) for vote in hint_votes],
+                 "reward": [(vote.score, vote.confidence) for vote in reward_votes]}  # fmt: skip
+    weights = {name: confidences_of(votes) if config.weigh_votes else None for name, votes in decisions.items()}
+    for question in (name for name in weights if config.weigh_votes and weights[name] is None):
+        counters.count("questions not weighed", label=question)
+    reward = turn.outcome or reward_of([vote.score for vote in reward_votes], weights["reward"])
     unquotable = hints.unquotable_text(config.judge, *turn.place)
     choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
-                          select=config.hint_select, min_chars=config.min_hint_chars,
+                          weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                           max_chars=config.max_hint_chars)  # fmt: skip
     count_votes(counters, [*hint_votes, *reward_votes], reward)
     counters.count("outcomes", int(turn.outcome is not None))
@@ -187,6 +192,9 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
         messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
     if not counters.total("hints"):
         messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
+    if unweighed := counters.total("questions not weighed"):
+        messages.append(f"--weigh-votes: {counted(unweighed, 'question')} had a vote without a confidence; there each "
+                        "vote counted as one")  # fmt: skip
     messages += equal_rewards(counters)
     for flag, words in _FLAGGED.items():
         rewarded, shown = counters.labels("flags on turns rewarded +1")[flag], counters.labels("flags")[flag]

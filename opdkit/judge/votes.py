@@ -1,6 +1,7 @@
 """Questions to a judge, its answers, the votes read from them, and the reward that they add up to. Pure."""
 
-from collections import Counter
+import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class Question:
 class Request:
     """Vote that a server is asked for."""
 
-    messages: list[Message]
+    question: Question
     seed: int
 
 
@@ -36,6 +37,7 @@ class Answer:
     finish_reason: str | None = None
     thinking: bool = False  # the prompt itself opened a thinking block
     error: str | None = None  # why this judge cannot answer this question at all
+    confidence: float | None = None  # probability of the tokens of its last decision; None where it is not known
 
 
 # m answers to each question, in order. Raises rather than make up an answer that was never given.
@@ -50,6 +52,7 @@ class HintVote:
     hint: str | None
     raw: str
     error: str | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class RewardVote:
     score: int | None
     raw: str
     error: str | None = None
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -70,21 +74,49 @@ class Reward:
     agreement: float | None
 
 
-def reward_of(scores: Sequence[int | None]) -> Reward:
-    """Return the value with the most valid votes; a tie is 0.
+def reward_of(scores: Sequence[int | None], weights: Sequence[float] | None = None) -> Reward:
+    """Return the value with the most valid votes, or with `weights` the one with the largest sum; a tie is 0.
 
     Null scores are votes that failed, never neutral ones. When none is valid the reward is null (failed), and when
-    fewer than half are (no_quorum).
+    fewer than half are (no_quorum), whatever they weigh.
 
     >>> reward_of([1, 1, -1, 1, 0])
     Reward(reward=1, status='ok', agreement=0.6)
+    >>> reward_of([1, 1, -1], [0.4, 0.5, 0.95])
+    Reward(reward=-1, status='ok', agreement=0.3333333333333333)
     """
     valid = [score for score in scores if score is not None]
     if not valid:
         return Reward(None, "failed", None)
     if 2 * len(valid) < len(scores):
         return Reward(None, "no_quorum", None)
-    (best, most), *others = Counter(valid).most_common()
-    if others and others[0][1] == most:
-        return Reward(0, "tie", valid.count(0) / len(valid))
-    return Reward(best, "ok", most / len(valid))
+    totals = {score: weight_of(score, scores, weights) for score in valid}
+    best = [score for score, total in totals.items() if total == max(totals.values())]
+    reward, status = (best[0], "ok") if len(best) == 1 else (0, "tie")
+    return Reward(reward, status, valid.count(reward) / len(valid))
+
+
+def weight_of(value: int, decisions: Sequence[int | None], weights: Sequence[float] | None) -> float:
+    """Return the sum of the weights of the votes for `value`, or their number where there are no weights.
+
+    The sum is rounded once, so that the order of the votes does not matter.
+    """
+    if weights is None:
+        return decisions.count(value)
+    return math.fsum(weight for decision, weight in zip(decisions, weights, strict=True) if decision == value)
+
+
+def confidences_of(votes: Sequence[tuple[int | None, float | None]]) -> list[float] | None:
+    """Return the weights of (decision, confidence) votes on one question: the confidences, 0 for failed votes.
+
+    None where the confidence of a valid vote is not known: then each vote of the question counts as one.
+    """
+    if any(decision is not None and confidence is None for decision, confidence in votes):
+        return None
+    return [0.0 if decision is None else confidence or 0.0 for decision, confidence in votes]
+
+
+def confidence_of(logprobs: Sequence[float]) -> float:
+    """Return the probability of tokens from their log-probs (nats), rounded as the column `confidence` is stored."""
+    (stored,) = array("f", [min(1.0, math.exp(math.fsum(logprobs)))])
+    return stored

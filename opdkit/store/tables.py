@@ -44,16 +44,22 @@ MESSAGE = pa.struct([
     _col("tool_call_id", STR, "tool results: the call that this answers", null=True),
     _col("tool_calls", _list(TOOL_CALL), "assistant messages: calls, [] where there are none"),
 ])  # fmt: skip
+_CONFIDENCE = _col(
+    "confidence", F32, "probability of the decision's tokens, by the judge at temperature 1; null: not known, or no "
+    "decision", null=True,
+)  # fmt: skip
 HINT_VOTE = pa.struct([
     _col("decision", I8, "1: the next state shows what the reply should have done, -1: it does not", null=True),
     _col("hint", STR, "the hint of this vote", null=True),
     _col("raw", STR, "the judge's answer, verbatim"),
     _col("error", STR, "why there is no decision", null=True),
+    _CONFIDENCE,
 ])  # fmt: skip
 REWARD_VOTE = pa.struct([
     _col("score", I8, "-1, 0 or 1", null=True),
     _col("raw", STR, "the judge's answer, verbatim"),
     _col("error", STR, "why there is no score", null=True),
+    _CONFIDENCE,
 ])  # fmt: skip
 
 SESSIONS = Table("extract", "sessions", 1, pa.schema([
@@ -86,7 +92,7 @@ REJECTED = Table("extract", "rejected", 1, pa.schema([
     _col("detail", STR, "what exactly was wrong"),
     _col("raw", STR, "the text, cut to 2,000 characters"),
 ]))  # fmt: skip
-VERDICTS = Table("judge", "verdicts", 1, pa.schema([
+VERDICTS = Table("judge", "verdicts", 2, pa.schema([
     _col("turn_id", STR, "turn that was judged"),
     _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),

@@ -188,7 +188,7 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
     "a stage removed": (lambda r: shutil.rmtree(stage_dir(r, "judge")), "teacher", None, "the judge stage .* is gone"),
     # footers
     "another plan's part": (lambda r: recommit(r, "verdicts", 0, plan="0" * 16), "judge", "verdicts", "another plan"),
-    "a part of another version": (another_version, "judge", "verdicts", "schema version 99; this opdkit reads 1"),
+    "a part of another version": (another_version, "judge", "verdicts", "schema version 99; this opdkit reads 2"),
     "a column too few": (lambda r: recommit(r, "scores", 0, arrow=lambda a: a.drop_columns(["low"])),
                          "eval", "scores", "other columns .*: low"),
     "a column of another type": (lambda r: recommit(r, "rejected", 0, arrow=lambda a: a.set_column(

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.console import counted
-from opdkit.judge.votes import OUTCOME, reward_of
+from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
 from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
@@ -52,6 +52,7 @@ class Known:
     verdicts: dict[str, tuple[int | None, frozenset[str]]] | None = None  # turn -> reward, hints
     decided: dict[str, Any] = field(default_factory=dict)  # turn -> decision, as the targets took it
     complete: bool = True  # every trainable turn must have a verdict: no --limit
+    weighed: bool = False  # votes count by their confidences: --weigh-votes
     vocabulary: int | None = None
     width: int | None = None  # K of the supports
     replies: set[tuple[str, str, int]] = field(default_factory=set)  # prompt, model, sample
@@ -156,15 +157,18 @@ def _has_other_next_state(row: Row, known: Known) -> bool:
 
 
 def _has_odd_vote(row: Row, known: Known) -> bool:
-    scores = {vote["score"] for vote in row["reward_votes"]}
-    return not scores <= {None, *_REWARDS} or not {vote["decision"] for vote in row["hint_votes"]} <= {None, 1, -1}
+    scores, decisions = {vote["score"] for vote in row["reward_votes"]}, {v["decision"] for v in row["hint_votes"]}
+    confidences = {vote["confidence"] for vote in (*row["reward_votes"], *row["hint_votes"])} - {None}
+    is_odd = not scores <= {None, *_REWARDS} or not decisions <= {None, 1, -1}
+    return is_odd or not all(0 <= confidence <= 1 for confidence in confidences)
 
 
 def _is_against_the_votes(row: Row, known: Known) -> bool:
-    scores = [vote["score"] for vote in row["reward_votes"]]
+    votes = [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
+    scores = [score for score, _ in votes]
     if _has_odd_vote(row, known) or not scores or row["reward_status"] == "empty":
         return False
-    return reward_of(scores).reward != row["reward"]
+    return reward_of(scores, confidences_of(votes) if known.weighed else None).reward != row["reward"]
 
 
 def _verdict_of(row: Row, known: Known) -> tuple[int | None, frozenset[str]] | None:
@@ -292,7 +296,8 @@ COLUMNS = {
     "sessions": ["session_id", "line", "metadata", "messages.list.element.role"],
     "turns": ["turn_id", "session_id", "message_index", "next_count", "next_role", "kind", "trainable", "skip_reason"],
     "rejected": ["source", "line"],
-    "verdicts": ["turn_id", "hint_votes.list.element.decision", "reward_votes.list.element.score", "reward",
+    "verdicts": ["turn_id", "hint_votes.list.element.decision", "hint_votes.list.element.confidence",
+                 "reward_votes.list.element.score", "reward_votes.list.element.confidence", "reward",
                  "reward_status", "reward_agreement", "hints", "hint", "hint_status"],
     "replies": ["prompt_id", "model", "sample", "finish_reason"],
 }  # fmt: skip

@@ -105,8 +105,9 @@ def examine(run: Path, *, deep: bool = False) -> Report:
     size = weights.vocabulary(manifests["teacher"]) if "teacher" in manifests else None
     judged = manifests.get("judge", {}).get("plan", {})
     complete = judged.get("command") == "rollout" or judged.get("config", {}).get("limit") is None
+    weighed = bool(judged.get("config", {}).get("weigh_votes"))
     for part in progress(range(total), "check", total, "parts"):
-        known = Known(walk.seen, complete=complete, vocabulary=size)
+        known = Known(walk.seen, complete=complete, weighed=weighed, vocabulary=size)
         for stage in by_part:
             if part < walk.count[stage]:
                 walk.check_part(stage, part, known)

@@ -85,6 +85,7 @@ def _verdict(view: JSON) -> Iterator[Text]:
 def _vote(says: str, vote: JSON) -> Text:
     """Return a vote with its reason; a failed one with its error, and below it the judge's words."""
     if not vote["error"]:
+        says += "" if vote["confidence"] is None else f" ({vote['confidence']:.2f})"
         return Text(f"  {says}: {_cut(one_line(vote['raw']), _ANSWER).strip()}")
     wrote = _cut(one_line(vote["raw"]), _FAILED).strip()
     return Text(f"  {says}: {one_line(vote['error'])}" + (f"\n    the judge wrote: {wrote}" if wrote else ""))
