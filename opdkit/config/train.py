@@ -52,8 +52,11 @@ class TrainConfig(ModelOptions):
         low=0.0,
         high=1.0,
     )
-    kl_coef: float = LOSS.expert(0.0, "weight of the KL to the untrained student; 0 is off", low=0.0)
-    kl_estimator: str = LOSS.expert("k3", "estimator of that KL; from the logged token", choices=("k1", "k2", "k3"))
+    kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
+    reference: str | None = LOSS.expert(
+        None, "frozen model of that KL; with the student's tokenizer; default: the untrained student", needs="kl_coef"
+    )
+    kl_estimator: str = LOSS.expert("k1", "estimator of that KL; from the logged token", choices=("k1", "k2", "k3"))
     min_advantage: float = LOSS.expert(
         0.0, "skip tokens with a smaller difference; teacher terms: that of teacher and student", unit="nats", low=0.0
     )

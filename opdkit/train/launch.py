@@ -68,12 +68,12 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
     return accelerator
 
 
-def open_stage(config: TrainConfig, accelerator: Accelerator, student: JSON) -> Stage:
+def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> Stage:
     """Open the stage: the main process writes its plan, then the others read it.
 
-    `student` is the identity of the model (`check_student`).
+    `models` are the identities of the student and of a reference, by option.
     """
-    inputs = {"model": student} | plan_inputs(decided_in(config.run, "targets"))
+    inputs = models | plan_inputs(decided_in(config.run, "targets"))
     for main in (True, False):
         if main == accelerator.is_main_process:
             # Only the main process overwrites.

@@ -26,6 +26,7 @@ from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row
 from opdkit.train.policy import Policy
+from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.schedule import learning_rate, objective_at, objectives
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
@@ -41,9 +42,10 @@ def run(config: TrainConfig) -> Summary:
     """Train `--model` on the targets of the run; resume from its newest checkpoint."""
     check_launch(config)
     phases = objectives(config)
-    student_identity = check_student(config.run, config.model)
+    models = {"model": check_student(config.run, config.model)}
     template_args = template_args_of(config.run, "teacher", config.template_arg)
     chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
+    models |= check_reference(config, chat)
 
     # Training set and steps.
     data, prompts = load_training_set(config, phases, chat)
@@ -62,7 +64,7 @@ def run(config: TrainConfig) -> Summary:
 
     accelerator = start_accelerator(config)
     main = accelerator.is_main_process
-    stage = open_stage(config, accelerator, student_identity)
+    stage = open_stage(config, accelerator, models)
     folder = stage.home / "checkpoints"
     if not stage.todo():
         accelerator.end_training()
@@ -70,6 +72,7 @@ def run(config: TrainConfig) -> Summary:
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         # Student and optimizer, from the newest checkpoint if there is one.
         prompts = prompts or load_prompts(config.run, turns, chat)
+        turns = with_reference(turns, prompts, config, accelerator)  # before the student takes its memory
         student = load_student(config, on_cpu=config.sharding == "fsdp")
         model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
         if config.sharding == "fsdp":

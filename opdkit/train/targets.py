@@ -58,6 +58,7 @@ class Turn:
     reward: int | None
     advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
     support: Support | None = None  # None: no hint, or not loaded
+    reference_logprobs: NDArray[np.float32] | None = None  # [R] nats; None: the old policy is the reference of the KL
     length_penalty: float | None = None  # the part of the advantage that is for its length; None: no reward, or off
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import save_tiny_model
 from forked import Forked, ranks
 from sample_world import MODEL
 from scored_runs import Toy, toy_sessions, train_config, write_run
@@ -65,19 +66,25 @@ def forwards(run: Path, model: Path) -> set[tuple[int, int]]:
     return found
 
 
-def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain_model_dir) -> None:
-    """Losses are those of one process within 1e-5, over more than 20 steps whose forwards differ in number."""
+def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain_model_dir, plain_tokenizer) -> None:
+    """Losses are those of one process within 1e-5, over more than 20 steps whose forwards differ in number.
+
+    The reference of the KL is another model, of which each process reads a share of the turns.
+    """
     one, copies, shares = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("one", "copies", "shares"))
-    train.run(train_config(one, plain_model_dir, **OPTIONS))
-    finish(ranks(*[words(copies, plain_model_dir)] * 2, logs=tmp_path / "said"))
-    finish(ranks(*[words(shares, plain_model_dir, sharding="fsdp", checkpoint_every=3)] * 2, logs=tmp_path / "said"))
+    reference = save_tiny_model(tmp_path / "reference", plain_tokenizer, seed=1)
+    options = OPTIONS | {"reference": str(reference), "learning_rate": 5e-4}
+    train.run(train_config(one, plain_model_dir, **options))
+    finish(ranks(*[words(copies, plain_model_dir, **options)] * 2, logs=tmp_path / "said"))
+    sharded = options | {"sharding": "fsdp", "checkpoint_every": 3}
+    finish(ranks(*[words(shares, plain_model_dir, **sharded)] * 2, logs=tmp_path / "said"))
     assert any(a != b for a, b in forwards(one, plain_model_dir)), "each process had as much to do: tested little"
     expected = list(read_all(one, "metrics"))
     assert len(expected) > 20
     for run in (copies, shares):
         rows = list(read_all(run, "metrics"))
         assert [row["turn_ids"] for row in rows] == [row["turn_ids"] for row in expected]
-        for name in ("loss", "grad_norm", "entropy", "approx_kl"):
+        for name in ("loss", "kl_loss", "grad_norm", "entropy", "approx_kl"):
             assert [row[name] for row in rows] == pytest.approx([row[name] for row in expected], rel=1e-5, abs=1e-6)
         found, wanted = weights(run), weights(one)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)

@@ -5,16 +5,20 @@ from torch import Tensor
 from opdkit.train.objective.losses import MAX_LOG_RATIO
 
 
-def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor, estimator: str) -> Tensor:
+def kl_to_reference(
+    logprobs_N: Tensor, reference_N: Tensor, estimator: str, old_logprobs_N: Tensor | None = None
+) -> Tensor:
     """Estimate KL(student || reference) from one sampled token at each position (nats, [N]; Schulman 2020).
 
-    With r = l - l_ref: k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as in other trainers. k1 is rho r with rho = exp(r), not
-    r alone: the expected gradient of r is zero, so minimising r would only lower the log-prob of every logged token.
-    With rho, value and gradient are unbiased for tokens drawn from the reference.
+    The tokens were drawn from the old policy; None: that is the reference. With r = l - l_ref: k2 = r^2 / 2 and
+    k3 = exp(-r) - 1 + r, as in other trainers. k1 is rho r with rho = exp(l - l_old), not r alone: where the tokens
+    come from the student, the expected gradient of r is zero, and minimising r on logged tokens would only lower their
+    log-probs. With rho, value and gradient are unbiased for tokens of the old policy.
     """
     log_ratio_N = logprobs_N - reference_N
     if estimator == "k1":
-        return log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * log_ratio_N
+        from_old_N = log_ratio_N if old_logprobs_N is None else logprobs_N - old_logprobs_N
+        return from_old_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * log_ratio_N
     if estimator == "k2":
         return log_ratio_N.square() / 2
     return (-log_ratio_N).clamp(max=MAX_LOG_RATIO).expm1() + log_ratio_N

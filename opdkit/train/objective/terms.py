@@ -11,7 +11,7 @@ trains on its reward alone, and does not count in the teacher's divisor. An obje
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
     divergence   divergence of student and teacher over the K tokens and the rest
-    kl           KL to the old policy, at the positions where any other term applies
+    kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
 Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
 position i has the coefficient c_i = sum over s of w_s a_si / n_s, and the loss is the clipped policy gradient of c. It
@@ -60,7 +60,7 @@ class Objective:
     dual_clip: float = 0.0
     divergence_alpha: float = 0.5
     kl_coef: float = 0.0
-    kl_estimator: str = "k3"
+    kl_estimator: str = "k1"
     min_advantage: float = 0.0
     skip_first: int = 0
     confidence_weight: bool = False
@@ -77,6 +77,7 @@ class Tokens:
     position_N: Tensor  # int64: index of the token in its response
     sampled_N: Tensor  # bool: the policy sampled this token (the response mask)
     old_logprobs_N: Tensor  # of the student before training
+    reference_N: Tensor  # log-probs of the reference of the KL
     teacher_logprobs_N: Tensor  # NaN where the turn has no hint
     behavior_logprobs_N: Tensor  # of the policy that wrote the log; NaN where the log has none
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
@@ -201,7 +202,8 @@ def step_loss(
         elif term.name == "divergence":
             loss_N = divergence(support_NK[mask_N], tokens.support_teacher_NK[mask_N], objective.divergence_alpha)
         else:
-            loss_N = kl_to_reference(logprobs_N[mask_N], tokens.old_logprobs_N[mask_N], objective.kl_estimator)
+            now, old, reference = (x[mask_N] for x in (logprobs_N, tokens.old_logprobs_N, tokens.reference_N))
+            loss_N = kl_to_reference(now, reference, objective.kl_estimator, old)
         losses.append((term.scale_N[mask_N] / max(totals[term.name], 1) * loss_N).sum())
         metrics[f"{term.name}_loss"] = losses[-1].detach()
     with torch.no_grad():

@@ -31,7 +31,7 @@ WRITTEN = (DEFAULT, "distill")  # also with replies that the teacher writes to e
 VARIANTS: dict[str, tuple[str, JSON]] = {
     "binary, blame on every token": ("binary", {"negative_below": 1.0}),
     "hybrid, reward weight 1, blame on every token": ("hybrid", {"reward_weight": 1.0, "negative_below": 1.0}),
-    "hybrid, KL k3 0.1": ("hybrid", {"kl_coef": 0.1}),
+    "hybrid, KL k3 0.1": ("hybrid", {"kl_coef": 0.1, "kl_estimator": "k3"}),
 }
 ROUNDS: dict[str, JSON] = {"opd": {"learning_rate": 3e-4}, DEFAULT: {"learning_rate": 6e-4}}
 ROUND_EPOCHS, ROUND_SAMPLES = 3, 2

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import estimators
 from hypothesis import given
 from hypothesis import strategies as st
 from positions import VOCABULARY, generator, logits, t
@@ -251,6 +253,24 @@ def test_k1_has_the_expected_gradient_of_the_kl() -> None:
     close(averaged(student).sum(), full(student).sum())
     close(gradient(averaged, student), gradient(full, student))
     assert gradient(full, student).abs().max() > 1e-2
+
+
+def test_k1_is_the_kl_to_a_reference_that_did_not_write_the_tokens() -> None:
+    """A frozen reference over several rounds: tokens of the old policy, by enumeration. k2 and k3 are far off."""
+    student, (reference, old) = logits(1, 17)[0], logits(2, 18).log_softmax(-1)
+    estimate = lambda x, kind: old.exp() * kl_to_reference(x.log_softmax(-1), reference, kind, old)  # noqa: E731
+    full = lambda x: x.softmax(-1) * (x.log_softmax(-1) - reference)  # noqa: E731
+    close(estimate(student, "k1").sum(), full(student).sum())
+    close(gradient(lambda x: estimate(x, "k1"), student), gradient(full, student))
+    assert all(abs(estimate(student, kind).sum() - full(student).sum()) > 0.5 for kind in ("k2", "k3"))
+
+
+def test_the_table_of_estimators_in_the_documentation() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "objectives.md").read_text(encoding="utf-8")
+    assert all(f"  {line}\n" in page for line in estimators.table().splitlines())
+    for distances in estimators.CASES.values():
+        exact, k1, *_ = estimators.expectations(*distances)
+        assert k1 == pytest.approx(exact, abs=1e-9)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
