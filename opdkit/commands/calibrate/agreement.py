@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.evaluate.bootstrap import Interval
+from opdkit.evaluate.bootstrap import Interval, quantile_interval, resample_sums, share_interval
 
 CLASSES = (-1, 0, 1)
 Matrix = NDArray[np.float64]
@@ -92,6 +92,38 @@ def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[lis
 
 
 @dataclass(frozen=True)
+class MajorityScore:
+    """Agreement of labels and rewards, where the rewards are counted from the stored votes in one way."""
+
+    majority: str  # stored: the rewards as they are; plain: each vote counts as one; weighed: by its confidence
+    answered: int
+    accuracy: float | None
+    accuracy_interval: Interval
+    kappa: float | None
+    kappa_interval: Interval
+    gain: Interval = None  # 95% interval of the accuracy minus that of the plain majority
+
+
+def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
+    """Return accuracy and kappa (of these `weights`) with their intervals, by resampling sessions.
+
+    `confusions_S` are the confusion matrices of the sessions, flat [S, 9], and `plain_S` those of the plain majority.
+    """
+    matrix = confusions_S.sum(0).reshape(3, 3)
+    resampled_B, plain_B = (resample_sums(x, seed).reshape(-1, 3, 3) for x in (confusions_S, plain_S))
+    share, beyond_chance = (None if np.isnan(x) else float(x) for x in (accuracy(matrix), kappa(matrix, weights)))
+    return MajorityScore(
+        majority,
+        int(matrix.sum()),
+        share,
+        share_interval(accuracy(resampled_B), share, len(confusions_S)),
+        beyond_chance,
+        quantile_interval(kappa(resampled_B, weights)),
+        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)),
+    )
+
+
+@dataclass(frozen=True)
 class HintScore:
     """Hints against labels of `wanted`. Precision: the share of hinted turns on which something was wanted.
 
@@ -141,6 +173,7 @@ class Calibration:
     kappa_interval: Interval
     confusion: list[list[int]]  # rows: labels -1, 0, 1; columns: rewards -1, 0, 1
     classes: list[ClassScore]
+    majorities: list[MajorityScore]  # plain and weighed; [] where no vote has a confidence
     levels: list[Level]
     calibration_error: float | None
     stored_votes: int

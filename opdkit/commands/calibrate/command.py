@@ -13,7 +13,7 @@ from opdkit.commands.calibrate.table import show
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.bootstrap import Array, quantile_interval, resample_sums, share_interval
+from opdkit.evaluate.bootstrap import Array, resample_sums, share_interval
 
 EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
 
@@ -40,45 +40,57 @@ def measure(config: CalibrateConfig) -> Calibration:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
         labels = f"no label of {config.labels}" if config.labels else "no label"
         raise OpdkitError(f"{labels} is of a judged turn of {config.run}: {reasons}")
-    # Agreement of labels and rewards; intervals by resampling sessions.
-    by_session = dict[str, Array]()  # session -> its confusion matrix, flat [9]
-    for case in cases:
-        reward = voting.session_reward(config.session_reward, (turn.reward for turn in case.turns))
-        cells = by_session.setdefault(case.session_id, np.zeros(9))
-        if reward is not None:
-            cells += agreement.confusion([case.label], [reward]).ravel()
-    confusions_S = np.stack(list(by_session.values()))
-    matrix = confusions_S.sum(0).reshape(3, 3)
-    resampled_B = resample_sums(confusions_S, config.seed).reshape(-1, 3, 3)
-    statistics = (agreement.accuracy(matrix), agreement.kappa(matrix, config.kappa_weights))
-    accuracy, kappa = (None if np.isnan(value) else float(value) for value in statistics)
+    # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
+    confusions = {
+        way: confusions_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")
+    }
+    stored, *majorities = (
+        agreement.majority_score(way, confusions_S, config.kappa_weights, config.seed, confusions["plain"])
+        for way, confusions_S in confusions.items()
+    )
+    matrix = confusions["stored"].sum(0).reshape(3, 3)
     # Calibration and hints, on labels of one turn.
     single = [(case, case.turns[0]) for case in cases if len(case.turns) == 1]
     agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
     levels, error = agreement.calibration([share for share, _ in agreed], [right for _, right in agreed])
     hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
-    stored, points, used = measure_curve(cases, config)
+    stored_votes, points, used = measure_curve(cases, config)
     measured = [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None]
     return Calibration(
         rows=read.rows,
         set_aside=dict((read.set_aside + dropped).most_common()),
         labels=len(cases),
-        answered=int(matrix.sum()),
+        answered=stored.answered,
         statuses=dict(Counter(turn.status for case in cases for turn in case.turns).most_common()),
-        accuracy=accuracy,
-        accuracy_interval=share_interval(agreement.accuracy(resampled_B), accuracy, len(by_session)),
-        kappa=kappa,
-        kappa_interval=quantile_interval(agreement.kappa(resampled_B, config.kappa_weights)),
+        accuracy=stored.accuracy,
+        accuracy_interval=stored.accuracy_interval,
+        kappa=stored.kappa,
+        kappa_interval=stored.kappa_interval,
         confusion=matrix.astype(int).tolist(),
         classes=agreement.by_class(matrix),
+        majorities=majorities if any(any(turn.weights or ()) for case in cases for turn in case.turns) else [],
         levels=levels,
         calibration_error=error,
-        stored_votes=stored,
+        stored_votes=stored_votes,
         curve=points,
         curve_labels=used,
         votes_worth_paying=voting.worth_paying(measured, config.tolerance),
         hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
     )
+
+
+def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
+    """Return the confusion matrix of each session, flat [sessions, 9]; `how` is --session-reward.
+
+    `way` is how the votes are counted: a key of `Judged.rewards`.
+    """
+    by_session = dict[str, Array]()
+    for case in cases:
+        reward = voting.session_reward(how, (turn.rewards[way] for turn in case.turns))
+        cells = by_session.setdefault(case.session_id, np.zeros(9))
+        if reward is not None:
+            cells += agreement.confusion([case.label], [reward]).ravel()
+    return np.stack(list(by_session.values()))
 
 
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:

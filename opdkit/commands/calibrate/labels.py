@@ -11,7 +11,7 @@ from opdkit.commands.turns.nearest import nearest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import OUTCOME
+from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import reviews_in_force
@@ -27,7 +27,8 @@ WORDS = {
 }  # fmt: skip
 _UNLABELLED, UNKNOWN = "no label yet", "unknown id"
 _EXAMPLES = 3  # rows that an error quotes, and unknown ids for which a similar one is looked for
-_VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward", "reward_status", "reward_agreement", "hint"]
+_VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward_votes.confidence", "reward", "reward_status",
+                    "reward_agreement", "hint"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,25 @@ class Labels:
 
 @dataclass(frozen=True)
 class Judged:
-    """Votes and verdict of the judge on one turn. A score of None is a vote that failed."""
+    """Votes and verdict of the judge on one turn. A score of None is a vote that failed.
+
+    `weights` are the confidences of the votes, None where that of a valid vote is not known.
+    """
 
     session_id: str
     scores: tuple[int | None, ...]
+    weights: list[float] | None
     reward: int | None
     status: str
     agreement: float | None
     hinted: bool
+
+    @property
+    def rewards(self) -> dict[str, int | None]:
+        """Return the reward as it is stored, and as the plain and the weighed majority of the votes give it."""
+        majorities = {"plain": None, "weighed": self.weights}
+        counted = {name: reward_of(self.scores, weights).reward for name, weights in majorities.items()}
+        return {"stored": self.reward, **counted}
 
 
 @dataclass(frozen=True)
@@ -178,9 +190,10 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
             if row["reward_status"] == OUTCOME:  # not of the judge
                 continue
-            session_id, scores = row["turn_id"].rpartition(":")[0], tuple(vote["score"] for vote in row["reward_votes"])
-            judged = Judged(session_id, scores, row["reward"], row["reward_status"], row["reward_agreement"],
-                            row["hint"] is not None)  # fmt: skip
+            votes = [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
+            session_id, scores = row["turn_id"].rpartition(":")[0], tuple(score for score, _ in votes)
+            judged = Judged(session_id, scores, confidences_of(votes), row["reward"], row["reward_status"],
+                            row["reward_agreement"], row["hint"] is not None)  # fmt: skip
             for key in (("turn_id", row["turn_id"]), ("session_id", session_id)):
                 if key in labelled:
                     verdicts.setdefault(key, []).append(judged)

@@ -35,6 +35,18 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     for row, scores in zip(measured.confusion, measured.classes, strict=True):
         table.add_row(signed(scores.label), *(f"{n:,}" for n in row), _number(scores.precision), _number(scores.recall))
     stdout.print(table)
+    if measured.majorities:
+        table = RichTable("majority", "answered", "accuracy", "95% interval", "kappa", "95% interval")
+        for score in measured.majorities:
+            figures = (_number(score.accuracy), _range(score.accuracy_interval), _number(score.kappa))
+            table.add_row(score.majority, f"{score.answered:,}", *figures, _range(score.kappa_interval))
+        stdout.print(table)
+        plain, weighed = measured.majorities
+        if plain.accuracy is not None and weighed.accuracy is not None:
+            gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_range(weighed.gain)})"
+            _print(
+                f"weighing the votes by their confidence changes the accuracy by {gain}; judge --weigh-votes does so"
+            )
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")
         for level in measured.levels:

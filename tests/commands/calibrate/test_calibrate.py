@@ -27,17 +27,28 @@ from opdkit.store.reviews import Review, append
 Votes = Sequence[int | None]
 
 
-def judged_run(path: Path, votes: Mapping[str, Votes]) -> Path:
+def judged_run(path: Path, votes: Mapping[str, Votes], confidences: Mapping[str, Sequence[float | None]] = {}) -> Path:
     """Write a run with one turn for every turn_id, judged with these votes."""
     names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
     sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
-    return write_run(path, [(sessions, [turn(i) for i in votes], [_verdict(i, v) for i, v in votes.items()])])
+    return write_run(
+        path,
+        [
+            (
+                sessions,
+                [turn(i) for i in votes],
+                [_verdict(i, v, confidences.get(i, [None] * len(v))) for i, v in votes.items()],
+            )
+        ],
+    )
 
 
-def _verdict(turn_id: str, scores: Votes) -> dict:
+def _verdict(turn_id: str, scores: Votes, confidences: Sequence[float | None]) -> dict:
     reward = reward_of(scores)
+    votes = [{"score": s, "raw": "", "error": None if s is not None else "failed", "confidence": c}
+             for s, c in zip(scores, confidences, strict=True)]  # fmt: skip
     return verdict(turn_id) | {
-        "reward_votes": [{"score": s, "raw": "", "error": None if s is not None else "failed"} for s in scores],
+        "reward_votes": votes,
         "reward": reward.reward, "reward_status": reward.status, "reward_agreement": reward.agreement,
     }  # fmt: skip
 
@@ -257,6 +268,54 @@ def test_the_same_labels_give_the_same_intervals(tmp_path: Path) -> None:
     assert first == again
     config = CalibrateConfig(run=tmp_path / "0" / "run", labels=tmp_path / "0" / "labels.jsonl", seed=1)
     assert measure(config).kappa_interval != first.kappa_interval
+
+
+def test_the_weighed_majority_stands_beside_the_plain_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A judge that is surer when it is right gains by weighing. Accuracy and kappa are counted again here."""
+    rng = np.random.default_rng(11)
+    votes, labels, _ = simulated(rng, 200, 3, (0.6,))
+    confidences = {
+        name: [None if s is None else round(rng.uniform(0.6, 1.0) if s == labels[name] else rng.uniform(0.3, 0.8), 3)
+               for s in scores]
+        for name, scores in votes.items()
+    }  # fmt: skip
+    confidences[next(iter(votes))] = [None] * 3  # one turn without: counted plainly
+    judged, file = judged_run(tmp_path / "run", votes, confidences), labelled(tmp_path, labels)
+    found = measure(CalibrateConfig(run=judged, labels=file))
+
+    def counted(scores: Votes, weights: Sequence[float | None]) -> int | None:
+        valid = [s for s in scores if s is not None]
+        if 2 * len(valid) < len(scores) or not valid:
+            return None
+        if any(w is None for s, w in zip(scores, weights, strict=True) if s is not None):
+            weights = [1.0] * len(scores)
+        sums = {v: sum(w or 0.0 for s, w in zip(scores, weights, strict=True) if s == v) for v in (-1, 0, 1)}
+        best = [v for v in sums if abs(sums[v] - max(sums.values())) < 1e-9]
+        return best[0] if len(best) == 1 else 0
+
+    assert [score.majority for score in found.majorities] == ["plain", "weighed"]
+    for score, weighing in zip(found.majorities, (False, True), strict=True):
+        rewards = {n: counted(v, confidences[n] if weighing else [1.0] * 3) for n, v in votes.items()}
+        pairs = [(labels[name], reward) for name, reward in rewards.items() if reward is not None]
+        assert score.answered == len(pairs)
+        assert score.accuracy == pytest.approx(sum(a == b for a, b in pairs) / len(pairs))
+        assert score.kappa == pytest.approx(cohen_kappa_score(*zip(*pairs, strict=True)))
+    plain, weighed = found.majorities
+    assert plain.accuracy == found.accuracy
+    assert weighed.gain[0] > 0
+    assert weighed.gain[0] < weighed.accuracy - plain.accuracy < weighed.gain[1]
+    run(CalibrateConfig(run=judged, labels=file))
+    shown = capsys.readouterr().out
+    assert f"{weighed.accuracy - plain.accuracy:+.3f}" in shown
+    assert "--weigh-votes" in shown
+
+
+def test_votes_without_confidences_are_not_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    votes, labels, _ = simulated(np.random.default_rng(11), 20, 3, (0.6,))
+    found = calibrated(tmp_path, votes, labels)
+    assert found.majorities == []
+    run(CalibrateConfig(run=tmp_path / "run", labels=tmp_path / "labels.jsonl"))
+    assert "--weigh-votes" not in capsys.readouterr().out
 
 
 def test_tables_for_people_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
