@@ -61,6 +61,12 @@ def warn(message: str) -> None:
         stderr.print(f"[yellow]warning:[/] {escape(printable(message))}", soft_wrap=True)
 
 
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print (name, value) pairs on stdout, in two columns."""
+    for name, value in facts:
+        stdout.print(printable(f"{name:<32} {value}"), markup=False, soft_wrap=True)
+
+
 _LINE_EVERY = 60.0  # seconds between two lines of progress in a pipe or a batch job
 
 

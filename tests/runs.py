@@ -86,3 +86,11 @@ def _turns(session_id: str, messages: Messages) -> list[dict[str, Any]]:
             "behavior_logprobs": None,
         })  # fmt: skip
     return rows
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Path -> time of its last change (ns) and content, of everything in a folder; {} where there is none."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(folder.rglob("*"))
+    }

@@ -42,7 +42,7 @@ class ExtractConfig(StageConfig):
         (), f"replace matches of a pattern, NAME=REGEX; [NAME] replaces them; works without --redact too; {REPEAT}"
     )
     workers: int = SPEED.option(1, "processes that share this shard", unit="processes", low=1, plan=False)
-    dry_run: bool = WHERE.option(False, "report what would be done, write nothing; from 1,000 lines each", plan=False)
+    dry_run: bool = shared_option("dry_run", WHERE, "from 1,000 lines each")
     part_mb: float | None = SPEED.expert(
         None, "unpacked size of a part of whole sessions; default: log / 64, from 0.25 to 8 MB", unit="MB", low=1e-6
     )

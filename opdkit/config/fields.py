@@ -144,6 +144,11 @@ class StageConfig(CommandConfig):
     )
     overwrite: bool = WHERE.option(False, "discard what was written with other options", plan=False)
 
+    @property
+    def is_dry_run(self) -> bool:
+        """True with `--dry-run`: nothing may be written."""
+        return bool(vars(self).get("dry_run"))
+
     def plan(self) -> JSON:
         """Return the fields that decide the rows, as JSON values."""
         decisive = {field.name for field in fields_of(type(self)) if field.plan}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
-from opdkit.config.fields import HOW, SPEED, WHAT, Panel
+from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
 from opdkit.config.shared import REPEAT, ModelOptions, shared_option
 from opdkit.errors import ConfigError
 
@@ -51,6 +51,7 @@ class JudgeConfig(ModelOptions):
     batch_tokens: int = SPEED.option(65536, "tokens in memory at once; local: prompts and votes", unit="tokens", low=1)
     concurrency: int = SPEED.option(16, "endpoint: parallel requests", unit="requests", low=1, plan=False)
     timeout: float = SPEED.expert(120.0, "give up on a request after this", unit="seconds", low=0.1, plan=False)
+    dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
     retries: int = SPEED.expert(6, "endpoint: further attempts of a request; with growing pauses", low=0, plan=False)
 
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                     {"plan": False, "expert": True}),
     "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
                      {"check": parse_pairs}),
+    "dry_run": (False, "report what would be done, write nothing", {"plan": False}),
     "seed": (0, "seed of every random draw", {"low": 0}),
     "json": (False, "JSON on stdout instead of text", {}),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, Panel
+from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, WHERE, Panel
 from opdkit.config.shared import REPEAT, ModelOptions, shared_option
 from opdkit.config.teacher_models import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
@@ -62,6 +62,7 @@ class TeacherConfig(ModelOptions):
     tensor_parallel: bool = MEMORY.option(
         False, "under torchrun: split each layer over all GPUs; all processes score the same parts together", plan=False
     )
+    dry_run: bool = shared_option("dry_run", WHERE, "replies, and the tokens that the models would read")
 
     def __post_init__(self) -> None:
         super().__post_init__()

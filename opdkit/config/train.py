@@ -128,7 +128,7 @@ class TrainConfig(ModelOptions):
         False, "also keep the model after each epoch; in train/epochs/N/model; holds the weights twice while it writes"
     )
     tracker: str | None = WHERE.expert(None, "also log to", choices=("tensorboard", "wandb", "trackio"), plan=False)
-    dry_run: bool = WHERE.option(False, "report what would be done, write nothing", plan=False)
+    dry_run: bool = shared_option("dry_run", WHERE)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,5 +1,6 @@
 """Loading of models and tokenizers from a folder or the hub, and seeded random generators."""
 
+import contextlib
 import math
 import os
 from pathlib import Path
@@ -7,7 +8,15 @@ from pathlib import Path
 import torch
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.distributed import DistributedConfig
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
@@ -87,6 +96,24 @@ def load_model(
         raise OpdkitError(
             f"the model {name} cannot be loaded: {_first_line(error)}. Is it complete? Copy or download it again"
         ) from error
+
+
+def load_skeleton(name: str) -> PreTrainedModel:
+    """Return a model without its weights, on torch's device "meta": it has the sizes and limits, and cannot compute.
+
+    Raises what `load_model` raises for a folder that is not a model.
+    """
+    check_model_folder(name)
+    _check_model_type(name)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        with contextlib.suppress(OSError):  # a folder without it has the configuration's
+            model.generation_config = GenerationConfig.from_pretrained(name)
+    except Exception as error:
+        raise OpdkitError(f"the model {name} cannot be configured: {_first_line(error)}") from error
+    return model.eval()
 
 
 def input_device(model: nn.Module) -> torch.device:

@@ -6,7 +6,7 @@
 Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a response token is predicted, H hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -67,14 +67,9 @@ def read_trees(
     first tree that a model reads gives other numbers than padded batches.
     """
     trees = TreesRead()
-    for model in {id(model): model for model, _ in readings}.values():
-        sequences = [s for reader, given in readings if reader is model for s in given]
-        if not whole:
-            trees.tokens += sum(map(len, sequences))
-            continue
-        plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], min(PACK_TOKENS, batch_tokens))
-        total = plan.tokens + plan.saved
-        if plan.saved <= _MIN_SAVED * total or not check_tree_reading(model):
+    for model, sequences, plan in _plan_trees(readings, batch_tokens, whole):
+        total = sum(map(len, sequences))
+        if plan is None or not check_tree_reading(model):
             trees.tokens += total
             continue
         tree = ReadTree(model, sequences, plan, max(_CHUNK, batch_tokens))
@@ -88,6 +83,32 @@ def read_trees(
         trees.by_model[id(model)] = tree
         trees.tokens, trees.saved = trees.tokens + plan.tokens, trees.saved + plan.saved
     return trees
+
+
+def _plan_trees(
+    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, whole: bool
+) -> Iterator[tuple[PreTrainedModel, list[PromptResponse], Plan | None]]:
+    """Yield each model with all of its sequences and the plan to read their tree; None where that saves too little."""
+    for model in {id(model): model for model, _ in readings}.values():
+        sequences = [s for reader, given in readings if reader is model for s in given]
+        plan = None
+        if whole:
+            plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], min(PACK_TOKENS, batch_tokens))
+        yield model, sequences, plan if plan and plan.saved > _MIN_SAVED * (plan.tokens + plan.saved) else None
+
+
+def estimate_tokens(
+    readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, *, whole: bool = True
+) -> TreesRead:
+    """Return how many tokens `read_trees` would read and save. Models need no weights: none of them runs.
+
+    A model that fails the comparison of `check_tree_reading` would read them all.
+    """
+    estimate = TreesRead()
+    for model, sequences, plan in _plan_trees(readings, batch_tokens, whole):
+        saved = 0 if plan is None or _build_problem(model) else plan.saved
+        estimate.tokens, estimate.saved = estimate.tokens + sum(map(len, sequences)) - saved, estimate.saved + saved
+    return estimate
 
 
 def check_tree_reading(model: PreTrainedModel) -> bool:

@@ -112,7 +112,8 @@ class Stage:
             check_parts_exist(config.run, upstream)
         digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
-        sweep(stage.home / ".tmp", "*")
+        if not config.is_dry_run:
+            sweep(stage.home / ".tmp", "*")
         return stage
 
     def is_done(self, part: int) -> bool:
@@ -120,9 +121,10 @@ class Stage:
         return path.exists() and (self.part_inputs is None or read_inputs(path) == self.part_inputs(part))
 
     def todo(self) -> list[int]:
-        """Return the parts of this shard that are not done yet."""
+        """Return the parts of this shard that are not done yet; with `--dry-run --overwrite` all of them."""
         shard, shards = parse_shard(self.config.shard)
-        return [k for k in range(shard, self.parts, shards) if not self.is_done(k)]
+        replaces = self.config.is_dry_run and self.config.overwrite
+        return [k for k in range(shard, self.parts, shards) if replaces or not self.is_done(k)]
 
     @contextlib.contextmanager
     def writing(self, part: int) -> Iterator[PartWriter]:

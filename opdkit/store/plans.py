@@ -77,15 +77,19 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     """Write the manifest into a stage's folder, or check that the one there pins the same plan. Return its fingerprint.
 
     That is `digest`, unless the plans differ in the spelling of paths alone. Raises ConfigError that names every other
-    difference. `--overwrite` removes plan and parts first.
+    difference. `--overwrite` removes plan and parts first. With `--dry-run` nothing is written or removed.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
     if config.overwrite and shards == 1 and folder.exists():
+        if config.is_dry_run:
+            return digest
         with disk_errors_explained(folder):
             remove_folder(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
     # Parts are looked for first: a process writes its manifest before its parts.
     if any(folder.glob("*/part-*.parquet")) and not path.exists():
         raise ConfigError(f"{folder} holds parts but no manifest, so their plan is unknown; pass --overwrite")
+    if config.is_dry_run and not path.exists():
+        return digest
     document = {"fingerprint": digest, "plan": plan, "configuration": config.effective()}
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)

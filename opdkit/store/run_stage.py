@@ -1,5 +1,7 @@
 """Run one stage: record its error, listen for signals."""
 
+import contextlib
+
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
 from opdkit.store.counters import Summary
@@ -12,7 +14,8 @@ def run_stage(name: str, config: StageConfig) -> Summary:
 
     Call `config.check_inputs()` before: `opdkit run` checks all of its stages before it runs the first.
     """
-    with record_failure(name, config), listen_for_signals():
+    record = contextlib.nullcontext() if config.is_dry_run else record_failure(name, config)
+    with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config)
     if summary.parts_done == summary.parts:
         forget_failures(config.run, name)

@@ -1,7 +1,9 @@
 """Student and teachers: the models that score, loaded as the options name them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,7 +15,14 @@ from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_na
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
-from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
+from opdkit.model.load import (
+    check_same_tokenizer,
+    context_length,
+    load_model,
+    load_skeleton,
+    load_tokenizer,
+    resolve_device,
+)
 from opdkit.store.plans import model_identity
 from opdkit.teacher.behavior_policy import student_names
 
@@ -74,13 +83,16 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     """Load student and teachers. Paths with equal weights share one loaded model.
 
     A teacher's prompt is rendered with its own template, or with the student's where it has none. Raises ConfigError
-    when student and teacher have different tokenizers, or an option exceeds the limits of a model.
+    when student and teacher have different tokenizers, or an option exceeds the limits of a model. With `--dry-run` the
+    models have no weights.
     """
     template_args = parse_pairs(config.template_arg, "--template-arg")
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
+    load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
+    resolve_device(config.device)  # a wrong one is an error in a dry run, too
     files = model_identity(config.model).get("files", {})
-    tokenizer, model = load_tokenizer(config.model), load_model(config.model, **options)
+    tokenizer, model = load_tokenizer(config.model), load(config.model)
     student = Policy(model, Chat(tokenizer, template_args, model.generation_config.eos_token_id))
     loaded = {weights_digest(files) or config.model: model}  # by digest of the weights; on the hub by name
     paths = parse_teachers(config.teacher)
@@ -93,7 +105,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
         check_same_tokenizer(student.chat.tokenizer, tokenizer)
         weights = weights_digest(model_identity(path).get("files", {})) or path
         if weights not in loaded:
-            loaded[weights] = load_model(path, **options)
+            loaded[weights] = load(path)
         chat = Chat(tokenizer, template_args) if tokenizer.chat_template else student.chat
         policies[name] = Policy(loaded[weights], chat)
     models = [student.model, *(policy.model for policy in policies.values())]

@@ -100,10 +100,7 @@ def score_session(
     same = [[teacher.models == (student,) and readings == (r.student,) for readings in r.hinted] for r in replies]
     unhinted_same = [teacher.models == (student,) and r.unhinted == (r.student,) for r in replies]
     pending = [r.unhinted for r, known in zip(replies, unhinted_same, strict=True) if r.unhinted and not known]
-    by_teacher = [*(readings for r in replies for readings in r.hinted), *pending]
-    by_model = [(student, [r.student for r in replies])]
-    by_model += [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
-    trees = read_trees(by_model, batch_tokens, whole=whole)
+    trees = read_trees(readings_by_model(student, teacher, replies), batch_tokens, whole=whole)
     logprobs = partial(logprobs_of, batch_tokens=batch_tokens, read=trees.batch)
 
     # The model whose top tokens are stored comes first; the other one is queried at these tokens.
@@ -128,6 +125,20 @@ def score_session(
     if counted is not None:
         counted.update({"tokens read": trees.tokens, "tokens saved": trees.saved})
     return [_combine(options, *columns) for columns in zip(old, hinted, unhinted, same, strict=True)]
+
+
+def readings_by_model(
+    student: PreTrainedModel, teacher: Mixture, replies: Sequence[ReplyReadings]
+) -> list[tuple[PreTrainedModel, list[PromptResponse]]]:
+    """Return the sequences that each model reads: the student its prompts, the teacher's those with and without hints.
+
+    What the teacher would read without a hint is left out where it is what the student reads.
+    """
+    is_student = teacher.models == (student,)
+    unhinted = [r.unhinted for r in replies if r.unhinted and not (is_student and r.unhinted == (r.student,))]
+    by_teacher = [*(readings for r in replies for readings in r.hinted), *unhinted]
+    by_model = [(student, [r.student for r in replies])]
+    return by_model + [(model, [readings[j] for readings in by_teacher]) for j, model in enumerate(teacher.models)]
 
 
 def _hinted_logprobs(

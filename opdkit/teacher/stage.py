@@ -7,7 +7,7 @@ turn that cannot be scored is dropped and counted under a named reason.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,7 +20,9 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, warn
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
+from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
+from opdkit.store.dry_run import print_dry_run
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.reviews import part_inputs, reviews_in_force
@@ -38,7 +40,7 @@ from opdkit.teacher.review_changes import (
     with_decided_rewards,
 )
 from opdkit.teacher.samples import HintedTurn, sample_replies
-from opdkit.teacher.scores import ScoreOptions, Scores, score_session
+from opdkit.teacher.scores import ScoreOptions, Scores, readings_by_model, score_session
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
 _UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
@@ -60,7 +62,8 @@ def run(config: TeacherConfig) -> Summary:
     group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
     # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
-    scorer = load_scorer(config) if config.overwrite else None  # before anything is deleted for it
+    # Before anything is deleted for it.
+    scorer = load_scorer(config) if config.overwrite and not config.dry_run else None
     with group.main_first():
         stage = Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
@@ -72,6 +75,9 @@ def run(config: TeacherConfig) -> Summary:
             part_inputs=inputs_of_part,
         )
     todo = group.broadcast(stage.todo())
+    if config.dry_run:
+        group.leave()
+        return report_work(config, stage, inputs_of_part)
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
         with stage.writing(part) as out:
@@ -80,7 +86,8 @@ def run(config: TeacherConfig) -> Summary:
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
             if table is None:
                 scorer = scorer or load_scorer(config)
-                table = score_part(config, scorer, sessions, decided, out.counters)
+                results = score_part(config, scorer, sessions, decided, out.counters)
+                table = targets_table(results, sessions, decided)
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
             turn_ids = {verdict["turn_id"] for _, judged in sessions for _, verdict in judged}
@@ -97,8 +104,8 @@ def run(config: TeacherConfig) -> Summary:
 
 def score_part(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], decided: JSON, counters: Counters
-) -> pa.Table:
-    """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
+) -> Results:
+    """Return the results of a part's turns, in their order, and count them.
 
     `decided` are the decisions of people about its turns; see `opdkit.teacher.review_changes`.
     """
@@ -117,23 +124,59 @@ def score_part(
         scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
         examples = _make_examples(config, scorer, scored_together, scored, counters)
         hinted = score_replies(config, scorer, examples, scored, counters)
-        if config.teacher_samples:
+        if config.teacher_samples and not config.dry_run:
             order = {turn_id: n for n, turn_id in enumerate(scored)}
             hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
             sampled = sample_replies(config, scorer, hinted, counters)
             score_replies(config, scorer, sampled, scored, counters)
         results |= scored
+    for result in results.values():
+        counters.rows_in += len(result.rows) + len(result.dropped)
+        counters.dropped.update(result.dropped)
+        counters.count("with a hint", sum(row["hint"] is not None for row in result.rows))
+    return results
+
+
+def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON) -> pa.Table:
+    """Return the targets of a part: logged replies in the order of their turns, then replies that the teacher sampled.
+
+    The rewards are those that people left in force (`decided`).
+    """
     rows = [row for result in results.values() for row in result.rows]
     verdicts = {v["turn_id"]: decided_verdict(v, decided) for _, judged in sessions for _, v in judged}
     for row in rows:
         if row["written"] is None:  # nobody has reacted to a sampled reply
             row["reward"] = verdicts[row["turn_id"]]["reward"]
-    for result in results.values():
-        counters.rows_in += len(result.rows) + len(result.dropped)
-        counters.dropped.update(result.dropped)
-    counters.count("with a hint", sum(row["hint"] is not None for row in rows))
     rows.sort(key=lambda row: row["written"] is not None)
     return to_arrow(TARGETS, rows)
+
+
+def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[int], JSON]) -> Summary:
+    """Print what the parts to do would take (`--dry-run`): all of it follows from token ids, and no model runs."""
+    counters, scorer = Counters(), None
+    for part in stage.todo():
+        scorer = scorer or load_scorer(config)  # without weights
+        sessions, decided = (
+            list(judged_sessions(config.run, part, config.limit)),
+            inputs_of_part(part).get("reviews", {}),
+        )
+        rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
+        if rewarded is None or config.overwrite:
+            results = score_part(config, scorer, sessions, decided, counters)
+            counters.rows_out += sum(len(result.rows) for result in results.values())
+    for message in warnings(config, counters):
+        warn(message)
+    hinted = counters.total("with a hint")
+    work = {
+        "replies to score": counters.rows_out,
+        "  with a hint": hinted,
+        "tokens to score": counters.total("tokens scored"),
+        "tokens to read, with prompts": counters.total("tokens read"),
+        "  saved by shared prefixes": counters.total("tokens saved"),
+    }
+    if written := hinted * config.teacher_samples:
+        work |= {"replies to sample": written, "tokens to write, at most": written * config.max_new_tokens}
+    return print_dry_run(stage, counters, "judged replies", work)
 
 
 def _make_examples(
@@ -189,10 +232,20 @@ def score_replies(
     options = ScoreOptions(config.top_k, config.top_k_of, overlap, scorer.vocabulary)
     budget = budget_of(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
+        mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
+        if config.dry_run:
+            by_model = readings_by_model(student, mixture, [example.readings for example in examples])
+            estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
+            counters.count("tokens read", estimate.tokens)
+            counters.count("tokens saved", estimate.saved)
+            for example in examples:
+                counters.count("tokens scored", len(example.reply.ids) * len(example.readings.every()))
+                row = {"written": None, "hint": example.hints[0] if example.hints else None}
+                results[example.verdict["turn_id"]].rows.append(row)
+            continue
         for attempt in budget.halves([example.readings.tokens for example in examples]):
             batch = [examples[i] for i in attempt.items]
             replies, tokens = [example.readings for example in batch], Counter[str]()
-            mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
             score_batch = partial(score_session, student, mixture, replies, options, counted=tokens)
             with attempt:
                 limit = min(config.batch_tokens, budget.most)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.train import TrainConfig
-from opdkit.console import counted, printable, say, stdout, verb, warn, with_sign
+from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
@@ -131,8 +131,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         quantiles = "".join(f", {q:.0%} {with_sign(float(cut), 3)}" for q, cut in cuts)
         lines.append((f"{name} advantages", counted(len(values), "token") + quantiles))
     lines.append(("optimizer steps", f"{len(steps):,}"))
-    for name, value in lines:
-        stdout.print(printable(f"{name:<32} {value}"), markup=False, soft_wrap=True)
+    print_facts(lines)
 
 
 def largest_shares(data: TrainingSet) -> dict[str, str]:

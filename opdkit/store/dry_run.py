@@ -1,0 +1,26 @@
+"""`--dry-run` of a stage that works part by part: what it would do, on stdout."""
+
+from collections.abc import Mapping
+
+from opdkit.console import is_main_process, print_facts
+from opdkit.store.counters import Counters, Summary
+from opdkit.store.part_writer import Stage
+from opdkit.store.reading import part_path
+
+
+def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[str, int]) -> Summary:
+    """Print the parts that are done and to do, the rows in and dropped, `work`, and the files that would be written.
+
+    `counters` are those of the parts to do, `taken` the name of the rows that they take. Return the closing line.
+    """
+    todo = stage.todo()
+    done = 0 if stage.config.overwrite else sum(map(stage.is_done, range(stage.parts)))
+    facts = [("parts", f"{stage.parts:,}, {done:,} done, {len(todo):,} to do"), (taken, f"{counters.rows_in:,}")]
+    facts += [(f"  dropped: {reason}", f"{n:,}") for reason, n in counters.dropped.most_common()]
+    facts += [(name, f"{n:,}") for name, n in work.items()]
+    for table in stage.tables:
+        first, *others = [str(part_path(stage.config.run, table.name, part)) for part in todo] or ["nothing"]
+        facts.append(("writes", first + (f" and {len(others):,} more" if others else "")))
+    if is_main_process():
+        print_facts(facts)
+    return Summary(f"{stage.name} --dry-run", counters, 0, 1, where=None)

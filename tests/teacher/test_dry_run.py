@@ -1,0 +1,130 @@
+"""`opdkit teacher --dry-run`: the counts of the real run, without weights, and nothing written."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import save_tiny_model
+from judged_runs import three_parts, write_run
+from runs import snapshot
+from typer.testing import CliRunner
+
+from opdkit.cli import app
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store import reviews
+from opdkit.store.reviews import Review
+from opdkit.store.run_stage import run_stage
+from opdkit.teacher import models
+from opdkit.teacher import stage as teacher
+
+OPTIONS = [
+    {},
+    {"turn_by_turn": True},
+    {"batch_tokens": 60},
+    {"score_unhinted": True},
+    {"max_tokens": 150},
+    {"teacher_hint": "overlap", "top_k_of": "teacher", "top_k": 3},
+    {"limit": 2},
+    {"teacher": "other"},
+]
+
+
+def facts(printed: str) -> dict[str, str]:
+    """Name -> value of each printed line, without the commas of its numbers."""
+    return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_it_counts_what_the_run_then_does(options, run, config, tmp_path, tiny_tokenizer, monkeypatch, capsys) -> None:
+    """Replies, drops by reason, tokens read, saved and scored: number by number."""
+    if "teacher" in options:
+        options = {"teacher": (str(save_tiny_model(tmp_path / "other", tiny_tokenizer, seed=1)),)}
+    with monkeypatch.context() as patched:
+        patched.setattr(models, "load_model", lambda *_, **__: pytest.fail("a dry run loads no weights"))
+        before = snapshot(run)
+        expected = teacher.run(config(run, dry_run=True, **options)).counters
+        assert snapshot(run) == before
+    shown = facts(capsys.readouterr().out)
+    found = teacher.run(config(run, **options)).counters
+    assert expected.rows_in == found.rows_in > 0
+    assert (expected.rows_out, expected.dropped, expected.counts) == (found.rows_out, found.dropped, found.counts)
+    assert shown["parts"] == "3 0 done 3 to do"
+    assert int(shown["replies to score"]) == found.rows_out
+    assert int(shown["tokens to read with prompts"]) == found.total("tokens read")
+    assert int(shown["saved by shared prefixes"]) == found.total("tokens saved")
+    assert int(shown["tokens to score"]) == found.total("tokens scored")
+
+
+def test_parts_that_are_done_are_left_out(run, config, capsys) -> None:
+    teacher.run(config(run))
+    (run / "teacher/targets/part-00001.parquet").unlink()
+    before = snapshot(run)
+    summary = teacher.run(config(run, dry_run=True))
+    assert "3, 2 done, 1 to do" in (shown := capsys.readouterr().out)
+    assert str(run / "teacher/targets/part-00001.parquet") in shown
+    assert 0 < summary.counters.rows_out < 9
+    assert teacher.run(config(run, dry_run=True, overwrite=True, top_k=4)).counters.rows_out == 9
+    shown = capsys.readouterr().out
+    assert "3, 0 done, 3 to do" in shown
+    assert "part-00000.parquet and 2 more" in shown
+    assert snapshot(run) == before
+
+
+def test_new_rewards_are_no_work_and_a_new_hint_is(run, config) -> None:
+    teacher.run(config(run))
+    rewarded, hinted = (
+        Review("s0a:4", reward_decided=True, reward=-1),
+        Review("s0a:4", hint_decided=True, hint="Say why."),
+    )
+    reviews.append(run, [rewarded])
+    assert teacher.run(config(run, dry_run=True)).counters.rows_in == 0
+    reviews.append(run, [hinted])
+    expected = teacher.run(config(run, dry_run=True)).counters
+    (run / "teacher/targets/part-00000.parquet").unlink()
+    assert expected.rows_in > 0
+    assert expected.total("tokens read") > 0
+
+
+def test_sampled_replies_are_announced_with_their_longest_length(run, config, capsys) -> None:
+    teacher.run(config(run, dry_run=True, teacher_samples=2, max_new_tokens=7))
+    shown = facts(capsys.readouterr().out)
+    assert int(shown["replies to sample"]) == 2 * int(shown["with a hint"]) > 0
+    assert int(shown["tokens to write at most"]) == 7 * int(shown["replies to sample"])
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"device": "cuda:99"}, ConfigError),
+        ({"model": "/nowhere/model"}, OpdkitError),
+        ({"top_k": 900}, ConfigError),
+        ({"max_tokens": 10**6}, ConfigError),
+        ({"limit": 1}, ConfigError),  # another plan than that of the targets
+    ],
+    ids=str,
+)
+def test_what_stops_the_run_stops_the_dry_run(options, error, run, config) -> None:
+    """With the same error, and no record of it in the run."""
+    teacher.run(config(run))
+    (run / ".failed").mkdir()
+    (run / ".failed/teacher-0-of-1.json").write_text("{}")
+    before, errors = snapshot(run), []
+    for dry_run in (True, False):
+        options |= {"overwrite": "limit" not in options, "dry_run": dry_run}
+        with pytest.raises(OpdkitError) as raised:
+            run_stage("teacher", config(run, **options))
+        errors.append((type(raised.value), str(raised.value)))
+        if dry_run:
+            assert snapshot(run) == before
+    assert errors[0] == errors[1]
+    assert errors[0][0] is error
+
+
+def test_on_the_command_line(tmp_path: Path, tiny_model_dir: Path) -> None:
+    run = write_run(tmp_path / "run", three_parts())
+    before = snapshot(run)
+    done = CliRunner().invoke(app, ["teacher", str(run), "--model", str(tiny_model_dir), "--dry-run"])
+    assert done.exit_code == 0
+    assert "9 targets out" in done.stderr
+    assert done.stderr.strip().endswith("nothing written")
+    assert snapshot(run) == before
