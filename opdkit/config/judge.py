@@ -36,7 +36,7 @@ class JudgeConfig(ModelOptions):
     )
     temperature: float = HOW.option(0.6, "sampling temperature", low=0.0, high=5.0)
     max_new_tokens: int = HOW.option(512, "longest reply; a vote that is cut off does not count", unit="tokens", low=1)
-    hint_select: str = HOW.option(
+    hint_select: str = HOW.expert(
         "consensus",
         "choice among the accepted hints; consensus: the hint that has most words in common with all votes",
         choices=("consensus", "longest", "shortest", "score"),
@@ -51,8 +51,8 @@ class JudgeConfig(ModelOptions):
     batch_tokens: int = SPEED.option(65536, "tokens in memory at once; local: prompts and votes", unit="tokens", low=1)
     concurrency: int = SPEED.option(16, "endpoint: parallel requests", unit="requests", low=1, plan=False)
     timeout: float = SPEED.expert(120.0, "give up on a request after this", unit="seconds", low=0.1, plan=False)
-    dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
     retries: int = SPEED.expert(6, "endpoint: further attempts of a request; with growing pauses", low=0, plan=False)
+    dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
 
     def __post_init__(self) -> None:
         super().__post_init__()

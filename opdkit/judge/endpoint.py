@@ -90,6 +90,13 @@ class Endpoint:
                 answers = pool.submit(asyncio.run, self._answer_all(requests)).result()
         return [answers[i : i + votes] for i in range(0, len(answers), votes)]
 
+    def count_work(self, questions: Sequence[Question]) -> dict[str, int]:
+        """Count requests and tokens: one request per vote, of about a token per four bytes of UTF-8."""
+        requests = self.config.votes * len(questions)
+        size = self.config.votes * sum(len(m["content"].encode()) for q in questions for m in q.messages)
+        return {"requests": requests, "tokens to read, about": size // 4,
+                "tokens to write, at most": requests * self.config.max_new_tokens}  # fmt: skip
+
     async def _answer_all(self, requests: Sequence[Request]) -> list[Answer]:
         with tally("judging", len(requests), "votes") as on_answer:
             async with self._client() as client:

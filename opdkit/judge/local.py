@@ -5,8 +5,11 @@ questions about a turn share one copy of the turn, and all their votes (see `opd
 last in their prompts, and sampling detects the common part of the prompts in their token ids.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
@@ -14,21 +17,34 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, confidence_of
-from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
+from opdkit.model.load import (
+    context_length,
+    load_model,
+    load_skeleton,
+    load_tokenizer,
+    resolve_device,
+    token_generator,
+)
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.tree import plan_passes
 
 _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
 
 
 class LocalJudge:
-    """Chat model of `--judge-model`, loaded. The votes depend on (seed, turn_id, question, vote) and on it alone."""
+    """Chat model of `--judge-model`, loaded; with `--dry-run` without its weights.
+
+    The votes depend on (seed, turn_id, question, vote) and on it alone.
+    """
 
     def __init__(self, config: JudgeConfig) -> None:
         assert config.judge_model is not None  # JudgeConfig sees to it
         self.config = config
         tokenizer = load_tokenizer(config.judge_model)
-        self.model = load_model(config.judge_model, device=config.device, dtype=config.dtype)
+        resolve_device(config.device)  # a wrong one is an error in a dry run, too
+        load = load_skeleton if config.dry_run else partial(load_model, device=config.device, dtype=config.dtype)
+        self.model = load(config.judge_model)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)
@@ -45,6 +61,20 @@ class LocalJudge:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 answers += self._answer(questions[start : start + _QUESTIONS_AT_ONCE], on_vote)
         return answers
+
+    def count_work(self, questions: Sequence[Question]) -> Counter[str]:
+        """Count votes and tokens. What the questions about a turn have in common is read once, for all votes."""
+        work = Counter[str]()
+        for _, of_turn in groupby(questions, key=lambda question: question.turn_id):
+            prompts = list(map(self._prompt, of_turn))
+            ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+            work["  questions that cannot be put"] += len(prompts) - len(ids)
+            work["votes"] += self.config.votes * len(prompts)
+            work["tokens to read"] += plan_passes(ids, 1).tokens
+            work["tokens to write, at most"] += sum(
+                self.config.votes * int(min(self.config.max_new_tokens, self.context - len(prompt))) for prompt in ids
+            )
+        return work
 
     def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
         """Return the answers to questions that are sampled together.

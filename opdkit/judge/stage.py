@@ -1,5 +1,6 @@
 """`opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
+from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import find_outdated_upstream, model_identity, stage_dir
@@ -28,6 +30,7 @@ from opdkit.store.tables import VERDICTS
 
 # Judges that are models: "module:function", imported only when chosen; the function opens one and returns an Ask.
 BACKENDS = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
+JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint"}
 
 Votes = tuple[list[HintVote], list[RewardVote]]
 
@@ -62,9 +65,10 @@ def run(config: JudgeConfig) -> Summary:
         check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)
     ask: Ask | None = None
-    if config.overwrite and config.judge == "local":  # old votes are removed only for a judge that is there
+    replaces = config.overwrite and not config.dry_run
+    if replaces and config.judge == "local":  # old votes are removed only for a judge that is there
         ask = load_function(BACKENDS["local"])(config)
-    elif config.overwrite and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
+    elif replaces and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
         trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
         load_function("opdkit.judge.endpoint:Endpoint")(config).ask([trial])
     # A server may answer otherwise the next time, whatever the seed.
@@ -73,6 +77,9 @@ def run(config: JudgeConfig) -> Summary:
     todo = stage.todo()
     if todo and config.judge != "rules":
         _check_lost_votes(config, todo)
+    if config.dry_run:
+        return report_work(config, stage)
+    if todo and config.judge != "rules":
         ask = ask or load_function(BACKENDS[config.judge])(config)
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
@@ -85,6 +92,21 @@ def run(config: JudgeConfig) -> Summary:
         warn(message)
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     return summary
+
+
+def report_work(config: JudgeConfig, stage: Stage) -> Summary:
+    """Print what the parts to do would take (`--dry-run`), without a model's weights, and without a request."""
+    counters, work = Counters(), Counter[str]()
+    count_work = None if config.judge == "rules" else load_function(JUDGES[config.judge])(config).count_work
+    for part in stage.todo():
+        turns = list(turns_to_judge(config, part, counters))
+        counters.rows_out += len(turns)
+        counters.count("outcomes", sum(turn.outcome is not None for turn in turns))
+        if count_work:
+            asked = questions_about(turns, config)
+            work.update({f"  questions on the {name}": n for name, n in Counter(q.name for q in asked).items()})
+            work.update(count_work(asked))
+    return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **work})
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
@@ -115,12 +137,18 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
                 counters.drop(skip_reason or "not trainable")
 
 
-def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> list[Votes]:
-    """Return the votes of a model on each turn: all questions of a part are put to it at once."""
+def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig) -> list[Question]:
+    """Return the questions to put to a model; those about one turn are neighbours."""
     questions = []
     for turn in turns:
         common = turn_text(*turn.place, config.max_section_chars)
         questions += [Question(turn.joined.turn_id, name, judge_messages(common, name)) for name in turn.questions]
+    return questions
+
+
+def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> list[Votes]:
+    """Return the votes of a model on each turn: all questions of a part are put to it at once."""
+    questions = questions_about(turns, config)
     answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
     votes = []
     for turn_id in (turn.joined.turn_id for turn in turns):

@@ -104,15 +104,17 @@ def load_skeleton(name: str) -> PreTrainedModel:
     Raises what `load_model` raises for a folder that is not a model.
     """
     check_model_folder(name)
-    _check_model_type(name)
     try:
+        _check_class(name)
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         with contextlib.suppress(OSError):  # a folder without it has the configuration's
             model.generation_config = GenerationConfig.from_pretrained(name)
+    except OpdkitError:
+        raise
     except Exception as error:
-        raise OpdkitError(f"the model {name} cannot be configured: {_first_line(error)}") from error
+        raise OpdkitError(f"the model {name} cannot be loaded: {_first_line(error)}") from error
     return model.eval()
 
 

@@ -1,0 +1,133 @@
+"""`opdkit judge --dry-run`: what the real run would ask, without weights, without a request, and nothing written."""
+
+import re
+from pathlib import Path
+
+import pytest
+from runs import snapshot, talk, write_extract
+
+from opdkit.chat.template import Chat
+from opdkit.config.judge import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge import local
+from opdkit.judge import stage as judge
+from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.model.load import load_tokenizer
+from opdkit.model.tree import common_length
+from opdkit.store.reading import read_all, read_part
+from opdkit.store.run_stage import run_stage
+
+SESSIONS = {
+    f"s{n}": talk("Hi", "Hello" * (n + 1), "Use Celsius", "Done", "thanks", "You are welcome") for n in range(6)
+}
+
+
+@pytest.fixture
+def extracted(tmp_path: Path) -> Path:
+    return write_extract(tmp_path / "run", SESSIONS)
+
+
+def config(run: Path, model: Path | str | None, **options) -> JudgeConfig:
+    small = {"judge": "local", "votes": 3, "max_new_tokens": 8, "shard": "0/1", "device": "cpu"}
+    return JudgeConfig(run=run, judge_model=None if model is None else str(model), **(small | options))
+
+
+def facts(printed: str) -> dict[str, str]:
+    """Name -> value of each printed line, without the commas of its numbers."""
+    return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
+
+
+def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, monkeypatch, capsys) -> None:
+    before = snapshot(extracted)
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "load_model", lambda *_, **__: pytest.fail("a dry run loads no weights"))
+        expected = judge.run(config(extracted, plain_model_dir, dry_run=True)).counters
+    assert snapshot(extracted) == before
+    shown = facts(capsys.readouterr().out)
+    found = judge.run(config(extracted, plain_model_dir)).counters
+    assert (expected.rows_in, expected.rows_out, expected.dropped) == (found.rows_in, found.rows_out, found.dropped)
+    assert int(shown["turns to judge"]) == found.rows_out == 12
+    assert int(shown["votes"]) == found.total("votes") == 12 * 2 * 3
+    assert int(shown["questions on the hint"]) == int(shown["questions on the reward"]) == 12
+    chat, read = Chat(load_tokenizer(str(plain_model_dir)), {}), 0
+    messages = {row["session_id"]: row["messages"] for row in read_all(extracted, "sessions")}
+    for row in read_all(extracted, "verdicts"):
+        session_id, _, index = row["turn_id"].rpartition(":")
+        text = turn_text(messages[session_id], int(index), 1, 6000)
+        hint, reward = (chat.prompt_ids(judge_messages(text, name)) for name in ("hint", "reward"))
+        read += len(hint) + len(reward) - common_length(hint, reward)
+    assert int(shown["tokens to read"]) == read
+    assert int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
+    assert shown["writes"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
+
+
+def test_a_server_gets_no_request(extracted, capsys) -> None:
+    """The address answers nobody. A token is taken for four bytes."""
+    before = snapshot(extracted)
+    server = {"judge": "endpoint", "judge_url": "http://127.0.0.1:9/v1", "dry_run": True}
+    for overwrite in (False, True):
+        judge.run(config(extracted, "m", overwrite=overwrite, **server))
+        shown = facts(capsys.readouterr().out)
+        assert int(shown["requests"]) == 12 * 2 * 3
+        assert int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
+        (session, *_), size = read_part(extracted, "sessions", 0), 0
+        for index in (1, 3):
+            text = turn_text(session["messages"], index, 1, 6000)
+            asked = [m["content"] for name in ("hint", "reward") for m in judge_messages(text, name)]
+            size += 3 * sum(len(content.encode()) for content in asked)
+        assert size // 4 < int(shown["tokens to read about"]) / 6 < size // 4 + 30  # later replies are longer
+    assert snapshot(extracted) == before
+
+
+def test_rules_ask_nobody(extracted, capsys) -> None:
+    summary = judge.run(config(extracted, None, judge="rules", dry_run=True))
+    assert set(facts(capsys.readouterr().out)) == {
+        "parts", "turns", "dropped: no next state", "turns to judge", "writes"
+    }  # fmt: skip
+    assert str(summary).endswith("nothing written")
+    assert not (extracted / "judge").exists()
+
+
+def test_outcomes_of_the_log_cost_no_reward_votes(extracted, plain_model_dir, capsys) -> None:
+    options = {"good": ("metadata.written=by a test",)}
+    judge.run(config(extracted, plain_model_dir, dry_run=True, **options))
+    shown = facts(capsys.readouterr().out)
+    found = judge.run(config(extracted, plain_model_dir, **options)).counters
+    assert int(shown["votes"]) == found.total("votes") > 0
+    assert int(shown["turns to judge"]) == found.rows_out
+    assert "questions on the reward" not in shown
+
+
+def test_parts_that_are_done_are_left_out(extracted, plain_model_dir, capsys) -> None:
+    judge.run(config(extracted, plain_model_dir))
+    (extracted / "judge/verdicts/part-00002.parquet").unlink()
+    before = snapshot(extracted)
+    judge.run(config(extracted, plain_model_dir, dry_run=True))
+    shown = facts(capsys.readouterr().out)
+    assert (shown["parts"], shown["turns to judge"]) == ("3 2 done 1 to do", "4")
+    judge.run(config(extracted, plain_model_dir, dry_run=True, votes=1, overwrite=True))
+    assert facts(capsys.readouterr().out)["turns to judge"] == "12"
+    assert snapshot(extracted) == before
+
+
+def test_prompts_that_do_not_fit_are_counted(extracted, plain_model_dir, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(local, "context_length", lambda _: 20)
+    judge.run(config(extracted, plain_model_dir, dry_run=True))
+    shown = facts(capsys.readouterr().out)
+    assert (shown["questions that cannot be put"], shown["tokens to read"]) == ("24", "0")
+
+
+@pytest.mark.parametrize("options", [{"votes": 4}, {"judge_model": "/nowhere/model"}, {"device": "cuda:99"}], ids=str)
+def test_what_stops_the_run_stops_the_dry_run(options, extracted, plain_model_dir) -> None:
+    judge.run(config(extracted, plain_model_dir))
+    (extracted / "judge/verdicts/part-00001.parquet").unlink()
+    before, errors = snapshot(extracted), []
+    for dry_run in (True, False):
+        with pytest.raises(OpdkitError) as raised:
+            run_stage("judge", config(extracted, options.get("judge_model", plain_model_dir),
+                                      **{k: v for k, v in options.items() if k != "judge_model"},
+                                      dry_run=dry_run))  # fmt: skip
+        errors.append((type(raised.value), raised.value.exit_code, str(raised.value)))
+        if dry_run:
+            assert snapshot(extracted) == before
+    assert errors[0] == errors[1]
