@@ -6,8 +6,9 @@ from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
+from opdkit.config.judge import RULES_WARNING
 from opdkit.config.run import ORDER, RunConfig
-from opdkit.console import say
+from opdkit.console import say, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Summary
@@ -23,6 +24,8 @@ def run(config: RunConfig) -> Summary:
     check_models(stages.values())
     for stage in stages.values():
         stage.check_inputs()
+    if stages["judge"].effective()["judge"] == "rules":
+        warn(RULES_WARNING)
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
     for name in ORDER:
         try:

@@ -181,6 +181,3 @@ BARE = compile_any(
     r"\W*(?:(?:ok|okay|k|fine|sure|yes|yeah|yep|yup|no|nope|nah|alright|all right|right|hm+|mhm|i see|understood|"
     r"noted|please|go ahead|continue|proceed|do it|go on)\b\W*)+"
 )
-DOUBT = compile_any(
-    r"^\W*(?:are you (?:sure|certain)|really\?|why\b|how come|how so|is (?:that|this) (?:right|correct|true))"
-)

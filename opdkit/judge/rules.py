@@ -4,8 +4,8 @@ It reads the user's own words (no code blocks, no quoted lines, no text in quota
 Precision comes first: it says -1 only to what addresses the reply, and 0 where it cannot tell.
 
     reward -1  a correction, a change request, the same request again, a failed tool call
-    reward +1  praise or thanks, a call that succeeded, a new request after a reply that asked nothing
-    reward  0  an answer to the reply's own question, a bare ok/yes/no, doubt, silence
+    reward +1  praise or thanks, a call that succeeded
+    reward  0  all else: a new request, an answer to the reply's own question, a bare ok/yes/no, another language
 """
 
 import re
@@ -16,8 +16,10 @@ from opdkit.chat.openai_messages import Message
 from opdkit.judge import phrases
 from opdkit.judge.flags import reports_failure
 from opdkit.judge.votes import HintVote, RewardVote
+from opdkit.judge.words import is_english
 
 _QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
+NOT_ENGLISH = "another language than English"
 _READ_CHARS = 8000  # of a message; a reaction comes first, and what is pasted below it can be of any length
 
 
@@ -60,6 +62,8 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
     answering = asks_for_answer(reply)
     if not text:
         return Judgement(0, None, "nothing in the user's own words")
+    if not is_english(own):
+        return Judgement(0, None, NOT_ENGLISH)
     if hint := instruction(text, answering):
         return Judgement(-1, hint, "a correction that says what was wanted")
     if complaint := _complaint(text, answering):
@@ -74,16 +78,7 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
         return Judgement(-1, None, "the same request again")
     if praise := _praise(text, answering):
         return Judgement(1, None, f"praise ({praise!r})")
-    if phrases.BARE.fullmatch(text):
-        return Judgement(0, None, "a bare acknowledgement")
-    if answering:
-        return Judgement(0, None, "an answer to the reply's question")
-    if phrases.DOUBT.match(text):
-        return Judgement(0, None, "a question about the reply")
-    letters = [c for c in text if c.isalpha()]
-    if 2 * sum(c.isascii() for c in letters) < len(letters):
-        return Judgement(0, None, "no English, which is all that the patterns know")
-    return Judgement(1, None, "the user moves on")
+    return Judgement(0, None, "no pattern matches")
 
 
 def asks_for_answer(reply: str) -> bool:

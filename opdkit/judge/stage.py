@@ -84,7 +84,7 @@ def run(config: JudgeConfig) -> Summary:
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
-            votes = [rules.votes(*turn.place) for turn in turns] if ask is None else ask_about(turns, config, ask)
+            votes = judge_by_rules(turns, out.counters) if ask is None else ask_about(turns, config, ask)
             for turn, votes_on_turn in zip(turns, votes, strict=True):
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
     summary = stage.summary()
@@ -135,6 +135,15 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
                 yield TurnToJudge(joined, outcome)
             else:
                 counters.drop(skip_reason or "not trainable")
+
+
+def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Votes]:
+    """Return the votes of the rules. Reactions in other languages than English, which give 0, are counted."""
+    votes = [rules.votes(*turn.place) for turn in turns]
+    unread = [turn for turn, (_, rewards) in zip(turns, votes, strict=True) if rewards[0].raw == rules.NOT_ENGLISH]
+    counters.count("turns not in English", len(unread))
+    counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
+    return votes
 
 
 def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig) -> list[Question]:
@@ -224,6 +233,11 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
         messages.append(f"--weigh-votes: {counted(unweighed, 'question')} had a vote without a confidence; there each "
                         "vote counted as one")  # fmt: skip
     messages += equal_rewards(counters)
+    unread, sessions = (counters.total(f"{things} not in English") for things in ("turns", "sessions"))
+    if 20 * unread > counters.rows_out:
+        messages.append(f"the rules know English alone: {counted(unread, 'reaction')} in "
+                        f"{counted(sessions, 'session')} {verb(unread, 'is', 'are')} in another language, which gave "
+                        "reward 0 and no hint. A model reads them: --judge local or endpoint")  # fmt: skip
     for flag, words in _FLAGGED.items():
         rewarded, shown = counters.labels("flags on turns rewarded +1")[flag], counters.labels("flags")[flag]
         if 2 * rewarded > shown:

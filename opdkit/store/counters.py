@@ -112,10 +112,11 @@ SINGULAR = {
     "questions not weighed": "question not weighed",
     "rejected hints": "rejected hint", "replies": "reply",
     "replies without the thinking": "reply without the thinking", "rewards": "reward",
-    "sampled tokens": "sampled token", "sessions of another model": "session of another model",
+    "sampled tokens": "sampled token", "sessions not in English": "session not in English",
+    "sessions of another model": "session of another model",
     "sessions without a teacher": "session without a teacher", "steps": "step",
     "steps without a gradient": "step without a gradient", "tokens read": "token read", "tokens saved": "token saved",
-    "tokens scored": "token scored", "turns": "turn", "votes": "vote",
+    "tokens scored": "token scored", "turns": "turn", "turns not in English": "turn not in English", "votes": "vote",
 }  # fmt: skip
 
 

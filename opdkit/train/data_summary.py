@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.config.judge import RULES_WARNING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
+from opdkit.store.plans import is_judged_by_rules
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
@@ -42,6 +44,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, {rewards.count(0)} "
         f"0, {rewards.count(-1)} -1; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")  # fmt: skip
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
+    if is_judged_by_rules(config.run):
+        warn(RULES_WARNING)
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
     if len(steps) < FEW_STEPS:

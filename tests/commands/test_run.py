@@ -64,6 +64,16 @@ def test_the_error_of_a_stage_has_them(tmp_path) -> None:
     assert "model=m2" in done.stderr
 
 
+@pytest.mark.parametrize("judge", ["rules", "endpoint"])
+def test_a_run_judged_by_rules_is_warned_of_before_it_begins(judge: str, tmp_path: Path) -> None:
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v", model="m1"))
+    options = ["--model", "hub/name", "--judge", judge, "--set", "extract.filter=model=m2"]
+    options += ["--judge-model", "m", "--judge-url", "http://127.0.0.1:9/v1"] if judge == "endpoint" else []
+    said = CliRunner().invoke(app, ["run", str(tmp_path / "run"), str(log), *options]).stderr
+    assert ("warning: " in said and "--judge rules" in said) == (judge == "rules")
+    assert "model=m2" in said
+
+
 def test_a_wrong_option_of_a_later_stage_stops_the_first(tmp_path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
     for words in (["train.epochs=0"], ["train.epoch=1"], ["judge.good=nonsense"], ["teacher.support=3"]):

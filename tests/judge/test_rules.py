@@ -1,13 +1,16 @@
 """The offline judge, sentence by sentence."""
 
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from runs import message
 
-from opdkit.judge.rules import asks_for_answer, judge, judge_reaction, own_words, votes
+from opdkit.judge.rules import NOT_ENGLISH, Judgement, asks_for_answer, judge, own_words, votes
+from opdkit.judge.words import is_english
 
 TOLD = "The trip takes three hours by train and costs 40 euros."
 ASKED = "I can book that for you. Would you like a window seat?"
@@ -89,35 +92,35 @@ NO_CORRECTIONS = [
     ("not bad", 1),
     ("Not bad at all!", 1),
     ("can't go wrong with that, thanks", 1),
-    ("Yes, I know. Where is the station?", 1),
+    ("Yes, I know. Where is the station?", 0),
     ("I know", 0),
     ("nothing else, thank you", 1),
     ("Nothing else.", 0),
     ("No, that's all. Thanks!", 1),
     ("No, that's perfect.", 1),
     ("no, thanks", 0),
-    ("no doubt, great", 1),
+    ("no doubt, great", 0),
     ("Nothing wrong with that. Next: how far is Nice?", 1),
-    ("What's wrong with my bike if it squeaks?", 1),
-    ("Should I bring an umbrella?", 1),
-    ("What should I pack?", 1),
-    ("How long is the very long tunnel?", 1),
-    ("I need to cancel a booking.", 1),
-    ("I want to change my flight, it is on Monday.", 1),
-    ('My teacher wrote "this is wrong and too long" below it. How do I say that in German?', 1),
+    ("What's wrong with my bike if it squeaks?", 0),
+    ("Should I bring an umbrella?", 0),
+    ("What should I pack?", 0),
+    ("How long is the very long tunnel?", 0),
+    ("I need to cancel a booking.", 0),
+    ("I want to change my flight, it is on Monday.", 0),
+    ('My teacher wrote "this is wrong and too long" below it. How do I say that in German?', 0),
     ("> You should use the bus instead.\nThat works, thanks.", 1),
-    ("```\nraise ValueError('wrong')\n```\nHow do I catch this one?", 1),
-    ("How do I fix a flat tyre?", 1),
-    ("I need to change it to the next day.", 1),
-    ("Make that change for me.", 1),
-    ("Keep it in economy.", 1),
-    ("That should be all for now.", 1),
-    ("It should still be within the 24 hours.", 1),
-    ("I wanted to confirm that there were 3 passengers.", 1),
-    ("I gave them the wrong number. What now?", 1),
-    ("I am looking for a train that isn't full", 1),
-    ("I was told that I didn't need insurance", 1),
-    ("I think it is KHIK97. Can you confirm if that's correct?", 1),
+    ("```\nraise ValueError('wrong')\n```\nHow do I catch this one?", 0),
+    ("How do I fix a flat tyre?", 0),
+    ("I need to change it to the next day.", 0),
+    ("Make that change for me.", 0),
+    ("Keep it in economy.", 0),
+    ("That should be all for now.", 0),
+    ("It should still be within the 24 hours.", 0),
+    ("I wanted to confirm that there were 3 passengers.", 0),
+    ("I gave them the wrong number. What now?", 0),
+    ("I am looking for a train that isn't full", 0),
+    ("I was told that I didn't need insurance", 0),
+    ("I think it is KHIK97. Can you confirm if that's correct?", 0),
     # praise and thanks
     ("Thanks!", 1),
     ("thank you so much", 1),
@@ -131,9 +134,9 @@ NO_CORRECTIONS = [
     ("That's very helpful.", 1),
     ("you're a lifesaver", 1),
     ("jesus, everything works, you are a monster", 1),
-    # a new request: the user moves on
-    ("And what is the weather there?", 1),
-    ("Now book a hotel.", 1),
+    # a new request says nothing about the reply before it
+    ("And what is the weather there?", 0),
+    ("Now book a hotel.", 0),
     # alone it says nothing
     ("ok", 0),
     ("Fine.", 0),
@@ -190,7 +193,7 @@ def test_the_table_is_generous() -> None:
 def test_the_same_request_again_is_a_redo() -> None:
     again = heard("How do I get to Lyon today?", asked="How do I get to Lyon?")
     assert (again.reward, again.hint, again.why) == (-1, None, "the same request again")
-    assert heard("How do I get to Paris by bus tomorrow?", asked="How do I get to Lyon?").reward == 1
+    assert heard("How do I get to Paris by bus tomorrow?", asked="How do I get to Lyon?").reward == 0
 
 
 def test_a_long_correction_is_cut_at_a_word() -> None:
@@ -286,7 +289,22 @@ def test_no_text_takes_long() -> None:
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("said", ["那下一步是什么？", "Покажи ещё один пример", "次は何ですか"])
-def test_what_it_cannot_read_it_does_not_reward(said: str) -> None:
-    """Silence about a language is no praise: what is not in Latin letters cannot be told."""
-    assert judge_reaction(said, "hello", "Hello!").reward == 0
+LANGUAGES = json.loads((Path(__file__).parent / "languages.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_another_language_is_told_from_english(language: str) -> None:
+    """Twelve reactions each, short ones, too: at most one is taken for English."""
+    assert sum(is_english(said) for said in LANGUAGES[language]) <= 1
+
+
+def test_english_is_told_from_other_languages() -> None:
+    for said in (*(said for said, _ in CORRECTIONS), *(said for said, _ in NO_CORRECTIONS), "SELECT * FROM t;", "ok"):
+        assert is_english(own_words(said)), said
+
+
+@pytest.mark.parametrize(
+    "said", ["Das ist falsch, bitte auf Deutsch", "不对，我要的是Python", "Non, merci, c'est parfait"]
+)
+def test_what_it_cannot_read_it_neither_rewards_nor_blames(said: str) -> None:
+    assert heard(said) == Judgement(0, None, NOT_ENGLISH)

@@ -57,7 +57,7 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
         "tool:1": (-1, "ok", None, "none"),
         "tool:3": (0, "ok", None, "none"),
         "wrong:1": (-1, "ok", None, "empty_judgement"),
-        "more:1": (1, "ok", None, "none"),
+        "more:1": (0, "ok", None, "none"),
     }
     assert rows["trip:1"]["hints"] == ["Use the bus."]
     assert rows["trip:1"]["reward_agreement"] == 1.0
@@ -65,9 +65,26 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
     counters = summary.counters
     assert (counters.rows_in, counters.rows_out, counters.dropped) == (8, 6, {"no next state": 2})
     assert counters.counts == {
-        "votes": {"": 12}, "rewards": {"-1": 3, "+1": 2, "0": 1}, "hints": {"": 1}, "flags": {"tool_error": 1},
+        "votes": {"": 12}, "rewards": {"-1": 3, "+1": 1, "0": 2}, "hints": {"": 1}, "flags": {"tool_error": 1},
         "rejected hints": {"empty_judgement": 1},
     }  # fmt: skip
+
+
+def test_reactions_that_the_rules_cannot_read_are_counted_and_said(tmp_path: Path, capsys) -> None:
+    """English rules say nothing about another language; who reads the summary learns that."""
+    said = {"de": "Das ist falsch, bitte auf Deutsch", "zh": "不对，我要的是Python", "en": "No, I said Tuesday"}
+    run = write_extract(tmp_path / "run", {name: talk("hi", "hello", said[name], "oh", said[name]) for name in said})
+    summary = judge.run(config(run))
+    assert {row["turn_id"]: row["reward"] for row in verdicts(run).values() if row["reward"]} == {
+        "en:1": -1,
+        "en:3": -1,
+    }
+    assert summary.counters.total("turns not in English") == 4
+    assert summary.counters.total("sessions not in English") == 2
+    assert "4 reactions in 2 sessions are in another language" in capsys.readouterr().err
+    english = write_extract(tmp_path / "english", {"en": talk("hi", "hello", said["en"])})
+    assert "not in English" not in judge.run(config(english)).details()
+    assert "another language" not in capsys.readouterr().err
 
 
 def test_only_trainable_turns_are_judged(tmp_path: Path) -> None:

@@ -1,15 +1,22 @@
 """Warnings about a training set before it trains, and --dry-run."""
 
+import json
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
+from opdkit.config.rollout import RolloutConfig
+from opdkit.store.part_writer import Stage
+from opdkit.store.plans import is_judged_by_rules
 from opdkit.store.reading import read_all
+from opdkit.store.tables import VERDICTS
 from opdkit.train import stage as train
 from opdkit.train.data_summary import degenerate_replies, ends_in_loop, largest_shares, thin_signal
 from opdkit.train.targets import is_held_out, load_turns
@@ -33,6 +40,31 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "40 teacher advantages" in warning
     cancelled = [replace(toy_turn(f"{n}", reward=r), advantage=0.0) for n, r in enumerate((1, -1))]
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
+
+
+def name_judge(run: Path, judge: str) -> None:
+    path = run / "judge" / "manifest.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document["configuration"]["judge"] = document["plan"]["config"]["judge"] = judge
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.mark.parametrize("judge", ["rules", "local"])
+def test_training_on_the_verdicts_of_rules_is_warned_of(run, plain_model_dir, capsys, judge: str) -> None:
+    name_judge(run, judge)
+    train.run(train_config(run, plain_model_dir, dry_run=True))
+    assert ("--judge rules" in capsys.readouterr().err) == (judge == "rules")
+
+
+def test_fresh_replies_to_hints_of_rules_are_judged_by_rules(run, plain_model_dir, tmp_path) -> None:
+    """The rollout's own manifest names no judge; its hints are those of the source run."""
+    second = RolloutConfig(run=tmp_path / "second", from_run=run, model=str(plain_model_dir))
+    Stage.open(second, "judge", [VERDICTS], parts=1, command="rollout")
+    assert is_judged_by_rules(second.run)
+    name_judge(run, "local")
+    assert not is_judged_by_rules(second.run)
+    shutil.rmtree(run)
+    assert not is_judged_by_rules(second.run)
 
 
 @pytest.mark.parametrize(("ids", "expected"), [
