@@ -21,7 +21,7 @@ class ExtractConfig(StageConfig):
 
     logs: tuple[str, ...] = argument(
         ...,
-        "log files or folders of them, -, or hf:NAME[:SPLIT]; JSONL (.jsonl, .gz, .zst) or Parquet; - is stdin",
+        "log files or folders of them, -, or hf:NAME[:SPLIT]; JSON, JSONL (both also .gz, .zst) or Parquet; - is stdin",
         plan=False,
     )
     limit: int | None = shared_option("limit", WHAT)

@@ -17,7 +17,7 @@ from opdkit.chat.conversation import LEFT_OUT
 from opdkit.config.conditions import FILTERED, LANGUAGES, first_of, time_of
 from opdkit.config.fields import JSON
 from opdkit.console import printable, stdout
-from opdkit.extract.inputs.files import Input, is_damage, open_plain, packing
+from opdkit.extract.inputs.files import Input, holds_documents, is_damage, open_plain, packing
 from opdkit.extract.inputs.first_pass import SurveyedInput
 from opdkit.extract.inputs.parquet import read_rows
 from opdkit.store.part_writer import PartWriter
@@ -41,7 +41,7 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
                     count += 1
                     out.write(line.data.rstrip(b"\n") + b"\n" if count <= LINES else b"")
             else:
-                with open_plain(entry.path) as handle:
+                with open_plain(entry.path, holds_documents(entry.path, line_limit)) as handle:
                     while count <= LINES and (data := handle.readline(line_limit + 1)):
                         count += 1
                         while data and count <= LINES:

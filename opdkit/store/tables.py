@@ -65,7 +65,7 @@ REWARD_VOTE = pa.struct([
 SESSIONS = Table("extract", "sessions", 1, pa.schema([
     _col("session_id", STR, "unique in the run"),
     _col("source", STR, "input it came from"),
-    _col("line", I64, "line of that input where it starts, from 1"),
+    _col("line", I64, "line of that input where it starts, or record of an array, from 1"),
     _col("format", STR, "log format it was read as; rollout: fresh replies"),
     _col("model", STR, "behaviour policy, if the log says", null=True),
     _col("messages", _list(MESSAGE), "the conversation, stored once"),
@@ -87,7 +87,7 @@ TURNS = Table("extract", "turns", 1, pa.schema([
 ]))  # fmt: skip
 REJECTED = Table("extract", "rejected", 1, pa.schema([
     _col("source", STR, "input"),
-    _col("line", I64, "line, from 1; 0 is the whole input"),
+    _col("line", I64, "line, or record of an array, from 1; 0 is the whole input"),
     _col("reason", STR, "why it could not be read, in a few words that are the same for all lines of this kind"),
     _col("detail", STR, "what exactly was wrong"),
     _col("raw", STR, "the text, cut to 2,000 characters"),

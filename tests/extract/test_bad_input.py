@@ -94,12 +94,16 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
 @pytest.mark.parametrize(("data", "message"), [
     (b"", "nothing to read"),
     (b"\n \n", "no JSON lines"),
-    (b"[\n{},\n{}\n]\n", r"jq -c '\.\[\]'"),
+    (b"[\n{},\n{}\n]\n", "unknown format"),
+    (b"[1, 2]\n", "no JSON lines"),
+    (b"[]\n", "nothing to read"),
+    (gzip.compress(b""), "nothing to read"),
+    (gzip.compress(b"x" * 100)[:20], "damaged archive"),
     (b"time,level\n", "CSV, not JSON lines"),
     (b'{"level": "info"}\n', r"--format names the format.*--map.*docs/logs\.md"),
 ])  # fmt: skip
 def test_a_named_file_that_is_no_log_is_an_error(tmp_path, data, message):
-    """An empty file, one JSON array."""
+    """An empty file, a packed one, an array without records."""
     (tmp_path / "log.jsonl").write_bytes(data)
     with pytest.raises(OpdkitError, match=message):
         run(tmp_path / "run", tmp_path / "log.jsonl")
@@ -113,12 +117,40 @@ def test_a_file_in_a_folder_that_is_no_log_is_one_rejected_row(tmp_path, capsys)
     (tmp_path / "logs" / "packed.jsonl.gz").write_bytes(gzip.compress(b"x" * 100)[:20])
     summary = run(tmp_path / "run", tmp_path / "logs")
     rows = {Path(r["source"]).name: (r["line"], r["reason"]) for r in read_all(tmp_path / "run", "rejected")}
-    assert rows == {"array.jsonl": (0, "one JSON array, not JSON lines"), "packed.jsonl.gz": (0, "damaged archive")}
+    assert rows == {"array.jsonl": (0, "unknown format"), "packed.jsonl.gz": (0, "damaged archive")}
     assert sum(summary.counters.dropped.values()) == 2
     said = capsys.readouterr().err
     assert "good.jsonl: openai" in said
     assert "array.jsonl: set aside" in said
     assert "empty.jsonl: empty" in said
+
+
+PACKED = gzip.compress(b"".join(json.dumps(chat(f"u{n}", f"a{n}", "v")).encode() + b"\n" for n in range(50)))
+CRC, LENGTH = bytes([PACKED[-8] ^ 1]), PACKED[-7:]
+
+
+@pytest.mark.parametrize("log_format", ["auto", "openai"])
+@pytest.mark.parametrize(("data", "whole"), [
+    (b"", 0), (PACKED[:1], 0), (PACKED[:2], 0), (PACKED[:5], 0), (PACKED[:10], 0), (PACKED[:14], 0),
+    (PACKED[:200], 5), (PACKED[:-9], 49), (PACKED[:-8], 50), (PACKED[:-1], 50), (PACKED[:-8] + CRC + LENGTH, 50),
+    (PACKED + b"rubbish", 50), (PACKED + PACKED[:12], 50),
+])  # fmt: skip
+def test_an_archive_cut_anywhere_is_one_input_that_is_set_aside(tmp_path, data, whole, log_format):
+    """It is counted and named, its lines before the damage are read, and so are the other inputs."""
+    packed = tmp_path / "logs" / "cut.jsonl.gz"
+    good = jsonl(tmp_path / "good.jsonl", chat("u", "a", "v"), chat("u", "b", "v"))
+    packed.parent.mkdir()
+    packed.write_bytes(data)
+    for name, logs in (("named", [packed, good]), ("found", [packed.parent, good])):
+        summary = run(tmp_path / name, *logs, format=log_format)
+        found = tables(tmp_path / name)
+        rejected = [r for r in found["rejected"] if r["source"] == str(packed)]
+        sessions = [s["session_id"] for s in found["sessions"] if s["source"] == str(packed)]
+        assert [(r["line"], r["reason"]) for r in rejected] == [(0, "damaged archive")]
+        assert summary.counters.dropped["damaged archive"] == 1
+        assert len(sessions) >= whole
+        assert sessions == [f"cut:{n}" for n in range(1, len(sessions) + 1)]
+        assert [s["session_id"] for s in found["sessions"] if s["source"] == str(good)] == ["good:1", "good:2"]
 
 
 def test_two_possible_formats_are_not_guessed(tmp_path):

@@ -21,8 +21,8 @@ _UTF_16 = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"{\0": "UTF-16LE", b"[
            b"\0[": "UTF-16BE"}  # fmt: skip
 
 
-def detect(source: str, lines: Iterable[Line]) -> str:
-    """Return the format of an input by its first records.
+def detect(source: str, lines: Iterable[Line], unit: str = "line") -> str:
+    """Return the format of an input by its first records. `unit` is what `lines` are called in messages.
 
     Raises Unreadable, with the reason under which the input is set aside, when no reader knows it, and ConfigError when
     two do.
@@ -36,7 +36,7 @@ def detect(source: str, lines: Iterable[Line]) -> str:
             records.append(parse(line))
         except Unreadable as error:
             if problem is None and error.reason != COMMENT:
-                detail = f"line {line.number}: {error.reason}, {error.detail}"
+                detail = f"{unit} {line.number}: {error.reason}, {error.detail}"
                 problem = _diagnose(line) or Unreadable(NO_LINES, detail)
     if records and all(is_votes(record) for record in records):
         raise Unreadable(VOTES, "the record file of the judge; name the record file of the conversations instead")
@@ -62,17 +62,12 @@ def remedy(problem: Unreadable) -> str:
 
 def _diagnose(line: Line) -> Unreadable | None:
     """Return the problem of a file that is something else than JSON lines; None if this line does not show it."""
-    start = line.data.strip()
-    encoding = _UTF_16.get(line.data[:2])
-    if line.number == 1 and encoding is not None:
-        convert = f"convert it with `iconv -f {encoding} -t UTF-8 FILE > NEW.jsonl`"
-        return Unreadable("not UTF-8", f"this is {encoding}; {convert}")
-    if start.startswith(b"["):
-        return Unreadable("one JSON array, not JSON lines", "make it one record a line: `jq -c '.[]' FILE > NEW.jsonl`")
     if line.number != 1:
         return None
-    if start == b"{":
-        return Unreadable("one JSON object over several lines", "make it one line: `jq -c . FILE > NEW.jsonl`")
+    encoding = _UTF_16.get(line.data[:2])
+    if encoding is not None:
+        convert = f"convert it with `iconv -f {encoding} -t UTF-8 FILE > NEW.jsonl`"
+        return Unreadable("not UTF-8", f"this is {encoding}; {convert}")
     header = line.data.decode("utf-8-sig", "replace").strip()
     delimiter = next((mark for mark in "\t;," if mark in header), None)
     if delimiter is None or not all(_COLUMN.fullmatch(name.strip()) for name in header.split(delimiter)):

@@ -3,14 +3,18 @@
 Folders are searched. Standard input and data sets are first copied to a temporary file.
 """
 
+import gzip
 import io
 import math
+import os
 import re
 import shutil
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -18,12 +22,16 @@ import pyarrow as pa
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
+from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
+from opdkit.extract.inputs.documents import DocumentReader
+from opdkit.store.tables import TABLES
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
+_RUN_FOLDERS = {"export", *(table.stage for table in TABLES.values())}
 
 
 @dataclass(frozen=True)
@@ -77,13 +85,16 @@ def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]
     elif path.exists():
         yield log, path
     else:
-        raise ConfigError(f"{log} is not there; name JSONL or Parquet files, folders of them, - or hf:NAME")
+        raise ConfigError(f"{log} is not there; name JSON, JSONL or Parquet files, folders of them, - or hf:NAME")
 
 
 def _is_of_a_run(path: Path) -> bool:
-    """Return True for a table that opdkit wrote, and for an export of a run."""
-    table = path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists()
-    return table or (path.parent.name == "export" and (path.parents[1] / "extract" / "manifest.json").exists())
+    """Return True for what opdkit wrote: a table, or any file of a stage, an export or a hidden folder of a run."""
+    if path.suffix == ".parquet" and (path.parents[1] / "manifest.json").exists():
+        return True
+    runs = (folder for folder in path.parents if (folder / "extract" / "manifest.json").exists())
+    names = [path.relative_to(run).parts[0] for run in runs]
+    return any(name in _RUN_FOLDERS or name.startswith(".") for name in names)
 
 
 def _stem(source: str) -> str:
@@ -119,24 +130,81 @@ def _copy_dataset(log: str, path: Path) -> Path:
 
 
 def packing(path: Path) -> str | None:
-    """Return "gzip", "zstd", "parquet" or None, by the first bytes of the file and not by its name."""
+    """Return "gzip", "zstd", "parquet" or None, by the first bytes of the file and not by its name.
+
+    An archive that was cut off before those bytes are complete is known by its name.
+    """
     with path.open("rb") as handle:
         head = handle.read(4)
+    if path.suffix == ".gz" and b"\x1f\x8b".startswith(head):
+        return "gzip"
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
 
 
-def open_plain(path: Path) -> io.BufferedReader:
-    """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `is_damage` recognises."""
+class _Gzip(gzip.GzipFile):
+    """Archive whose bytes before any damage are all read: `readinto` of the base class drops the last of them."""
+
+    def readinto(self, buffer: Any) -> int:
+        size = self.readinto1(buffer)
+        if not size and not os.fstat(self.fileno()).st_size:
+            raise EOFError("not one byte of the archive is there")
+        return size
+
+
+def open_plain(path: Path, documents: bool = False) -> io.BufferedReader:
+    """Open a file, unpacked if it is compressed. Reading a truncated archive raises what `is_damage` recognises.
+
+    Of a file with `documents` (see `holds_documents`), each object is read as a line.
+    """
     kind = packing(path)
-    if kind in ("gzip", "zstd"):
-        # Where the archive breaks off, the buffer that is being filled is lost: keep it small.
-        return io.BufferedReader(pa.input_stream(str(path), compression=kind), 1 << 16)
-    return io.BufferedReader(path.open("rb", buffering=0), _BUFFER)
+    raw: Any
+    if kind == "gzip":
+        raw = _Gzip(path)
+    else:
+        raw = pa.input_stream(str(path), compression=kind) if kind == "zstd" else path.open("rb", buffering=0)
+    # Where a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
+    handle = io.BufferedReader(raw, 1 << 16 if kind else _BUFFER)
+    return io.BufferedReader(DocumentReader(handle), 1 << 16) if documents else handle
 
 
 def is_damage(error: Exception) -> bool:
     """Return True for a broken compressed stream; False for a failing disk, whose errors carry a number."""
-    return isinstance(error, pa.ArrowException) or (isinstance(error, OSError) and error.errno is None)
+    broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error))
+    return broken or (isinstance(error, OSError) and error.errno is None)
+
+
+def holds_documents(path: Path, limit: int) -> bool:
+    """Return True if the JSON of a file does not come as lines: it is an array, or its objects have several lines each.
+
+    The first line of JSON lines is an object. Where it is not, it may also be damaged: then the first object decides,
+    wherever it ends. `limit` is the longest line, in bytes.
+    """
+    line = _first_line(path, limit, documents=False)
+    start = line.data.strip() if line else b""
+    if (line and not start.startswith((b"{", b"["))) or _is_object(line):
+        return False
+    record = _first_line(path, limit, documents=True)
+    if record is None:
+        return start.startswith(b"[")  # an array without objects
+    return _is_object(record) or (record.data.startswith(b"{") and (start == b"{" or start.startswith(b"[")))
+
+
+def _first_line(path: Path, limit: int, *, documents: bool) -> Line | None:
+    """Return the first line that is not blank; None without one, also where an archive breaks off before its end."""
+    try:
+        with open_plain(path, documents) as handle:
+            return next((line for _, line in lines(handle, "", limit)), None)
+    except Exception as error:
+        if not is_damage(error):
+            raise
+        return None
+
+
+def _is_object(line: Line | None) -> bool:
+    try:
+        return line is not None and parse(line) is not None
+    except Unreadable:
+        return False
 
 
 def lines(

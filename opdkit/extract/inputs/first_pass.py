@@ -21,10 +21,10 @@ import xxhash
 from opdkit.chat.conversation import Unreadable
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.formats import READERS
-from opdkit.extract.formats.detect import detect, remedy
+from opdkit.extract.formats.detect import NO_LINES, detect, remedy
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.files import Input, is_damage, lines, open_plain, packing
+from opdkit.extract.inputs.files import Input, holds_documents, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
 from opdkit.extract.inputs.parquet import read_rows, row_chunks
 from opdkit.store.atomic import write_text
@@ -57,6 +57,7 @@ class SurveyedInput:
     digest: str = ""
     problem: Unreadable | None = None  # why it was set aside; with a format: why it breaks off
     by_row: bool = False  # read as Parquet: places in it are rows
+    documents: bool = False  # JSON that does not come as lines: read as if each object were one
     copied: bool = False  # `path` was written by index.copy_lines
     size: int = 0  # bytes of the unpacked input that hold whole lines; rows of Parquet
     chunks: list[tuple[Mark, int]] = field(default_factory=list)  # one conversation per line: where to cut, bytes
@@ -120,7 +121,8 @@ class SharedSurvey:
     def recall(self, log: SurveyedInput, path: Path) -> bool:
         """Take over the results in `path`. Return False if there are none yet, or they are damaged."""
         try:
-            log.format, log.digest, log.size, problem, chunks = json.loads(path.read_text(encoding="utf-8"))
+            known = json.loads(path.read_text(encoding="utf-8"))
+            log.format, log.digest, log.size, log.documents, problem, chunks = known
         except (OSError, ValueError):
             return False
         log.problem = Unreadable(*problem) if problem else None
@@ -129,7 +131,7 @@ class SharedSurvey:
 
     def keep(self, log: SurveyedInput, path: Path) -> None:
         """Write the results for the other shards. A disk that cannot take them is no reason to stop."""
-        known = log.format, log.digest, log.size, log.problem and log.problem.args, log.chunks
+        known = log.format, log.digest, log.size, log.documents, log.problem and log.problem.args, log.chunks
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(known))
@@ -168,6 +170,9 @@ def survey(
                         _cut_into_chunks(log, part_bytes, line_limit, scratch)
                 if shared and log.path is log.input.path:
                     shared.keep(log, shared.path(log, *options))
+        damaged = [log for log in logs if log.input.given and log.problem and log.problem.reason == DAMAGED]
+        if damaged and all(log.format is None for log in logs):
+            raise _refusal(damaged[0].input, damaged[0].problem)
         first = 0  # units are numbered across the inputs
         for log in logs:
             log.units = range(first, first)
@@ -240,27 +245,35 @@ def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> 
     if log.by_row:
         yield from enumerate(islice(read_rows(log.path, log.input.source, line_limit), stop))
     else:
-        with open_plain(log.path) as handle:
+        with open_plain(log.path, log.documents) as handle:
             yield from lines(handle, log.input.source, line_limit, stop=stop)
 
 
 def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
     """Set the format of an input; the problem where none is found. An empty input has neither."""
-    if log.stat[0] == 0:
-        return
+    if not log.by_row:
+        log.documents = holds_documents(log.path, line_limit)
+        with _noting_damage(log), open_plain(log.path, log.documents) as handle:
+            if not handle.peek(1):
+                return
     if format != AUTO:
         log.format = format.name if isinstance(format, Reader) else format
         return
     try:
-        log.format = detect(log.input.source, (line for _, line in read_lines(log, line_limit)))
-    except Exception as error:
-        if is_damage(error):
-            error = Unreadable(DAMAGED, str(error))
-        if not isinstance(error, Unreadable):
-            raise
+        numbered = (line for _, line in _lines_until_damage(log, line_limit))
+        log.format = detect(log.input.source, numbered, "record" if log.documents else "line")
+    except Unreadable as error:
+        if log.problem is not None and error.reason == NO_LINES:
+            return  # it breaks off before its first record
         if log.input.given and error.reason != VOTES:
-            raise ConfigError(f"{log.input.source}: {error.reason} ({error.detail}){remedy(error)}") from None
+            raise _refusal(log.input, error) from None
         log.problem = error
+
+
+def _refusal(entry: Input, problem: Unreadable | None) -> ConfigError:
+    """Return the error for an input that was named and cannot be read."""
+    assert problem is not None
+    return ConfigError(f"{entry.source}: {problem.reason} ({problem.detail}){remedy(problem)}")
 
 
 def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
@@ -270,7 +283,7 @@ def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scrat
             log.size, chunks = row_chunks(log.path, part_bytes)
             log.chunks = [(Mark(log.number, row, row + 1), size) for row, size in chunks]
         return
-    with open_plain(log.path) as handle:
+    with open_plain(log.path, log.documents) as handle:
         cuts, log.size, whole = cut_lines(handle, part_bytes)
     stops = [*(at for at, _ in cuts[1:]), log.size]
     log.chunks = [
@@ -285,7 +298,7 @@ def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scrat
 def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int, scratch: Path) -> None:
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
     copied = log.by_row or log.reader.unfold is not None
-    if packing(log.input.path) and not copied:
+    if (packing(log.input.path) or log.documents) and not copied:
         _unpack(log, scratch)
     numbered, path = _lines_until_damage(log, line_limit), log.path
     if copied:
@@ -296,7 +309,7 @@ def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int,
     else:
         log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
     if copied:
-        log.path, log.copied, log.by_row = path, True, False
+        log.path, log.copied, log.by_row, log.documents = path, True, False, False
 
 
 def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[int, Line]]:
@@ -306,11 +319,12 @@ def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[i
 
 
 def _unpack(log: SurveyedInput, scratch: Path) -> None:
-    """Copy an input, unpacked, up to where it breaks off, if it does."""
-    log.path = scratch / f"plain-{log.number}.jsonl"
-    with _noting_damage(log), open_plain(log.input.path) as packed, log.path.open("wb") as plain:
+    """Copy an input as plain JSON lines, up to where it breaks off, if it does."""
+    path = scratch / f"plain-{log.number}.jsonl"
+    with _noting_damage(log), open_plain(log.path, log.documents) as packed, path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)
+    log.path, log.documents = path, False
 
 
 @contextlib.contextmanager
@@ -321,4 +335,4 @@ def _noting_damage(log: SurveyedInput) -> Iterator[None]:
     except Exception as error:
         if not is_damage(error):
             raise
-        log.problem = Unreadable(DAMAGED, f"{error}; what came before it was read")
+        log.problem = Unreadable(DAMAGED, f"{error}; the lines before that, if any, are read")

@@ -57,7 +57,7 @@ class Units:
                 continue
             if not log.is_by_line:
                 yield from self._indexed(log, max(start.at, log.units.start), min(stop, log.units.stop))
-            else:
+            elif start.at < log.size:  # a part may begin with the damage behind the last line
                 read = self._rows_from if log.by_row else self.lines_from
                 for line in read(log, start, min(stop, log.size)):
                     yield Unit(log, None, (line,))
@@ -79,7 +79,8 @@ class Units:
         if self._file is None or self._file[0] is not log or (self._file[2] and not 0 <= self._at <= start.at):
             if self._file is not None:
                 self._file[1].close()
-            self._file, self._at = (log, open_plain(log.path), packing(log.path) is not None), 0
+            packed = log.documents or packing(log.path) is not None
+            self._file, self._at = (log, open_plain(log.path, log.documents), packed), 0
         _, handle, packed = self._file
         if not packed:
             handle.seek(start.at)

@@ -65,9 +65,6 @@ def test_a_field_that_first_appears_in_row_two_decides_too():
 
 
 @pytest.mark.parametrize(("lines", "reason", "remedy"), [
-    ([b'[{"messages": []}]'], "one JSON array, not JSON lines", "jq -c '.[]'"),
-    ([b"[\n", b"  {\n", b'    "messages": []\n', b"  }\n", b"]\n"], "one JSON array, not JSON lines", "jq -c '.[]'"),
-    ([b"{\n", b'  "messages": [\n', b"{}\n"], "one JSON object over several lines", "jq -c ."),
     ([b"\xff\xfe{\x00}\x00\n"], "not UTF-8", "iconv"),
     ([b"time,level\n", b"1,INFO\n"], "CSV, not JSON lines", "pandas.read_csv('FILE').to_parquet('NEW.parquet')"),
     ([b'"id"\t"a reply"\n'], "CSV, not JSON lines", r"read_csv('FILE', sep='\t')"),

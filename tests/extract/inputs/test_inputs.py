@@ -21,26 +21,29 @@ def names(inputs) -> list[str]:
 
 
 def test_folders_are_searched_in_order(tmp_path):
-    for name in ("b.jsonl", "a/z.jsonl.gz", "a/y.jsonl.zst", "notes.txt", "c.json"):
+    for name in ("b.jsonl", "a/z.jsonl.gz", "a/y.jsonl.zst", "notes.txt", "c.json", "d.json.gz"):
         path = tmp_path / "logs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(LOG)
     (tmp_path / "logs" / "folder.jsonl").mkdir()
     inputs = expand([str(tmp_path / "logs")], tmp_path)
-    assert names(inputs) == ["y", "z", "b"]
+    assert names(inputs) == ["y", "z", "b", "c", "d"]
     assert not any(i.given for i in inputs)
 
 
 def test_what_lies_in_a_run_is_no_log(tmp_path):
     """Its tables, and what was exported of them."""
     (tmp_path / "logs.jsonl").touch()
-    for part in ("run/extract/sessions/part-00000.parquet", "run/export/openai.jsonl", "run/export/trl-kto.parquet"):
+    for part in ("run/extract/sessions/part-00000.parquet", "run/export/openai.jsonl", "run/export/trl-kto.parquet",
+                 "run/train/model/config.json", "run/.failed/judge-0-of-1.json"):  # fmt: skip
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / part).touch()
     (tmp_path / "run" / "extract" / "manifest.json").touch()
-    (tmp_path / "export").mkdir()
-    (tmp_path / "export" / "of-the-shop.jsonl").touch()
-    assert names(expand([str(tmp_path)], tmp_path)) == ["of-the-shop", "logs"]
+    (tmp_path / "run" / "of-the-run.json").touch()
+    for name in ("export/of-the-shop.jsonl", "data/manifest.json", "data/log.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert names(expand([str(tmp_path)], tmp_path)) == ["log", "manifest", "of-the-shop", "logs", "of-the-run"]
 
 
 def test_names_are_unique_and_free_of_colons(tmp_path):
@@ -112,12 +115,12 @@ def test_an_archive_cut_short_is_read_up_to_there(tmp_path, kind):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(pack(kind, data)[:-2_000])
     got: list[bytes] = []
-    with open_plain(path) as handle, pytest.raises(Exception, match="Truncated") as caught:
+    with open_plain(path) as handle, pytest.raises(Exception, match=r"Truncated|ended before") as caught:
         got.extend(line.data for _, line in lines(handle, "a", 100))
     assert is_damage(caught.value)
     assert data.startswith(b"".join(got))
     lost = len(data) - len(b"".join(got))
-    assert lost < 200_000
+    assert lost < {"gzip": 10_000, "zstd": 200_000}[kind]
 
 
 def test_a_failing_disk_is_no_damage():

@@ -1,0 +1,94 @@
+"""JSON arrays, and JSON over several lines, as JSON lines: each object on a line of its own.
+
+    [{"a": 1}, {"a": 2}]  ->  {"a": 1}
+                              {"a": 2}
+
+The text is converted while it is read, by its quotes and braces alone: memory grows neither with the file nor with an
+object, and a malformed object costs itself. Brackets and commas between objects are dropped, so an array of arrays is
+read as the objects in them. Anything else between objects becomes a line too, for the reader to reject. A line break
+within an object becomes a carriage return, which JSON treats alike.
+"""
+
+import io
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BLOCK = 1 << 16
+_LONGEST_GAP = 1 << 20  # bytes between two objects that are held at once
+_QUOTE, _OPEN, _CLOSE, _BACKSLASH = b'"{}\\'
+
+
+class DocumentReader(io.RawIOBase):
+    """Stream of JSON lines over a stream of JSON documents."""
+
+    def __init__(self, handle: io.BufferedReader) -> None:
+        self._handle = handle
+        self._ready = memoryview(b"")
+        self._kept = b""  # of the last block: what follows its last object, or a backslash within one
+        self._depth, self._in_text = 0, False  # braces that are open where the next block begins; True within a text
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._handle.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            block = self._handle.read1(_BLOCK)
+            if not block and not self._kept:
+                return 0
+            self._ready = memoryview(self._as_lines(block))
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def _as_lines(self, block: bytes) -> bytes:
+        """Return the objects of the next block, a line end behind each that is whole; b"" is the end of the file."""
+        data = self._kept + block
+        codes = np.frombuffer(bytearray(data), np.uint8)
+        escaped = _escaped(codes)
+        codes[escaped[escaped < len(data)]] = 0
+        quotes = np.flatnonzero(codes == _QUOTE)
+        braces = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        braces = braces[(np.searchsorted(quotes, braces) + self._in_text) % 2 == 0]  # those outside of texts
+        depths = self._depth + np.cumsum(np.where(codes[braces] == _OPEN, 1, -1))
+        depths -= np.minimum.accumulate(np.minimum(depths, 0))  # a closing brace too many closes nothing
+        depths = np.concatenate(([self._depth], depths))
+        starts = [0] * (self._depth > 0) + braces[(depths[:-1] == 0) & (depths[1:] == 1)].tolist()
+        ends = (braces[(depths[:-1] == 1) & (depths[1:] == 0)] + 1).tolist()
+        self._depth = int(depths[-1])
+        self._in_text = self._depth > 0 and bool((len(quotes) + self._in_text) % 2)
+
+        last = len(data)  # bytes from here on are kept for the next block
+        if block and self._depth:
+            last -= int(last in escaped[-1:])
+        elif block and last - (end := max(ends, default=0)) < _LONGEST_GAP:
+            last = end
+        self._kept = data[last:]
+        lines: list[bytes] = []
+        at = 0
+        for start, end in zip_longest(starts, ends, fillvalue=last):
+            lines += _between(data[at:start]), data[start:end].replace(b"\n", b"\r"), b"\n"
+            at = end
+        if self._depth:
+            lines.pop()  # the last object continues in the next block
+        return b"".join([*lines, _between(data[at:last])])
+
+
+def _escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Return the places of the bytes that a backslash escapes: those behind every other one of a run of them."""
+    places = np.flatnonzero(codes == _BACKSLASH)
+    runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    begins = np.repeat(places[runs], np.diff(runs, append=len(places)))
+    return places[(places - begins) % 2 == 0] + 1
+
+
+def _between(data: bytes) -> bytes:
+    """Return what stands between two objects, without brackets, commas and blanks, as a line; b"" for nothing."""
+    text = data.strip(b" \t\r\n\f\v,[]\xef\xbb\xbf")  # and the byte-order mark
+    return text.replace(b"\n", b"\r") + b"\n" if text else b""
