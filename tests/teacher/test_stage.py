@@ -22,6 +22,7 @@ from judged_runs import (
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.openai_messages import HINT_HEADER
+from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model import tree_reading
 from opdkit.model.load import load_model, load_tokenizer
@@ -315,14 +316,25 @@ def test_logged_log_probs_are_of_the_logged_tokens(tmp_path, config, tiny_tokeni
     assert counters.total("with unusable behaviour log-probs") == int(used is False)
 
 
-def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer):
-    """Missing log-probs: the reply is encoded again, into another number of tokens."""
-    ids = tiny_tokenizer("world")["input_ids"]
-    reply = turn("a:1", response_token_ids=ids, behavior_logprobs=[-1.0] * len(ids))
-    said = session("a", message("user", "x"), message("assistant", "hello"))
-    run = write_run(tmp_path / "run", one_part([said], [reply], [verdict("a:1", HINT)]))
-    assert teacher.run(config(run)).counters.total("with unusable behaviour log-probs") == 1
-    assert targets(run)[0]["behavior_logprobs"] is None
+@pytest.mark.parametrize("logged", ["fewer", "as many", "as many of another tokenizer", "none"])
+def test_log_probs_of_other_tokens_are_not_taken_over(tmp_path, config, tiny_tokenizer, logged):
+    """Missing log-probs: the reply is encoded again, into other tokens. Their number may be that of the log-probs."""
+    messages = [message("user", "x"), message("assistant", "hello")]
+    scored = Chat(tiny_tokenizer, {}).reply(messages, 1).ids
+    ids = {
+        "fewer": tiny_tokenizer("world")["input_ids"][:1],
+        "as many": scored[::-1],
+        "as many of another tokenizer": [i + len(tiny_tokenizer) for i in scored],
+        "none": None,
+    }[logged]
+    reply = turn("a:1", response_token_ids=ids, behavior_logprobs=[-1.0] * len(scored if ids is None else ids))
+    run = write_run(tmp_path / "run", one_part([session("a", *messages)], [reply], [verdict("a:1", HINT)]))
+    counters = teacher.run(config(run)).counters
+    [row] = targets(run)
+    assert row["response_ids"] == scored
+    assert row["behavior_logprobs"] is None
+    assert counters.labels("with unusable behaviour log-probs") == {"of other tokens": 1}
+    assert counters.total("with behaviour log-probs") == 0
 
 
 def test_logs_of_another_model_are_said_to_be_off_policy(tmp_path, config, tiny_model_dir, capsys):
