@@ -31,7 +31,7 @@ class Watched:
     def __init__(self, browser: Any, *, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         self.page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(120_000)
         self.allowed: tuple[str, ...] = ()
         self.wrong: list[str] = []
         self.page.on("console", lambda said: said.type in ("error", "warning") and self.wrong.append(said.text))
@@ -45,7 +45,7 @@ class Watched:
         url = target.absolute().as_uri() if isinstance(target, Path) else target
         self.allowed = (url,) if isinstance(target, Path) else (url.split("?")[0],)
         self.page.goto(url)
-        self.page.wait_for_selector("html[data-ready]", timeout=30_000)
+        self.page.wait_for_selector("html[data-ready]", timeout=120_000)
         return self
 
     def text(self, selector: str) -> str:
@@ -56,7 +56,7 @@ class Watched:
         """Wait until the words are there to be read: what a click unfolds is made a moment after it."""
         from playwright.sync_api import expect
 
-        expect(self.page.locator(selector).first).to_contain_text(words, use_inner_text=True, timeout=10_000)
+        expect(self.page.locator(selector).first).to_contain_text(words, use_inner_text=True, timeout=120_000)
 
     def close(self) -> None:
         self.context.close()

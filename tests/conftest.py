@@ -5,10 +5,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from warm_opdkit import warm_opdkit
 
 # Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The profile of hypothesis that is in force (with CI set, another than without), and no limit of time for an example.
+settings.register_profile("no deadline", settings(), deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -28,7 +28,7 @@ class Forked:
 
     def end(self) -> tuple[int | None, str]:
         """Exit code (-N: died of signal N) and what was said."""
-        self._process.join(timeout=300)
+        self._process.join(timeout=600)
         return self._process.exitcode, self.log.read_text(encoding="utf-8")
 
 

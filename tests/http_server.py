@@ -1,11 +1,12 @@
 """A small real HTTP server on loopback that answers chat completions as a script tells it to, failures included."""
 
+import asyncio
 import json
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable
+import unittest.mock
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -136,11 +137,14 @@ def unused_address() -> str:
         return f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
 
 
-def slowly(seconds: float, reply: Reply) -> Script:
-    """Every request is answered with `reply` after a pause."""
+@contextmanager
+def recorded_pauses() -> Iterator[list[float]]:
+    """Yield a list that fills with the seconds of every `asyncio.sleep`."""
+    seconds, sleep = list[float](), asyncio.sleep
 
-    def script(_body: dict[str, Any], _number: int) -> Reply:
-        time.sleep(seconds)
-        return reply
+    async def recorded(delay: float, result: Any = None) -> Any:
+        seconds.append(delay)
+        return await sleep(delay, result)
 
-    return script
+    with unittest.mock.patch("asyncio.sleep", recorded):
+        yield seconds

@@ -36,7 +36,7 @@ class Cluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, *command: str) -> str:
-        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment, timeout=600, check=False)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout
 
@@ -122,10 +122,10 @@ PartitionName=main Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 
     def _idle(self) -> int:
         done = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], capture_output=True, text=True, env=self.environment,
-                              timeout=30, check=False)  # fmt: skip
+                              timeout=600, check=False)  # fmt: skip
         return done.stdout.split().count("idle")
 
-    def _until(self, condition, what: str, seconds: float = 40) -> None:
+    def _until(self, condition, what: str, seconds: float = 300) -> None:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end or any(daemon.poll() is not None for daemon in self._daemons):

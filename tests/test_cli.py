@@ -18,7 +18,7 @@ from opdkit.config.fields import fields_of
 ROOT = Path(__file__).parent.parent
 
 
-def opdkit(*args: str, cwd: Path = ROOT, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def opdkit(*args: str, cwd: Path = ROOT, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "opdkit", *args]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=environment)
@@ -150,7 +150,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(args: list[str], tmp_path: 
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "opdkit", *(str(run) if arg == "RUN" else arg for arg in args)]
-    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=600)
     os.close(writing)
     assert (done.returncode in (1, 141), done.stderr) == (True, "")
 
@@ -161,7 +161,7 @@ def test_a_stdout_that_cannot_be_written_is_a_failure(args: list[str], tmp_path:
     run = write_extract(tmp_path / "run", {"s": talk("Hi", "Hello.", "Bye")})
     command = [sys.executable, "-m", "opdkit", *(str(run) if arg == "RUN" else arg for arg in args)]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")
     assert "no space left" in done.stderr.lower()
@@ -190,7 +190,7 @@ def test_the_examples_of_the_help_run(tmp_path: Path, warm_path: str) -> None:
             assert server.stdout is not None
             try:
                 address = server.stdout.readline().strip()
-                assert httpx.get(address, trust_env=False, timeout=120).status_code == 200
+                assert httpx.get(address, trust_env=False, timeout=600).status_code == 200
             finally:
                 server.terminate()
         assert server.returncode == 0

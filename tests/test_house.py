@@ -167,6 +167,31 @@ def test_no_private_dialect() -> None:
 # -- from the command to the arithmetic -----------------------------------------------------------------------------
 
 
+def measures_time(node: ast.AST) -> bool:
+    """Return True for an expression that subtracts something from the time of the clock."""
+    clocks = {"time", "monotonic", "perf_counter"}
+    return any(
+        isinstance(part, ast.BinOp) and isinstance(part.op, ast.Sub) and isinstance(part.left, ast.Call)
+        and isinstance(part.left.func, ast.Attribute) and part.left.func.attr in clocks
+        for part in ast.walk(node)
+    )  # fmt: skip
+
+
+def test_no_test_asserts_how_long_something_took() -> None:
+    """It would fail on a busy machine: count work, as `work.passes` does, or wait for the event."""
+    timed = []
+    for path in sorted(Path(__file__).parent.rglob("test_*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and measures_time(node.value)]
+        spans = {target.id for node in assigned for target in node.targets if isinstance(target, ast.Name)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assert):
+                names = {part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)}
+                if measures_time(node.test) or names & spans:
+                    timed.append(f"{path.name}:{node.lineno}")
+    assert timed == []
+
+
 def frames() -> list[str]:
     """The functions of opdkit on the stack of whoever calls the hooked function, outermost first."""
     frame, names = sys._getframe(2), []

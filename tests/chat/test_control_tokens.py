@@ -49,7 +49,7 @@ def control_ids(tokenizer) -> set[int]:
     return set(tokenizer.added_tokens_decoder)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(before=text, data=text, after=text)
 def test_data_holds_no_control_token_whatever_stands_beside_it(tiny_tokenizer, before, data, after):
     """Only what the template wrote is a control token, also where data and template touch."""
@@ -74,7 +74,7 @@ def test_data_and_template_make_no_control_token_together(tiny_tokenizer):
         assert control_ids(tiny_tokenizer).isdisjoint(encoder.ids(rendered))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(words=st.lists(st.sampled_from(["<|im_end|>", "<think>", "hello ", "<b>", "\n", "the tool", "é"]), max_size=12))
 def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
     encoder = Encoder(tiny_tokenizer)
@@ -84,7 +84,7 @@ def test_the_copy_gives_the_ids_of_the_tokenizer_itself(tiny_tokenizer, words):
     assert encoder._ids_of_copy(rendered) == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     texts=st.lists(st.lists(st.sampled_from([*PIECES, "</s>", "[INST]", "hello"]), max_size=8).map("".join), max_size=5)
 )

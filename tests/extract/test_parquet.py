@@ -74,16 +74,17 @@ def test_shards_and_workers_give_the_rows_of_one_process(tmp_path, log):
     assert tables(tmp_path / "three") == tables(tmp_path / "one")
 
 
-SLOWLY = """
-import sys, time
+HELD_AT = """
+import itertools, sys, time
 from pathlib import Path
 from opdkit.extract import stage as extract
 from opdkit.config.extract import ExtractConfig
-write = extract.write_unit
-def slowly(*arguments):
-    time.sleep(0.02)
+write, number = extract.write_unit, itertools.count()
+def held(*arguments):
+    if next(number) == int(sys.argv[4]):
+        time.sleep(3600)  # until it is killed
     write(*arguments)
-extract.write_unit = slowly
+extract.write_unit = held
 extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=float(sys.argv[3])))
 """
 
@@ -91,12 +92,11 @@ extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=fl
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same(tmp_path, log):
     killed, size = tmp_path / "killed", part_mb(log, 3.5)
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(size)], cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not list(killed.rglob("sessions/part-*.parquet")) and time.monotonic() < deadline:
+    process = subprocess.Popen([sys.executable, "-c", HELD_AT, str(killed), str(log), str(size), "12"], cwd=ROOT)
+    while process.poll() is None and not list(killed.rglob("sessions/part-*.parquet")):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert process.wait() == -signal.SIGKILL
     assert 0 < len(list(killed.rglob("sessions/part-*.parquet"))) < 10
     run(killed, log, part_mb=size)
     run(tmp_path / "whole", log, part_mb=size)

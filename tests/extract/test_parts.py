@@ -45,16 +45,17 @@ def _recording(method, calls):
     return wrapped
 
 
-SLOWLY = """
-import sys, time
+HELD_AT = """
+import itertools, sys, time
 from pathlib import Path
 from opdkit.extract import stage as extract
 from opdkit.config.extract import ExtractConfig
-write = extract.write_unit
-def slowly(*arguments):
-    time.sleep(0.02)
+write, number = extract.write_unit, itertools.count()
+def held(*arguments):
+    if next(number) == int(sys.argv[4]):
+        time.sleep(3600)  # until it is killed
     write(*arguments)
-extract.write_unit = slowly
+extract.write_unit = held
 extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=float(sys.argv[3])))
 """
 
@@ -62,14 +63,12 @@ extract.run(ExtractConfig(run=Path(sys.argv[1]), logs=(sys.argv[2],), part_mb=fl
 def test_killed_and_resumed_gives_the_same(tmp_path, log):
     """Nothing half-written at a final path, and the summary covers both runs."""
     killed, whole, part_mb = tmp_path / "killed", tmp_path / "whole", lines_mb(log, 2)
-    process = subprocess.Popen([sys.executable, "-c", SLOWLY, str(killed), str(log), str(part_mb)], cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not list(killed.rglob("sessions/part-*.parquet")) and time.monotonic() < deadline:
+    process = subprocess.Popen([sys.executable, "-c", HELD_AT, str(killed), str(log), str(part_mb), "7"], cwd=ROOT)
+    while process.poll() is None and len(list(killed.rglob("sessions/part-*.parquet"))) < 3:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    done = len(list(killed.rglob("sessions/part-*.parquet")))
-    assert 0 < done < 10
+    assert process.wait() == -signal.SIGKILL
+    assert len(list(killed.rglob("sessions/part-*.parquet"))) == 3
     resumed, once = run(killed, log, part_mb=part_mb), run(whole, log, part_mb=part_mb)
     assert tables(killed) == tables(whole)
     assert (resumed.counters.rows_in, resumed.counters.counts) == (once.counters.rows_in, once.counters.counts)
@@ -107,16 +106,16 @@ def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
 
 @pytest.mark.slow
 def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(80)))
+    log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(400)))
     part_mb, stopped = lines_mb(log, 1), tmp_path / "stopped"
     command = [sys.executable, "-m", "opdkit", "extract", str(stopped), str(log), "--part-mb", str(part_mb)]
     process = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not list(stopped.rglob("sessions/part-*.parquet")):
         time.sleep(0.005)
     process.send_signal(signal.SIGUSR1)
-    assert "stopped as asked" in process.communicate(timeout=60)[1]
+    assert "stopped as asked" in process.communicate(timeout=600)[1]
     assert process.returncode == stopping.TRY_AGAIN
-    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 80  # of a part, rejected is written last
+    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 400  # of a part, rejected is written last
     assert not list(stopped.rglob(".tmp/*"))
     run(stopped, log, part_mb=part_mb)
     run(tmp_path / "whole", log, part_mb=part_mb)

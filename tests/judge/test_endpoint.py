@@ -4,12 +4,13 @@ import asyncio
 import itertools
 import json
 import re
+import threading
 import time
 from email.utils import formatdate
 from pathlib import Path
 
 import pytest
-from http_server import Reply, completion, serving, slowly, unused_address
+from http_server import Reply, completion, recorded_pauses, serving, unused_address
 from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
@@ -104,8 +105,8 @@ def test_a_server_that_is_silent_is_said_to_be(capsys) -> None:
 def test_a_request_that_takes_too_long_is_tried_again(fault: str) -> None:
     """A server that sends one byte now and then never trips a socket's own timeout."""
     with serving(once(Reply(body=GOOD.body, fault=fault))) as server:
-        assert ask(server.url, timeout=0.5)[0].finish_reason == "stop"
-    assert len(server.requests) == 2
+        assert ask(server.url, timeout=0.5, retries=30)[0].finish_reason == "stop"
+    assert len(server.requests) >= 2  # more where this machine is too busy to answer in time
 
 
 def test_retry_after_may_be_a_date() -> None:
@@ -115,12 +116,10 @@ def test_retry_after_may_be_a_date() -> None:
 
 @pytest.mark.parametrize("value", ["0.4", "soon", "-3"])
 def test_retry_after_is_honoured(value: str) -> None:
-    start = time.monotonic()
-    with serving(once(Reply(429, {}, {"Retry-After": value}))) as server:
+    with serving(once(Reply(429, {}, {"Retry-After": value}))) as server, recorded_pauses() as pauses:
         ask(server.url)
-    elapsed = time.monotonic() - start
-    assert elapsed >= 0.4 if value == "0.4" else len(server.requests) == 2
-    assert elapsed < 3
+    assert len(server.requests) == 2
+    assert max(pauses) == 0.4 if value == "0.4" else max(pauses) <= retries.FIRST_PAUSE
 
 
 def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
@@ -284,8 +283,10 @@ def test_answers_come_in_the_order_of_the_requests_however_they_finish() -> None
 
 @pytest.mark.parametrize("concurrency", [1, 6])
 def test_no_more_requests_are_under_way_than_asked(concurrency: int) -> None:
-    with serving(slowly(0.05, GOOD)) as server:
-        ask(server.url, 12, concurrency=concurrency)
+    """And no fewer: nobody is answered until so many have arrived."""
+    arrived = threading.Barrier(concurrency, timeout=300)
+    with serving(lambda body, number: arrived.wait() * 0 or GOOD) as server:
+        ask(server.url, 12, concurrency=concurrency, timeout=300.0)
     assert server.most_at_once == concurrency
 
 

@@ -1,9 +1,8 @@
 """Signs in the log itself that a turn went wrong."""
 
-import time
-
 import pytest
 from runs import message, talk
+from work import passes
 
 from opdkit.judge.flags import flags, loops, repeats_call, reports_failure
 
@@ -129,9 +128,8 @@ def test_flags_of_a_turn() -> None:
     assert flags(talk("hi", "hello", "Error: my screen says no"), 1, 1, None) == []
 
 
-def test_no_text_takes_long() -> None:
-    start = time.monotonic()
-    for text in ("a" * 200_000, "ab " * 100_000, "error " * 50_000, "x: " * 50_000, "{" * 100_000, "\n" * 100_000):
-        loops(text)
-        reports_failure(text)
-    assert time.monotonic() - start < 2
+@pytest.mark.parametrize("unit", ["a", "ab ", "error ", "x: ", "{", "\n"])
+def test_no_text_takes_long(unit: str) -> None:
+    text = unit * 100_000
+    assert passes(loops, text) < 10
+    assert passes(reports_failure, text) < 10

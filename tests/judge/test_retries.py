@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
@@ -240,7 +240,6 @@ def test_the_pauses_grow_and_are_the_same_again() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(seed=st.integers(0, 10_000), share=st.sampled_from([0.1, 0.3, 0.5]))
 def test_every_request_is_answered_whatever_fails(seed: int, share: float) -> None:
     """Property: all answers are the server's, one a request, and never more under way than allowed."""

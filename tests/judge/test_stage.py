@@ -163,19 +163,19 @@ def test_a_killed_process_leaves_whole_parts_only(tmp_path: Path) -> None:
     sessions = {f"s{n}": talk("a", "b", "Use Celsius instead", "c", f"thanks {n}") for n in range(12)}
     run = write_extract(tmp_path / "run", sessions, per_part=1)
     code = (
-        "import sys, time, pathlib; from opdkit.judge import rules, stage;"
-        "from opdkit.config.judge import JudgeConfig; votes = rules.votes;"
-        "rules.votes = lambda *a: (time.sleep(0.03), votes(*a))[1];"
+        "import itertools, sys, time, pathlib; from opdkit.judge import rules, stage;"
+        "from opdkit.config.judge import JudgeConfig; votes, number = rules.votes, itertools.count();"
+        "rules.votes = lambda *a: (next(number) == 8 and time.sleep(3600), votes(*a))[1];"  # until it is killed
         "stage.run(JudgeConfig(run=pathlib.Path(sys.argv[1]), judge='rules', shard='0/1'))"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(run)])
     folder = run / "judge" / "verdicts"
-    while not (folder.is_dir() and len(list(folder.iterdir())) >= 3) and process.poll() is None:
+    while not (folder.is_dir() and len(list(folder.iterdir())) == 4) and process.poll() is None:
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     done = sorted(folder.iterdir())
-    assert 3 <= len(done) < 12
+    assert len(done) == 4
     assert all(pq.read_table(path).num_rows == 2 for path in done)
     judge.run(config(run))
     assert len(verdicts(run)) == 24

@@ -52,7 +52,7 @@ class Worker:
         self.process.stdin.flush()
 
     def end(self) -> tuple[str, str]:
-        out, errors = self.process.communicate(timeout=60)
+        out, errors = self.process.communicate(timeout=600)
         return out, errors
 
 

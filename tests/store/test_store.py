@@ -332,7 +332,7 @@ def test_of_two_processes_on_one_part_one_result_stays(tmp_path):
         for name in ("first", "second")
     ]
     try:
-        assert [process.wait(timeout=300) for process in processes] == [0, 0]
+        assert [process.wait(timeout=600) for process in processes] == [0, 0]
     finally:
         for process in processes:
             process.kill()  # one waits for the other

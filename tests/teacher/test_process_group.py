@@ -57,7 +57,7 @@ def same(ours: list[dict[str, list[float]]], theirs: list[dict[str, list[float]]
 @pytest.mark.slow
 def test_two_halves_of_a_model_give_the_rows_of_the_whole(runs):
     process = launch(runs[1])
-    _, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
     assert len(list((runs[1] / "teacher" / "targets").iterdir())) > 2, "several parts, in the same order in both"
     assert "tokens saved" in errors, "sessions are read once here, too"
@@ -73,7 +73,7 @@ def test_each_process_holds_a_share(tmp_path):
         "w = m.model.layers[0].mlp.up_proj.weight; print(w.numel() // w.to_local().numel(), flush=True)",
         encoding="utf-8",
     )
-    out, errors = launch(tmp_path, str(tmp_path / "share.py")).communicate(timeout=120)
+    out, errors = launch(tmp_path, str(tmp_path / "share.py")).communicate(timeout=600)
     assert out.split() == ["2", "2"], errors
 
 
@@ -86,7 +86,7 @@ def test_one_that_is_asked_to_stop_stops_all_and_one_process_goes_on(runs):
         time.sleep(0.01)
     assert working, process.communicate()[1]
     os.kill(_child(process.pid), signal.SIGUSR1)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=600)
     assert str(TRY_AGAIN) in errors, errors
     done = len(list((runs[2] / "teacher" / "targets").iterdir()))
     assert 1 <= done < len(list((runs[0] / "teacher" / "targets").iterdir()))

@@ -271,7 +271,7 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
         answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False, timeout=60)
         assert answer.json()["review"]["reviewer"] == "Eve"
         process.send_signal(number)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=600)
     finally:
         process.kill()
         for path in reviews.files(judged):

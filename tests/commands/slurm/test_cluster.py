@@ -33,6 +33,7 @@ OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--lim
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
 # The nodes' names are known to Slurm alone: all of them are this host.
 HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
+HANGS = 1800.0  # seconds: long enough for a busy machine, and only against waiting for ever
 T = TypeVar("T")
 
 
@@ -53,7 +54,7 @@ def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
     return done.stdout + done.stderr
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = 120) -> T:
+def until(condition: Callable[[], T], what: str, seconds: float = HANGS) -> T:
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, f"waited {seconds} s for: {what}"
@@ -190,7 +191,7 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     (folder / "logs").mkdir(parents=True)
     (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), *place))
     job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
-    until(lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps", 300)
+    until(lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps")
     slurm("scancel", "--batch", "--signal=USR1", job)
     until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
     finish(slurm, run, job)

@@ -36,7 +36,7 @@ def as_line(record) -> bytes:
 
 
 @pytest.mark.parametrize("name", [*READERS, *MAPPINGS])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_never_a_crash_and_every_line_accounted_for(name, data):
     """Over random logs: what is not in one table is in the other."""

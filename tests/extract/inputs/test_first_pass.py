@@ -43,7 +43,7 @@ def pinned(log: SurveyedInput) -> tuple:
 LINES = st.lists(st.sampled_from([b"", b" ", b"{}", b'{"a": 1}', b"x" * 30, b"y" * 1_200]), max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(LINES, LINES, st.integers(1, 90), st.booleans(), st.integers(1, 30), st.booleans(), st.randoms())
 def test_every_line_is_in_one_part_whatever_its_size(one, two, part_bytes, newline, limit, packed, rng):
     """No line is lost, doubled or cut at a border, and `--limit` is the first lines, packed or not, in any order."""

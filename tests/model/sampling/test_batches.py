@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from opdkit.model.sampling.batches import MAX_SAMPLES, Batch, PromptGroup, group_prompts, plan_batches, samples_per_copy
@@ -62,7 +62,6 @@ def prompts(draw) -> list[list[int]]:
     return draw(st.lists(st.builds(lambda s, t: s + t, st.sampled_from(stems), tails), max_size=12))
 
 
-@settings(deadline=None)
 @given(prompts())
 def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[int]]) -> None:
     actual = group_prompts(asked)
@@ -75,7 +74,6 @@ def test_groups_hold_every_prompt_once_and_share_what_they_say(asked: list[list[
     assert sum(g.tokens for g in actual) <= sum(map(len, asked))
 
 
-@settings(deadline=None)
 @given(prompts(), st.integers(1, 5), st.integers(1, 20), st.integers(1, 300))
 @example([[0] * 8, [0] * 10], 2, 1, 10)  # a share of two draws within the budget beside single draws above it
 def test_lots_hold_every_draw_once_within_the_budget(asked, draws: int, new_tokens: int, budget: int) -> None:

@@ -254,7 +254,7 @@ def test_a_step_against_liger(delta: float, kl_coef: float) -> None:
 # -- what must hold for any objective -------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10_000), cut=st.lists(st.integers(0, 6), max_size=4), which=st.integers(0, len(VARIANTS) - 1)
 )
