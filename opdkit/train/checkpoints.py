@@ -7,6 +7,8 @@ model. A sharded student is written whole, so that any number of processes can r
 """
 
 import copy
+import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import warn
+from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
 from opdkit.train.student import load_student
@@ -43,15 +46,21 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows:
 
 
 def read_newest(folder: Path) -> JSON | None:
-    """Return the newest checkpoint, memory-mapped; None without one.
+    """Return the newest checkpoint, memory-mapped; None without one. Code in a file is never run.
 
-    A file that cannot be read is skipped with a warning: training resumes from the one before it, or from the start.
+    A file that is cut off is skipped with a warning: training resumes from the one before it, or from the start.
+    Raises OpdkitError for a complete file that holds more than tensors, numbers and text: opdkit did not write it.
     """
     for path in sorted(folder.glob("step-*.pt"), reverse=True):
         try:
             state: JSON = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             return state
         except Exception as error:  # a damaged pickle can raise anything
+            if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):
+                raise OpdkitError(
+                    f"{path} is not a checkpoint of opdkit: it holds more than tensors, numbers and text, and was not "
+                    "loaded. Remove it to resume without it"
+                ) from error
             warn(f"{path} cannot be read ({type(error).__name__}: {error}); resuming without it")
     return None
 

@@ -20,7 +20,6 @@ from opdkit.train.objective.terms import Objective
 from opdkit.train.training_set import TrainingSet
 
 NEAR_ZERO = 0.01  # nats: a smaller advantage counts as none
-FEW_STEPS = 10
 MANY = 0.1  # share of degenerate replies that is worth a warning
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -48,9 +47,6 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
         warn(RULES_WARNING)
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
-    if len(steps) < FEW_STEPS:
-        warn(f"{counted(len(steps), 'optimizer step')} will hardly change the model: use more --epochs, a smaller "
-             "--batch-turns, or more logs")  # fmt: skip
 
 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:

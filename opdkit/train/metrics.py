@@ -1,13 +1,18 @@
-"""Metrics of an optimizer step: a row of the table, and a line of text."""
+"""Metrics of optimizer steps: a row of the table, a line of text, and how far they moved the student."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import with_sign
+from opdkit.console import say, warn, with_sign
 from opdkit.train.objective.terms import TERMS, Objective
 from opdkit.train.targets import Turn
 
 ADVANTAGES = ("reward", "teacher", "support")
+# Bounds of `shift`, in nats per token. Below the first, the probability of a token has changed by less than 2%. Beyond
+# the second, the average token has left the range that the default ratio clip allows: log(1 + 0.28) is 0.247.
+HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
 
 
 def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
@@ -44,3 +49,25 @@ def metrics_line(row: JSON, steps: int) -> str:
         f"step {row['step']} of {steps}: loss {with_sign(row['loss'], 4)}", *values, f"KL {row['approx_kl']:.4f}",
         f"gradient {row['grad_norm']:.3g}", f"{row['tokens_per_second']:,.0f} tokens/s",
     ])  # fmt: skip
+
+
+def report_movement(rows: Sequence[JSON], run: Path) -> None:
+    """Say how far the log-probs of the trained tokens moved, and warn where that is very little or very much.
+
+    It is the mean of `shift` in the last quarter of the steps, from forwards that these steps did before their updates:
+    nothing is read for it again. A single step has nothing before it to compare with.
+    """
+    if len(rows) < 2:
+        say("how far one optimizer step moves a model is not measured here; `opdkit eval` measures it")
+        return
+    last = rows[-max(1, len(rows) // 4) :]
+    moved = sum(row["shift"] for row in last) / len(last)
+    say(
+        f"log-probs of the trained replies moved by {moved:.4f} nats per token, measured from step {last[0]['step']} on"
+    )
+    if moved < HARDLY_MOVED:
+        warn(f"the model hardly moved, by less than {HARDLY_MOVED} nats per token: use a higher --learning-rate "
+             "or more --epochs")  # fmt: skip
+    elif moved > FAR_MOVED:
+        warn(f"the model moved far, by more than {FAR_MOVED} nats per token: look at its replies before you use it "
+             f"(`opdkit eval {quote(run)} --prompts FILE`); a lower --learning-rate moves it less")  # fmt: skip

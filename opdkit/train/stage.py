@@ -24,7 +24,7 @@ from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
-from opdkit.train.metrics import metrics_line, metrics_row
+from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.schedule import learning_rate, objective_at, objectives
@@ -123,6 +123,7 @@ def run(config: TrainConfig) -> Summary:
         checkpoints.save_student(student, chat, config, stage.home, main=main)
     if main:
         checkpoints.clear(folder)
+    report_movement(rows, config.run)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")

@@ -1,13 +1,18 @@
-"""From options to objectives."""
+"""From options to objectives, and the learning rate and clip bounds of each step."""
 
+import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from scored_runs import train_config
 
 from opdkit.errors import ConfigError
+from opdkit.store.reading import read_all
+from opdkit.train import stage as train
 from opdkit.train.objective.terms import Objective
-from opdkit.train.schedule import objective_at, objectives
+from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, learning_rate, objective_at, objectives
 
 
 def weights(**options) -> list[dict[str, float]]:
@@ -54,3 +59,44 @@ def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:
     )
     assert {objective_at(objective, config, n, 5).clip_high for n in (1, 3, 5)} == {0.28}
     assert objective_at(objective, config, 1, 1).clip_low == 0.2
+
+
+# -- the learning rate ----------------------------------------------------------------------------------------------
+
+# Share of the peak at each of six steps, two of them warm-up; the cosine is 1 at the first step after it.
+SHARES = {
+    "cosine": [1 / 2, 1, 1, (1 + math.sqrt(0.5)) / 2, 1 / 2, (1 - math.sqrt(0.5)) / 2],
+    "constant": [1 / 2, 1, 1, 1, 1, 1],
+}
+
+
+@pytest.mark.parametrize("schedule", SHARES)
+def test_the_rate_of_every_step(schedule: str) -> None:
+    config = train_config(Path("run"), Path("model"), schedule=schedule, warmup_steps=2, learning_rate=0.4)
+    rates = [learning_rate(config, step, 6) for step in range(1, 7)]
+    assert rates == pytest.approx([0.4 * share for share in SHARES[schedule]], rel=1e-12)
+
+
+def test_the_default_rates_and_the_ends_of_the_schedule() -> None:
+    for lora_rank, peak in ((0, FULL_LEARNING_RATE), (4, LORA_LEARNING_RATE)):
+        config = train_config(Path("run"), Path("model"), learning_rate=None, lora_rank=lora_rank)
+        rates = [learning_rate(config, step, 100) for step in range(1, 101)]
+        assert rates[0] == peak
+        assert rates[50] == pytest.approx(peak / 2)
+        assert 0 < rates[-1] < peak / 1000
+    assert learning_rate(config, 1, 1) == LORA_LEARNING_RATE
+
+
+@pytest.mark.parametrize("schedule", SHARES)
+def test_every_step_moves_the_weights_by_its_rate(run, plain_model_dir, schedule: str) -> None:
+    """In the metrics and in the weights. With both betas 0, AdamW moves a weight by rate x g / (|g| + 1e-8)."""
+    options = {"beta1": 0.0, "beta2": 0.0, "weight_decay": 0.0, "batch_turns": 100, "epochs": 6, "keep_epochs": True}
+    config = train_config(run, plain_model_dir, learning_rate=1e-3, warmup_steps=2, schedule=schedule, **options)
+    train.run(config)
+    expected = [1e-3 * share for share in SHARES[schedule]]
+    assert [row["learning_rate"] for row in read_all(run, "metrics")] == pytest.approx(expected, rel=1e-12)
+    folders = [plain_model_dir, *(run / f"train/epochs/{epoch:03d}/model" for epoch in range(1, 7))]
+    weights = [load_file(folder / "model.safetensors") for folder in folders]
+    for rate, (before, after) in zip(expected, pairwise(weights), strict=True):
+        for name in after:  # matrices and norms, whose weight decay differs
+            assert (after[name] - before[name]).abs().max().item() == pytest.approx(rate, rel=2e-3), name

@@ -27,8 +27,8 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse, score
 from opdkit.store.reading import read_all
-from opdkit.train import checkpoints, training_set
 from opdkit.train import stage as train
+from opdkit.train import training_set
 from opdkit.train.targets import load_prompts, load_turns
 
 EVERYTHING = {"objective": "hybrid", "teacher_weight": 1.0, "divergence_weight": 0.5, "kl_coef": 0.1,
@@ -282,25 +282,6 @@ def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
     assert len(losses(run)) > summary.counters.total("steps")
 
 
-def test_a_checkpoint_is_complete_or_absent(tmp_path, monkeypatch) -> None:
-    """A death while writing leaves the file before it."""
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
-
-    def dying(_state, handle):
-        handle.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torch, "save", dying)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
-    state = checkpoints.read_newest(tmp_path)
-    assert state is not None
-    assert state["rows"] == [{"step": 1}]
-    assert all(torch.equal(state["weights"][name], p) for name, p in model.named_parameters())
-
-
 # -- what comes out -------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +290,29 @@ def test_it_says_where_the_model_is_and_when_there_was_little_to_learn_from(run,
     said = " ".join(capsys.readouterr().err.split())
     assert str(run / "train" / "model") in said
     assert ("opdkit report" in said) == (trained < 10)
+
+
+def test_it_measures_how_far_the_model_moved(run, plain_model_dir, capsys) -> None:
+    """The last step reads the model of the epoch before it: the mean absolute change of the trained tokens."""
+    options = {"batch_turns": 100, "epochs": 4, "keep_epochs": True, "learning_rate": 3e-3}
+    train.run(train_config(run, plain_model_dir, **options))
+    changes = shifts(run, plain_model_dir, run / "train/epochs/003/model").values()
+    moved = np.concatenate([np.abs(d[t.sampled]) for t, d in changes if t.teacher_logprobs is not None])
+    rows = list(read_all(run, "metrics"))
+    assert rows[0]["shift"] == pytest.approx(0, abs=1e-6)
+    assert rows[-1]["shift"] == pytest.approx(moved.mean(), rel=1e-4)
+    assert f"moved by {moved.mean():.4f} nats" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("rate", "names"), [(1e-6, ["--learning-rate", "--epochs"]), (2e-4, []),
+                                             (3e-2, ["--learning-rate", "opdkit eval"])])  # fmt: skip
+def test_it_warns_when_the_model_hardly_moved_or_moved_far(run, plain_model_dir, capsys, rate, names) -> None:
+    """Not by the number of steps, of which there are few here."""
+    train.run(train_config(run, plain_model_dir, objective="blend", learning_rate=rate))
+    said = capsys.readouterr().err
+    assert len(list(read_all(run, "metrics"))) < 10
+    assert all(name in said for name in names)
+    assert names or not any(name in said for name in ("--learning-rate", "--epochs", "--batch-turns"))
 
 
 def test_the_model_loads_as_any_other(run, plain_model_dir) -> None:
