@@ -1,4 +1,4 @@
-"""Writes docs/commands.md and docs/tables.md from the code: `python docs/generate.py`. A test checks both."""
+"""Writes docs/commands.md, tables.md and wording.md from the code: `python docs/generate.py`. A test checks them."""
 
 from pathlib import Path
 
@@ -68,7 +68,44 @@ def _arrow(kind: object) -> str:
     return str(kind).replace(" not null", "").replace("item: ", "").replace("|", "\\|")
 
 
-PAGES = {"commands.md": commands, "tables.md": tables}
+WORDING = """# Your own words
+
+`--wording FILE` replaces texts that opdkit writes into prompts: the judge's two questions (`judge`), the criterion for
+replies that nobody has reacted to (`eval`, `rollout`), and the words around a hint in the teacher's prompt (`teacher`).
+`opdkit run` passes the file to its judge and its teacher. In a file for `--config`, a stage's table can name it:
+`wording = "own.toml"`.
+
+```toml
+# own.toml: another question about the reward, and shorter words around the hint
+[judge]
+reward = '''
+Could a nurse on night duty work with this reply?
+\\boxed{1}: yes. \\boxed{-1}: no.
+'''
+
+[teacher]
+hint = '(Note to the assistant: {hint})'
+```
+
+The texts that a stage uses are in its `manifest.json`. So a changed text is another plan, and another path of the same
+text is not. What comes after the teacher takes its words from there: `eval` looks for them in replies (where they are
+two or more), `export --to trl-sdft` writes them around the hint. A text that lacks what opdkit looks for, or has an
+unknown name, is refused with the file and the name. Nothing in a text becomes a control token. How answers are read
+(`\\boxed{...}`, `[HINT_START]`) stays.
+
+These are the defaults, from `opdkit/config/wording.toml`:
+
+```toml
+"""
+
+
+def wording() -> str:
+    """The texts that a file can replace, with the file of the defaults as the example."""
+    defaults = HERE.parent / "opdkit" / "config" / "wording.toml"
+    return NOTE + WORDING + defaults.read_text(encoding="utf-8") + "```\n"
+
+
+PAGES = {"commands.md": commands, "tables.md": tables, "wording.md": wording}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

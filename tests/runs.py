@@ -10,6 +10,7 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 Messages = list[dict[str, Any]]
+HINT_HEADER = "[user's hint / instruction]"
 
 
 def message(role: str, content: str | None, *, name: str | None = None, calls: Sequence[tuple[str, str]] = ()) -> dict:

@@ -1,4 +1,4 @@
-"""Messages in OpenAI's form, which chat templates and trainers read; and the words around a hint. No tokenizer here.
+"""Messages in OpenAI's form, which chat templates and trainers read. No tokenizer here.
 
 opdkit renders its own prompts from this form and exports it, so a trainer that reads an export sees the same prompts.
 """
@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 Message = dict[str, Any]
-
-HINT_HEADER = "[user's hint / instruction]"
 
 
 def openai_message(message: Message, *, arguments_as_text: bool = False) -> Message:

@@ -59,11 +59,12 @@ def configurations(config: RunConfig) -> dict[str, StageConfig]:
     common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     model: JSON = {"model": config.model, "seed": config.seed}
+    worded: JSON = {"wording": config.wording}
     flags: dict[str, JSON] = {
         "extract": {"logs": config.logs},
         "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
-                  "seed": config.seed},
-        "teacher": model,
+                  "seed": config.seed, **worded},
+        "teacher": model | worded,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
     overrides = _overrides(config)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
-from opdkit.config.shared import REPEAT, ModelOptions, shared_option
+from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
@@ -16,7 +16,7 @@ RULES_WARNING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeConfig(ModelOptions):
+class JudgeConfig(WordedOptions):
     """Have a judge vote on every turn: a reward, and a hint at what was wanted."""
 
     judge: str = shared_option("judge", WHO, default=...)

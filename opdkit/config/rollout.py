@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel, argument, check_not_file
-from opdkit.config.shared import ModelOptions, shared_option
+from opdkit.config.shared import WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
 REWARDS = Panel("Rewards")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(ModelOptions):
+class RolloutConfig(WordedOptions):
     """Have the student answer the hinted turns again, for an on-policy round."""
 
     run: Path = argument(..., "the new run directory", plan=False)

@@ -1,10 +1,12 @@
 """Options that several commands have: one declaration, so that a flag means the same everywhere."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from opdkit.config.fields import HOW, JSON, OPTIONS, WHERE, Panel, StageConfig, parse_pairs
+from opdkit.config.wording import read_wording
 from opdkit.errors import ConfigError
 
 JUDGES = ("rules", "local", "endpoint")
@@ -51,6 +53,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
                      {"check": parse_pairs}),
     "dry_run": (False, "report what would be done, write nothing", {"plan": False}),
+    "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
+                "hint: docs/wording.md", {"plan": False, "expert": True}),
     "seed": (0, "seed of every random draw", {"low": 0}),
     "json": (False, "JSON on stdout instead of text", {}),
 }  # fmt: skip
@@ -74,3 +78,15 @@ class ModelOptions(StageConfig):
     )
     template_arg: tuple[str, ...] = shared_option("template_arg", HOW)
     seed: int = shared_option("seed", HOW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordedOptions(ModelOptions):
+    """Options of every stage that writes words of its own into a prompt. The plan holds the words, not the path."""
+
+    wording: Path | None = shared_option("wording", HOW)
+
+    def check_inputs(self) -> None:
+        """Raise what `read_wording` raises."""
+        super().check_inputs()
+        read_wording(self.wording)

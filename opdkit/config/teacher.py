@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, WHERE, Panel
-from opdkit.config.shared import REPEAT, ModelOptions, shared_option
+from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.config.teacher_models import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
 
@@ -13,7 +13,7 @@ MODELS = Panel("Student and teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherConfig(ModelOptions):
+class TeacherConfig(WordedOptions):
     """Score every judged reply, with and without the hint."""
 
     model: str = shared_option("model", MODELS, "a folder is in Hugging Face format")

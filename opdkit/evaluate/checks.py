@@ -29,14 +29,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
-from opdkit.chat.openai_messages import HINT_HEADER
 from opdkit.config.fields import JSON, did_you_mean
+from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError
 from opdkit.judge.votes import reward_of
 
@@ -198,8 +199,6 @@ _WORDS = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+(?:['-][^\W{_UNSPACED}]+)*
 _YOURS = r"(?:your|(?:the )?user's)(?: (?:earlier|previous|last|helpful))?"
 _BY = r"(?:based on|as per|per|according to|following|considering|given|in line with|in accordance with|thanks to)"
 _YOU_GAVE = r"(?: that| which)? you(?:'ve| have)?(?: just| already)? (?:gave|given|provided|shared|mentioned)"
-# The header's words are compared with folded text.
-_MARKER = re.compile(rf"{re.escape(HINT_HEADER.casefold().strip('[]'))}|\[ ?/?hint_(?:start|end) ?\]")
 _HINT_PHRASES = re.compile(
     rf"\b{_BY} {_YOURS} hints?\b"  # based on your hint, following the user's hints
     r"|\bas per the (?:(?:given|provided) )?hints?\b"
@@ -225,13 +224,21 @@ def index_hints(hints: Iterable[str]) -> Hints:
     return index
 
 
-def echo_of(reply: str, prompt: str, hints: Hints) -> str | None:
+@lru_cache
+def marker_pattern(hint_text: str) -> re.Pattern[str]:
+    """Return the pattern, in folded text, of the words around a hint in a prompt (two or more) or in a vote."""
+    around = [_fold(part) for part in hint_text.split("{hint}")]
+    markers = [re.escape(re.sub(r"^\W+|\W+$", "", text)) for text, words in around if len(words) > 1]
+    return re.compile("|".join([*markers, r"\[ ?/?hint_(?:start|end) ?\]"]))
+
+
+def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["teacher"]["hint"]) -> str | None:
     """Return the first text in `reply` that echoes a hint, with case and white space folded; None without one.
 
-    `reply` includes the thinking; `prompt` is everything that the model had read.
+    `reply` includes the thinking; `prompt` is everything that the model had read; `hint_text` is the teacher's.
     """
     folded, words = _fold(reply)
-    markers = _MARKER.findall(folded)
+    markers = marker_pattern(hint_text).findall(folded)
     phrases = [(match[0].strip(), reason) for phrase, reason in _PHRASES.items() if (match := phrase.search(folded))]
     repeated = [
         hint

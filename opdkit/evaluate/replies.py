@@ -7,6 +7,7 @@ from typing import Any
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
+from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints, verdict_of
@@ -92,20 +93,23 @@ def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:
     return [r for r in replies if r.sample] or list(replies)
 
 
-def mark_echoes(replies: Sequence[Reply], hints: Iterable[str]) -> list[Reply]:
-    """Return the replies with the words in them that echo a hint, such as one of `hints`."""
+def mark_echoes(
+    replies: Sequence[Reply], hints: Iterable[str], hint_text: str = DEFAULTS["teacher"]["hint"]
+) -> list[Reply]:
+    """Return the replies with the words in them that echo a hint, one of `hints`, or the teacher's `hint_text`."""
     index = index_hints(hints)
     prompts = {r.prompt.id: r.prompt.text() for r in replies}
-    return [replace(r, hint_echo=echo_of(r.text, prompts[r.prompt.id], index)) for r in replies]
+    return [replace(r, hint_echo=echo_of(r.text, prompts[r.prompt.id], index, hint_text)) for r in replies]
 
 
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once."""
     questions: dict[str, Question] = {}
+    texts = read_wording(config.wording)["criterion"]
     for reply in replies:
         prompt, name = reply.prompt, question_id(reply.prompt.id, reply.seen)
         if isinstance(prompt.check, Criterion) and reply.seen:
-            messages = criterion_messages(prompt.messages, prompt.check.text, reply.seen)
+            messages = criterion_messages(prompt.messages, prompt.check.text, reply.seen, texts=texts)
             questions[name] = Question(name, "criterion", messages)
     answers = open_criterion_judge(config)(list(questions.values())) if questions else []
     verdicts = {

@@ -15,6 +15,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.wording import wording_inputs
 from opdkit.console import counted, is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
@@ -34,7 +35,7 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, model_identity, stage_dir
+from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
@@ -69,7 +70,7 @@ def run(config: EvalConfig) -> Summary:
             replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts_with_ids, config)]
             drift = drift_scores(models, chat, replies, passages, config)
             models.clear()  # a local judge may need the memory
-            replies = mark_echoes(check_replies(replies, config), hints)
+            replies = mark_echoes(check_replies(replies, config), hints, recorded_hint_text(run_dir))
             out.rows("replies", [reply.row() for reply in replies])
             out.rows("scores", reply_scores(replies, config.seed) + drift)
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
@@ -160,6 +161,7 @@ def open_stage(config: EvalConfig, names: dict[str, str]) -> Stage:
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
+    inputs |= wording_inputs(config.wording, "criterion")
     inputs["prompts"] = file_digest(Path(config.prompts))
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))

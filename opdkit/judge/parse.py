@@ -8,7 +8,7 @@ import re
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.markup import final_answer
-from opdkit.judge.prompts import QUESTIONS
+from opdkit.config.wording import DEFAULTS
 from opdkit.judge.votes import Answer, HintVote, RewardVote
 
 CUT_OFF = "cut off by the token limit"
@@ -29,8 +29,8 @@ _WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mathit|bf|rm)\s*\{([^{}]*
 _ENUMERATION = re.compile(r"[\s$.`*'\"()]*(?:,|/|\||;|\bor\b|\band\b)(?:[\s$.`*'\"(),/|;]|\bor\b|\band\b)*")
 
 
-def parse_hint(answer: Answer) -> HintVote:
-    """Return the vote on the hint question.
+def parse_hint(answer: Answer, question: str = DEFAULTS["judge"]["hint"]) -> HintVote:
+    """Return the vote on the hint question, whose text an answer may repeat.
 
     A decision 1 whose hint block is missing, empty or unclosed stands, with a null hint: it says that something was
     revealed and counts as a vote, but it is no candidate. A hint beside a decision -1 is not taken.
@@ -38,15 +38,15 @@ def parse_hint(answer: Answer) -> HintVote:
     body, error = _visible_text(answer)
     # A hint may itself mention \boxed{...} ("put the result in \boxed{}"): closed blocks hold no decision.
     outside, hint = split_hint(body)
-    decision, error = (None, error) if error else _decision(outside, "hint", (1, -1))
+    decision, error = (None, error) if error else _decision(outside, question, (1, -1))
     confidence = None if error else answer.confidence
     return HintVote(decision, hint if decision == 1 else None, answer.text, error, confidence)
 
 
-def parse_reward(answer: Answer) -> RewardVote:
-    """Return the vote on the reward question."""
+def parse_reward(answer: Answer, question: str = DEFAULTS["judge"]["reward"]) -> RewardVote:
+    """Return the vote on the reward question, whose text an answer may repeat."""
     body, error = _visible_text(answer)
-    score, error = (None, error) if error else _decision(body, "reward", (1, 0, -1))
+    score, error = (None, error) if error else _decision(body, question, (1, 0, -1))
     return RewardVote(score, answer.text, error, None if error else answer.confidence)
 
 
@@ -148,7 +148,7 @@ def _is_echo(body: str, boxes: list[tuple[int, int, str | None]], question: str)
     (_, before_end, before), (start, _, last) = boxes[-2:]
     if _value(before or "") != _value(last or "") and _ENUMERATION.fullmatch(body[before_end:start]):
         return True
-    rules, width = " ".join(QUESTIONS[question].split()), 16
+    rules, width = " ".join(question.split()), 16
     quoted = {}
     for box_start, box_end, content in boxes:
         around = " ".join(body[max(0, box_start - width) : box_end + width].split())

@@ -10,6 +10,7 @@ from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
@@ -60,7 +61,7 @@ def run(config: JudgeConfig) -> Summary:
     Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
     is not written, and the same command resumes with it.
     """
-    inputs = {}
+    inputs = wording_inputs(config.wording, "judge")
     if config.judge == "local" and config.judge_model:
         check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)
@@ -148,21 +149,23 @@ def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Vot
 
 def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig) -> list[Question]:
     """Return the questions to put to a model; those about one turn are neighbours."""
-    questions = []
+    questions, texts = [], read_wording(config.wording)["judge"]
     for turn in turns:
         common = turn_text(*turn.place, config.max_section_chars)
-        questions += [Question(turn.joined.turn_id, name, judge_messages(common, name)) for name in turn.questions]
+        asked = {name: judge_messages(common, name, texts) for name in turn.questions}
+        questions += [Question(turn.joined.turn_id, name, messages) for name, messages in asked.items()]
     return questions
 
 
 def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> list[Votes]:
     """Return the votes of a model on each turn: all questions of a part are put to it at once."""
-    questions = questions_about(turns, config)
+    questions, texts = questions_about(turns, config), read_wording(config.wording)["judge"]
     answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
     votes = []
     for turn_id in (turn.joined.turn_id for turn in turns):
-        hint_votes = [parse_hint(answer) for answer in answers.get((turn_id, "hint"), ())]
-        votes.append((hint_votes, [parse_reward(answer) for answer in answers.get((turn_id, "reward"), ())]))
+        hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]
+        reward_votes = [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]
+        votes.append((hint_votes, reward_votes))
     return votes
 
 

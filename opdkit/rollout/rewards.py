@@ -10,7 +10,8 @@ from dataclasses import asdict
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
-from opdkit.judge.criterion import FOLLOWS_HINT, criterion_messages, question_id, visible
+from opdkit.config.wording import DEFAULTS, Texts, read_wording
+from opdkit.judge.criterion import criterion_messages, question_id, visible
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.stage import count_votes
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
@@ -36,7 +37,8 @@ def write_verdicts(
     out.counters.rows_in = len(sessions)
     judged: Sequence[tuple[list[RewardVote], Reward]] = [([], NOT_JUDGED)] * len(sessions)
     if judge is not None:
-        judged = judge_replies(*judge, sessions, [verdict["hint"] for verdict in verdicts])
+        texts = read_wording(config.wording)["criterion"]
+        judged = judge_replies(*judge, sessions, [verdict["hint"] for verdict in verdicts], texts)
         for votes, reward in judged:
             count_votes(out.counters, votes, reward)
             out.counters.count("empty replies", int(reward.status == EMPTY.status))
@@ -54,7 +56,7 @@ def write_verdicts(
 
 
 def judge_replies(
-    ask: Ask, chat: Chat, sessions: Sequence[JSON], hints: Sequence[str]
+    ask: Ask, chat: Chat, sessions: Sequence[JSON], hints: Sequence[str], texts: Texts = DEFAULTS["criterion"]
 ) -> list[tuple[list[RewardVote], Reward]]:
     """Return the votes on the last message of each session, and the reward that they add up to.
 
@@ -70,7 +72,8 @@ def judge_replies(
         name = question_id(answered_turn_id(session["session_id"]), text)
         names.append(name)
         if text:
-            questions[name] = Question(name, "criterion", criterion_messages(before, FOLLOWS_HINT, text, hint))
+            messages = criterion_messages(before, texts["follows_hint"], text, hint, texts)
+            questions[name] = Question(name, "criterion", messages)
     answers = ask(list(questions.values())) if questions else []
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, of_question in zip(questions, answers, strict=True):

@@ -13,6 +13,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.rollout import RolloutConfig
+from opdkit.config.wording import wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge
@@ -91,7 +92,8 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
-    judge = {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
+    judge: JSON = wording_inputs(config.wording, "criterion") if config.judge_model else {}
+    judge |= {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     tables = [SESSIONS, TURNS, REJECTED]
     try:

@@ -10,6 +10,7 @@ from typing import Any
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
+from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
@@ -60,6 +61,13 @@ def is_judged_by_rules(run: Path) -> bool:
     if source and (stage_dir(Path(source), "judge") / "manifest.json").exists():
         return is_judged_by_rules(Path(source))
     return bool(options.get("judge") == "rules")
+
+
+def recorded_hint_text(run: Path) -> str:
+    """Return the words around a hint in the prompts of a run's teacher; the defaults where the run has none yet."""
+    has_teacher = (stage_dir(run, "teacher") / "manifest.json").exists()
+    inputs = manifest(run, "teacher")["plan"].get("inputs", {}) if has_teacher else {}
+    return str(inputs.get("wording", DEFAULTS)["teacher"]["hint"])
 
 
 def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:

@@ -12,6 +12,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
+from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
@@ -48,7 +49,7 @@ class Scorer:
     """Student, teachers, and limits: prompt and reply within `max_tokens`, token ids below `vocabulary`.
 
     `route` is the metadata field of a session that names its teacher, a key of `teachers`. Without a route, `teachers`
-    has the single key "". `names` are the names that a log may give the student.
+    has the single key "". `names` are the names that a log may give the student. `hint_text` holds {hint}.
     """
 
     student: Policy
@@ -57,6 +58,7 @@ class Scorer:
     max_tokens: float
     vocabulary: int
     names: frozenset[str]
+    hint_text: str
 
     def teacher_of(self, session: JSON) -> Teacher:
         """Return the teacher of a session. Raises ChatError where its metadata names none."""
@@ -71,12 +73,13 @@ class Scorer:
 
 
 def model_inputs(config: TeacherConfig) -> JSON:
-    """Return the identities of the models for the stage's plan. Raises OpdkitError for a path that is not a model."""
+    """Return models and words of one's own for the stage's plan. Raises OpdkitError for a path that is not a model."""
     paths = parse_teachers(config.teacher)
     for path in (config.model, *paths.values()):
         check_model_folder(path)
     teachers = {name: model_identity(path) for name, path in paths.items()}
-    return {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
+    models: JSON = {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
+    return models | wording_inputs(config.wording, "teacher")
 
 
 def load_scorer(config: TeacherConfig) -> Scorer:
@@ -127,4 +130,5 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
     names = student_names(config.model, files)
-    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names)
+    hint_text = read_wording(config.wording)["teacher"]["hint"]
+    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text)

@@ -22,7 +22,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
-from opdkit.judge.prompts import QUESTIONS, judge_messages, turn_text
+from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.model.load import load_tokenizer, token_generator
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.model.sampling.batches import group_prompts
@@ -48,7 +48,7 @@ def prompts(chat: Chat, log: Path, count: int) -> list[list[int]]:
     for turn in turns[:: max(1, len(turns) // count)][:count]:
         before = messages[turn["session_id"]]
         common = turn_text(before, turn["message_index"], turn["next_count"], DEFAULTS.max_section_chars)
-        found += [chat.prompt_ids(judge_messages(common, question)) for question in QUESTIONS]
+        found += [chat.prompt_ids(judge_messages(common, question)) for question in ("hint", "reward")]
     return found
 
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opdkit.config.wording import DEFAULTS
 from opdkit.judge.parse import (
     CUT_OFF,
     ECHO,
@@ -14,8 +15,9 @@ from opdkit.judge.parse import (
     parse_hint,
     parse_reward,
 )
-from opdkit.judge.prompts import HINT_QUESTION, REWARD_QUESTION
 from opdkit.judge.votes import Answer
+
+HINT_QUESTION, REWARD_QUESTION = DEFAULTS["judge"]["hint"], DEFAULTS["judge"]["reward"]
 
 
 def reward(text: str, **fields) -> int | None:

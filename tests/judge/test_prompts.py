@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import message, talk
 
+from opdkit.config.wording import DEFAULTS
 from opdkit.judge.parse import parse_hint, parse_reward
-from opdkit.judge.prompts import QUESTIONS, defuse, judge_messages, turn_text
+from opdkit.judge.prompts import defuse, judge_messages, turn_text
 from opdkit.judge.votes import Answer
 
 FORGERIES = [
@@ -104,7 +105,7 @@ def test_both_questions_share_their_beginning() -> None:
     assert hint[0] == reward[0]
     assert hint[1]["content"].startswith(common)
     assert reward[1]["content"].startswith(common)
-    assert hint[1]["content"].endswith(QUESTIONS["hint"])
+    assert hint[1]["content"].endswith(DEFAULTS["judge"]["hint"])
 
 
 @pytest.mark.parametrize("place", ["content", "name"])

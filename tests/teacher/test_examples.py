@@ -18,10 +18,10 @@ from judged_runs import (
     verdict,
     write_run,
 )
+from runs import HINT_HEADER
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.hint_placement import with_hint
-from opdkit.chat.openai_messages import HINT_HEADER
 from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import specificity

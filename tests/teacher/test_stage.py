@@ -19,9 +19,9 @@ from judged_runs import (
     verdict,
     write_run,
 )
+from runs import HINT_HEADER
 from transformers import AutoModelForCausalLM
 
-from opdkit.chat.openai_messages import HINT_HEADER
 from opdkit.chat.template import Chat
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model import tree_reading
@@ -105,7 +105,7 @@ def test_a_copy_of_the_student_is_no_other_teacher(run, config, tiny_model_dir, 
 
 def test_a_hint_that_changes_nothing_has_no_advantage(run, config, monkeypatch):
     """Guard: with the student's own prompt the teacher's log-probs are the same numbers, bit for bit."""
-    monkeypatch.setattr(examples, "with_hint", lambda messages, hint, placement: messages)
+    monkeypatch.setattr(examples, "with_hint", lambda messages, *_: messages)
     teacher.run(config(run))
     hinted = [r for r in targets(run) if r["hint"] is not None]
     assert len(hinted) == 6

@@ -19,8 +19,10 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.commands.turns.line import signed
 from opdkit.config.fields import JSON
+from opdkit.config.wording import DEFAULTS
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.plans import recorded_hint_text
 from opdkit.store.reviews import Review, Reviews
 
 
@@ -35,6 +37,7 @@ class JudgedTurn(JoinedTurn):
     verdict: JSON
     review: Review | None = None
     targets: Sequence[Any] = ()
+    hint_text: str = DEFAULTS["teacher"]["hint"]  # what the teacher reads, with {hint} in it
 
 
 def read_judged_turns(
@@ -46,6 +49,7 @@ def read_judged_turns(
     `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as "not judged".
     Raises what `read_part` raises.
     """
+    hint_text = recorded_hint_text(run)
     turns = joined_turns(run, part, limit=limit, reviews=reviews)
     for _, group in groupby(turns, key=lambda turn: turn.session_id):
         judged = []
@@ -53,7 +57,7 @@ def read_judged_turns(
             counters.rows_in += 1
             row, verdict = joined.turn, joined.decided
             if verdict is not None:
-                judged.append(JudgedTurn(joined.session, row, verdict))
+                judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text))
             else:
                 counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield judged

@@ -11,7 +11,7 @@ from itertools import count
 
 import pyarrow as pa
 
-from opdkit.chat.openai_messages import HINT_HEADER, Message, openai_message, tool_definitions
+from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
@@ -78,7 +78,7 @@ def trl_sdft(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     prompt = prompt_of(turn)
     if prompt[-1]["role"] != "user":
         raise NotExportedError(f"prompt ends with a {prompt[-1]['role']} message")
-    return {"prompt": prompt, "privileged_context": f"{HINT_HEADER}\n{hint}", "turn_id": turn.turn_id}
+    return {"prompt": prompt, "privileged_context": turn.hint_text.replace("{hint}", hint), "turn_id": turn.turn_id}
 
 
 def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:

@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
 from labelled_runs import labelled_run
+from runs import HINT_HEADER
 
-from opdkit.chat.openai_messages import HINT_HEADER, openai_message
+from opdkit.chat.openai_messages import openai_message
 from opdkit.commands.calibrate.command import measure
 from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import JudgedTurn

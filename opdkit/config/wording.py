@@ -1,0 +1,58 @@
+"""Texts that opdkit writes into prompts: the judge's questions, its criterion, and the words around a hint.
+
+`wording.toml` beside this file holds the defaults. A file of the same form (`--wording`) replaces some of them.
+"""
+
+import tomllib
+from pathlib import Path
+
+from opdkit.config.fields import JSON, did_you_mean, read_toml
+from opdkit.errors import ConfigError
+
+Texts = dict[str, str]
+
+_DECISIONS = (r"\boxed{1}", r"\boxed{-1}")
+# Table and key -> what the text must hold.
+_NEEDED = {
+    ("judge", "hint"): (*_DECISIONS, "[HINT_START]", "[HINT_END]"),
+    ("judge", "reward"): _DECISIONS,
+    ("criterion", "question"): ("{criterion}", *_DECISIONS),
+    ("teacher", "hint"): ("{hint}",),
+}
+
+
+def _stripped(document: JSON) -> dict[str, Texts]:
+    return {table: {key: text.strip() for key, text in texts.items()} for table, texts in document.items()}
+
+
+DEFAULTS = _stripped(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
+
+
+def read_wording(path: Path | None) -> dict[str, Texts]:
+    """Return table -> key -> text: those of the file, and the defaults for all others.
+
+    Raises ConfigError that names the file, the table and the key: for an unknown one, for a value that is no text, and
+    for a text that lacks what opdkit or the parser of the votes looks for.
+    """
+    document = read_toml(path, "--wording") if path else {}
+    for table, texts in document.items():
+        where = f"--wording {path}: [{table}]"
+        if table not in DEFAULTS or not isinstance(texts, dict):
+            raise ConfigError(f"{where} is no table of texts; {did_you_mean(table, list(DEFAULTS))}")
+        for key, text in texts.items():
+            if key not in DEFAULTS[table]:
+                raise ConfigError(f"{where} has no text {key!r}; {did_you_mean(key, list(DEFAULTS[table]))}")
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigError(f"{where} {key} is {text!r}; it must be a text")
+            if missing := [part for part in _NEEDED.get((table, key), ()) if part not in text]:
+                # Between double quotes TOML reads "\b" as one character.
+                remedy = "; between single quotes a backslash stays one" if "\b" in text else ""
+                raise ConfigError(f"{where} {key} lacks {', '.join(missing)}{remedy}")
+    own = _stripped(document)
+    return {table: texts | own.get(table, {}) for table, texts in DEFAULTS.items()}
+
+
+def wording_inputs(path: Path | None, table: str) -> JSON:
+    """Return the texts of a table as an input of a stage's plan; {} where they are the defaults."""
+    texts = read_wording(path)[table]
+    return {} if texts == DEFAULTS[table] else {"wording": {table: texts}}
