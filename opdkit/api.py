@@ -167,14 +167,10 @@ class Run:
         started = [stage for stage in STAGES if (self.path / stage / "manifest.json").exists()]
         if not started:
             return f"Run({str(self.path)!r})\n  nothing is done yet"
-        from opdkit.store.reading import part_count, summary_of
-        from opdkit.store.tables import TABLES
+        from opdkit.store.reading import summary_of
 
-        lines = [f"Run({str(self.path)!r})"]
-        for stage in started:
-            primary = next(table for table in TABLES.values() if table.stage == stage)
-            lines.append(f"  {summary_of(self.path, stage, primary, part_count(self.path, stage)).line()}")
-        return "\n".join(lines)
+        lines = [f"  {summary_of(self.path, stage).line()}" for stage in started]
+        return "\n".join([f"Run({str(self.path)!r})", *lines])
 
     def _run(self, command: str, target: str | None = None, /, **options: Any) -> Any:
         """Run a command, or `target` in its place. Raises ConfigError for wrong options, as the command line does."""

@@ -1,17 +1,20 @@
 """`opdkit run`: extract, judge, teacher and train, one after the other, with one configuration."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
 from opdkit.config.judge import RULES_WARNING
-from opdkit.config.run import ORDER, RunConfig
-from opdkit.console import say, warn
+from opdkit.config.run import ORDER, PipelineConfig, RunConfig
+from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
-from opdkit.store.counters import Summary
+from opdkit.store.counters import Counters, Summary
+from opdkit.store.plans import check_options
+from opdkit.store.reading import has_stage, summary_of
 from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -19,7 +22,10 @@ _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
 
 
 def run(config: RunConfig) -> Summary:
-    """Run the stages in order; each prints its closing line. Return the last one's summary."""
+    """Run the stages in order; each prints its closing line. Return the last one's summary.
+
+    With `--dry-run` each stage reports what it would do. For one that reads an unfinished stage, bounds are printed.
+    """
     stages = configurations(config)  # all of them first: a wrong option of train must not cost a night of judging
     check_models(stages.values())
     for stage in stages.values():
@@ -27,15 +33,61 @@ def run(config: RunConfig) -> Summary:
     if stages["judge"].effective()["judge"] == "rules":
         warn(RULES_WARNING)
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
+    reporting = [name for name in ORDER if not config.dry_run or first_unfinished(config, name) is None]
+    extracted = Counters()
     for name in ORDER:
         try:
-            summary = run_stage(name, stages[name])
+            if config.dry_run:
+                stdout.print(name, style="bold")
+            if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
+                check_options(stages[name], name)
+            if name not in reporting:
+                print_facts(bounds(config, name, stages, extracted))
+            elif name == "extract" and "judge" in reporting and config.dry_run:  # it is done: nothing to preview
+                summary = summary_of(config.run, name)
+                print_facts([("parts", f"{summary.parts:,}, {summary.parts_done:,} done, 0 to do")])
+            else:
+                summary = run_stage(name, stages[name])
         except OpdkitError as error:
             error.args = (with_set_forms(str(error), name),)
             raise
-        if name != ORDER[-1]:
+        if name == "extract":
+            extracted = summary.counters
+        if name in reporting[:-1]:
             say(summary.text())
     return summary
+
+
+def first_unfinished(config: RunConfig, name: str) -> str | None:
+    """Return the first stage before this one that is not done, or that `--overwrite` would do again; else None."""
+    for before in ORDER[: ORDER.index(name)]:
+        if config.overwrite or not has_stage(config.run, before):
+            return before
+        summary = summary_of(config.run, before)
+        if summary.parts_done < summary.parts:
+            return before
+    return None
+
+
+def bounds(
+    config: RunConfig, name: str, stages: Mapping[str, StageConfig], preview: Counters
+) -> Iterator[tuple[str, str]]:
+    """Yield what is known of a stage that cannot count yet; `preview` are the counters of `extract --dry-run`."""
+    unfinished, options = first_unfinished(config, name), {stage: stages[stage].effective() for stage in ORDER}
+    whole = unfinished != "extract" or not preview.total("longer inputs")
+    extracted = preview if unfinished == "extract" else summary_of(config.run, "extract").counters
+    has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
+    turns = extracted.total("turns" if has_outcomes else "trainable")
+    replies = turns * (1 + options["teacher"]["teacher_samples"])
+    steps = math.ceil(replies / options["train"]["batch_turns"]) * options["train"]["epochs"]
+    counts = {
+        "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"]},
+        "teacher": {"replies to score": replies},
+        "train": {"optimizer steps": steps},
+    }
+    yield "waits for", str(unfinished)
+    for what, number in counts[name].items():
+        yield what, f"at most {number:,}" if whole else f"at most {number:,} for 1,000 lines per input, which go on"
 
 
 def with_set_forms(message: str, stage: str) -> str:
@@ -54,9 +106,10 @@ def with_set_forms(message: str, stage: str) -> str:
     return f"{message} (with `opdkit run`: {' '.join(forms)})" if forms else message
 
 
-def configurations(config: RunConfig) -> dict[str, StageConfig]:
+def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
     """Return the stages' configurations: `--set` over the flags of `run` over the TOML file over the defaults."""
-    common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None}
+    common: JSON = {"run": config.run, "limit": config.limit, "overwrite": config.overwrite or None,
+                    "dry_run": config.is_dry_run or None}  # fmt: skip
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     model: JSON = {"model": config.model, "seed": config.seed}
     worded: JSON = {"wording": config.wording}
@@ -79,7 +132,7 @@ def check_models(stages: Iterable[StageConfig]) -> None:
             check_model_folder(str(model))
 
 
-def _overrides(config: RunConfig) -> dict[str, JSON]:
+def _overrides(config: PipelineConfig) -> dict[str, JSON]:
     """Return {"judge": {"votes": 7}} for `--set judge.votes=7`, checked against the stages' options.
 
     An option that may be repeated keeps all its values; of any other the last one counts, as on a command line.

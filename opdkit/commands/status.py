@@ -16,9 +16,9 @@ from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_outdated_upstream, stage_dir
 from opdkit.store.progress_marks import live_claims
-from opdkit.store.reading import has_stage, part_count, part_path, summary_of
+from opdkit.store.reading import has_stage, part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
-from opdkit.store.tables import TABLES
+from opdkit.store.tables import PRIMARY
 
 COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")
 
@@ -54,10 +54,9 @@ def run(config: StatusConfig) -> None:
 
 
 def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
-    primary = next(table for table in TABLES.values() if table.stage == stage)  # its files say which parts are done
-    summary = summary_of(directory, stage, primary, part_count(directory, stage))
+    summary = summary_of(directory, stage)
     under_way = {claim.part for claim in live_claims(stage_dir(directory, stage) / ".tmp")}
-    running = sum(not part_path(directory, primary.name, part).exists() for part in under_way)
+    running = sum(not part_path(directory, PRIMARY[stage].name, part).exists() for part in under_way)
     total = summary.counters
     dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
     shards = counted(failed, "shard") if failed else "0"

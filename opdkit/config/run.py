@@ -12,8 +12,8 @@ ORDER = ("extract", "judge", "teacher", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(StageConfig):
-    """Extract, judge, teacher and train, with one configuration."""
+class PipelineConfig(StageConfig):
+    """Options of every command that configures the whole pipeline."""
 
     logs: tuple[str, ...] = argument(..., "log files or folders of them, -, or hf:NAME[:SPLIT]; as for extract")
     limit: int | None = shared_option("limit", WHAT)
@@ -33,3 +33,10 @@ class RunConfig(StageConfig):
         super().check_inputs()
         if parse_shard(self.shard)[1] > 1:
             raise ConfigError("run does all parts in one process; for several, start the stages one by one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(PipelineConfig):
+    """Extract, judge, teacher and train, with one configuration."""
+
+    dry_run: bool = shared_option("dry_run", WHERE, "what depends on stages that are not done yet is bounded")

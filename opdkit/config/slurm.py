@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from opdkit.config.fields import WHERE, Panel
-from opdkit.config.run import ORDER, RunConfig
+from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.config.shared import REPEAT
 from opdkit.errors import ConfigError
 
@@ -15,7 +15,7 @@ _STAGE_PREFIXES = tuple(f"{stage}=" for stage in ORDER)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmConfig(RunConfig):
+class SlurmConfig(PipelineConfig):
     """Write the batch scripts of a run on a Slurm cluster, and submit them."""
 
     shards: int = JOBS.option(4, "tasks of extract, judge and teacher each", unit="tasks", low=1)

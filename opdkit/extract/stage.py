@@ -255,6 +255,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
                     write_unit(unit, writers[unit.log.number], redactor, filters)
     for log, out, (_, whole) in zip(logs.inputs, writers, heads, strict=True):
         print_report(log, out, whole)
+        total.count("longer inputs", int(not whole))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
     if all(log.format is None for log in logs.inputs):

@@ -108,7 +108,8 @@ NOUNS = {
 SINGULAR = {
     "conversations": "conversation", "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
     "flags on turns rewarded +1": "flag on a turn rewarded +1", "hints": "hint",
-    "log sessions unread": "log session unread", "lost replies": "lost reply", "outcomes": "outcome",
+    "log sessions unread": "log session unread", "longer inputs": "longer input", "lost replies": "lost reply",
+    "outcomes": "outcome",
     "questions not weighed": "question not weighed",
     "rejected hints": "rejected hint", "replies": "reply",
     "replies without the thinking": "reply without the thinking", "rewards": "reward",

@@ -190,4 +190,4 @@ class Stage:
 
     def summary(self) -> Summary:
         """Sum the counters of all finished parts, whichever process wrote them."""
-        return summary_of(self.config.run, self.name, self.tables[0], self.parts)
+        return summary_of(self.config.run, self.name, self.tables[0])

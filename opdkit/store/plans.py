@@ -119,10 +119,27 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     changes = [] if old["fingerprint"] == digest else differences(old["plan"] | same_draw, plan)
     if not changes:
         return str(old["fingerprint"])
+    raise _another_plan(folder, changes, plan["stage"], shards)
+
+
+def check_options(config: StageConfig, stage: str) -> None:
+    """Raise ConfigError if a stage was begun with other options: what is known of its plan before its inputs are read.
+
+    `--overwrite` allows it.
+    """
+    folder = stage_dir(config.run, stage)
+    if config.overwrite or not (folder / "manifest.json").exists():
+        return
+    if changes := differences(manifest(config.run, stage)["plan"]["config"], config.plan(), "config"):
+        raise _another_plan(folder, changes, stage, parse_shard(config.shard)[1])
+
+
+def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int) -> ConfigError:
+    """Return the error for a stage that was begun under another plan."""
     written = len(list(folder.glob("*/part-*.parquet")))
     lines = "\n".join(f"  {change}" for change in changes)
-    lost = f"to throw away what {plan['stage']} has written ({counted(written, 'file')})"
-    raise ConfigError(
+    lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
+    return ConfigError(
         f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another run directory, or pass --overwrite {lost if written else '(nothing is lost)'}."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")

@@ -12,7 +12,7 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import PLAN_KEY, VERSION_KEY, Counters, Summary, read_counters
 from opdkit.store.plans import command_of, manifest, stage_dir
-from opdkit.store.tables import TABLES, Table
+from opdkit.store.tables import PRIMARY, TABLES, Table
 
 
 def part_count(run: Path, stage: str) -> int:
@@ -118,13 +118,13 @@ def parts_of_turns(run: Path, turn_ids: Collection[str]) -> dict[str, int]:
     return part_of
 
 
-def summary_of(run: Path, stage: str, primary: Table, parts: int) -> Summary:
-    """Sum the counters of a stage's finished parts, from their footers."""
-    total = Counters()
-    paths = [path for k in range(parts) if (path := part_path(run, primary.name, k)).exists()]
+def summary_of(run: Path, stage: str, primary: Table | None = None) -> Summary:
+    """Sum the counters of a stage's finished parts, from the footers of its primary table."""
+    total, parts, table = Counters(), part_count(run, stage), (primary or PRIMARY[stage]).name
+    paths = [path for k in range(parts) if (path := part_path(run, table, k)).exists()]
     for path in paths:
         total.merge(read_counters(path))
-    return Summary(stage, total, len(paths), parts, stage_dir(run, stage) / primary.name)
+    return Summary(stage, total, len(paths), parts, stage_dir(run, stage) / table)
 
 
 def sessions_within(run: Path, part: int, limit: int | None) -> int | None:

@@ -198,6 +198,8 @@ SCORES = Table("eval", "scores", 2, pa.schema([
 
 # Written by the stages, part by part.
 TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, METRICS, REPLIES, SCORES)}
+# Stage -> its primary table, whose files say which parts are done.
+PRIMARY = {table.stage: table for table in reversed(TABLES.values())}
 # Written by people at any time, one file per decision. They lie in the folder of a stage, which never removes them.
 APPENDED = {t.name: t for t in (REVIEWS,)}
 

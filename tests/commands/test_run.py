@@ -1,8 +1,10 @@
 """`opdkit run`: what an error of a stage advises can be typed there."""
 
+import re
 from pathlib import Path
 
 import pytest
+from runs import snapshot
 from small_logs import chat, jsonl
 from typer.testing import CliRunner
 
@@ -12,6 +14,8 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import RunConfig
+from opdkit.extract import stage as extract
+from opdkit.judge import stage as judge
 
 
 @pytest.mark.parametrize(
@@ -92,3 +96,65 @@ def test_each_stage_checks_its_inputs_once_and_before_the_first_begins(tmp_path,
     options = ["--model", "hub/name", "--judge", "rules"]
     assert CliRunner().invoke(app, ["run", str(tmp_path / "run"), str(log), *options]).exit_code == 1
     assert checked == ["ExtractConfig", "JudgeConfig"]
+
+
+# -- --dry-run -------------------------------------------------------------------------------------------------------
+
+
+def dry_run(run: Path, log: Path, model: Path, *options: str) -> str:
+    """Return what `opdkit run --dry-run` prints on stdout; nothing may be written."""
+    before = snapshot(run)
+    command = ["run", str(run), str(log), "--model", str(model), *options, "--dry-run"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.stderr
+    assert done.stderr.strip().endswith("nothing written")
+    assert snapshot(run) == before
+    return done.stdout
+
+
+def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) -> None:
+    """Stage by stage; each stage that is done turns a bound of the next one into a count."""
+    lines = [chat(f"Where is {n}?", "Nowhere.", "No, in metres.", "100", "thanks") for n in range(5)]
+    log, run = jsonl(tmp_path / "log.jsonl", *lines), tmp_path / "run"
+    options = ["--judge", "local", "--set", "judge.votes=2", "--set", "judge.max_new_tokens=4"]
+    options += ["--set", "train.batch_turns=4", "--set", "train.epochs=2"]
+    shown = dry_run(run, log, plain_model_dir, *options)
+    assert not run.exists()
+    assert "10 trainable" in shown.replace("of which ", "").replace("turns     10, ", "")
+    for line in ("turns to judge +at most 10", "votes +at most 40", "replies to score +at most 10",
+                 "optimizer steps +at most 6"):  # fmt: skip
+        assert re.search(line, shown), line
+    assert len(re.findall("waits for +extract", shown)) == 3
+
+    extract.run(ExtractConfig(run=run, logs=(str(log),)))
+    shown = dry_run(run, log, plain_model_dir, *options)
+    assert re.search("parts +1, 1 done, 0 to do", shown)
+    assert re.search("votes +40\n", shown)
+    assert re.search("tokens to read +[0-9,]+\n", shown)
+    assert len(re.findall("waits for +judge", shown)) == 2
+    assert len(re.findall("waits for +extract", dry_run(run, log, plain_model_dir, *options, "--overwrite"))) == 3
+
+    judge.run(JudgeConfig(run=run, judge="rules"))
+    rules = ["--judge", "rules", "--set", "train.batch_turns=4"]
+    shown = dry_run(run, log, plain_model_dir, *rules)
+    assert re.search("replies to score +10\n", shown)
+    assert len(re.findall("waits for +teacher", shown)) == 1
+
+
+def test_a_dry_run_says_where_it_saw_the_beginning_of_a_log_alone(tmp_path, plain_model_dir) -> None:
+    log = jsonl(tmp_path / "log.jsonl", *[chat("u", "a", "v")] * 1001)
+    shown = dry_run(tmp_path / "run", log, plain_model_dir, "--judge", "rules")
+    assert re.search("turns to judge +at most 1,000 for 1,000 lines per input", shown)
+
+
+@pytest.mark.parametrize("options", [["--limit", "1"], ["--set", "train.epochs=0"], ["--model", "/no/model"]], ids=str)
+def test_a_dry_run_fails_as_the_run_does(options, tmp_path, plain_model_dir) -> None:
+    log, run = jsonl(tmp_path / "log.jsonl", *[chat("u", "a", "v")] * 3), tmp_path / "run"
+    extract.run(ExtractConfig(run=run, logs=(str(log),)))
+    command = ["run", str(run), str(log), "--model", str(plain_model_dir), "--judge", "rules", *options]
+    before, errors = snapshot(run), []
+    for more in (["--dry-run"], []):
+        done = CliRunner().invoke(app, [*command, *more])
+        errors.append((done.exit_code, done.stderr[done.stderr.index("error:") :]))
+        assert snapshot(run) == before
+    assert errors[0] == errors[1]

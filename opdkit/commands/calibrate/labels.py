@@ -16,7 +16,6 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
-from opdkit.store.tables import SESSIONS
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
 VALUES = ("reward", "label")
@@ -227,7 +226,7 @@ def reasons_missing(run: Path, labels: list[Label]) -> Iterator[str]:
         within = sessions_within(run, part, limit)
         sessions |= {name: within is None or n < within for n, name in enumerate(names)}
     extract = manifest(run, "extract")["plan"]
-    read, most = summary_of(run, "extract", SESSIONS, parts).counters.rows_in, extract["config"].get("limit")
+    read, most = summary_of(run, "extract").counters.rows_in, extract["config"].get("limit")
     left_out = [flag for flag, given in (("--limit", most and read >= most),
                                          ("--filter", extract["config"].get("filter"))) if given]  # fmt: skip
     for label in labels:

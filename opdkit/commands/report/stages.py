@@ -13,8 +13,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import command_of, find_outdated_upstream, manifest
-from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, summary_of
-from opdkit.store.tables import TABLES
+from opdkit.store.reading import has_stage, part_path, read_arrow, summary_of
 
 SHOWN = ("extract", "judge", "teacher", "train", "eval")
 TERMS = ("reward", "teacher", "support", "divergence")
@@ -22,9 +21,7 @@ TERMS = ("reward", "teacher", "support", "divergence")
 
 def summaries(run: Path) -> dict[str, Summary]:
     """Return the stages that the run has, in order, each with the totals of its finished parts."""
-    primary = {table.stage: table for table in reversed(TABLES.values())}  # the first table of each stage
-    stages = [stage for stage in SHOWN if has_stage(run, stage)]
-    return {stage: summary_of(run, stage, primary[stage], part_count(run, stage)) for stage in stages}
+    return {stage: summary_of(run, stage) for stage in SHOWN if has_stage(run, stage)}
 
 
 def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:

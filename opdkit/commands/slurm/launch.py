@@ -23,7 +23,7 @@ from opdkit.extract.stage import check_options
 from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
 from opdkit.store.reviews import outdated_targets, reviews_in_force
-from opdkit.store.tables import TABLES
+from opdkit.store.tables import PRIMARY
 
 
 @dataclass
@@ -108,8 +108,7 @@ def missing_shards(run: Path, stage: str, shards: int) -> list[int]:
     if not begun:
         return list(range(shards))
     parts = 1 if stage == "train" else part_count(run, begun[-1])
-    primary = next(table for table in TABLES.values() if table.stage == stage)
-    undone = [k for k in range(parts) if not part_path(run, primary.name, k).exists()]
+    undone = [k for k in range(parts) if not part_path(run, PRIMARY[stage].name, k).exists()]
     undone += outdated_targets(run, reviews_in_force(run)) if stage == "teacher" else []
     return sorted({k % shards for k in undone})
 
