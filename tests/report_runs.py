@@ -191,7 +191,7 @@ def _hostile_results(run: Path, turn_ids: Sequence[str], bad: Callable[[], str])
                        upstream=["teacher"])  # fmt: skip
     with train.writing(0) as out:
         numbers: Row = {f.name: 0.5 if pa.types.is_floating(f.type) else 1 for f in METRICS.schema}
-        out.rows("metrics", [numbers | {"step": 1, "turn_ids": list(turn_ids[::2])}])
+        out.rows("metrics", [numbers | {"step": 1, "turn_ids": list(turn_ids[::2]), "skipped": False}])
         out.counters.drop(bad())
     evaluation = Stage.open(EvalConfig(run=run, prompts=bad(), shard="0/1"), "eval", [REPLIES, SCORES], parts=1,
                             upstream=["train"])  # fmt: skip
