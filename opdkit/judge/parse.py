@@ -58,18 +58,10 @@ def decision_span(answer: Answer, question: str) -> tuple[int, int] | None:
     """
     body, _ = final_answer(answer.text, answer.thinking)
     parts = _outside_hints(body) if question == "hint" else [(0, len(body))]
-    outside = "\n".join(body[start:end] for start, end in parts)
-    boxes = list(_BOX.finditer(outside))
-    number = _DECISION.search(outside, boxes[-1].end()) if boxes else None
-    if number is None:
-        return None
-    position, length = number.start(), number.end() - number.start()
-    for start, end in parts:
-        if position < end - start:
-            first = len(answer.text) - len(body) + start + position
-            return first - 1, first + length
-        position -= end - start + 1  # and the line break between two parts
-    return None
+    boxes = [box.end() for part in parts for box in _BOX.finditer(body, *part)]
+    number = _DECISION.search(body, boxes[-1]) if boxes else None
+    first = len(answer.text) - len(body)
+    return (first + number.start() - 1, first + number.end()) if number else None
 
 
 def split_hint(body: str) -> tuple[str, str | None]:

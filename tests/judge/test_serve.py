@@ -52,3 +52,17 @@ def test_a_model_that_is_not_served_is_named(server: str, tmp_path: Path, monkey
     with pytest.raises(OpdkitError, match="HTTP 400"):
         judge.run(config(run, server, tmp_path / "other"))
     assert not (run / "judge" / "verdicts").exists()
+
+
+def test_a_real_server_that_refuses_log_probs_gives_equal_votes(
+    server: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    logs = str(MODEL.parent / "logs" / "openai.jsonl")
+    extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=1, shard="0/1"))
+    summary = judge.run(config(tmp_path, server, weigh_votes=True))
+    rows = list(read_all(tmp_path, "verdicts"))
+    assert summary.counters.total("questions not weighed") == 2 * len(rows) > 0
+    assert all(row["reward"] is not None for row in rows)
+    assert {vote["confidence"] for row in rows for vote in row["reward_votes"]} == {None}
+    assert capsys.readouterr().err.count("gives no log-probs") == 1

@@ -180,7 +180,8 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
 
     def fail(rows: list[dict]) -> None:
         for row in rows:
-            row["reward_votes"] = [{"score": None, "raw": "It was fine,\x1b[31m I think.", "error": "no decision"}]
+            row["reward_votes"] = [{"score": None, "raw": "It was fine,\x1b[31m I think.", "error": "no decision"},
+                                   {"score": 1, "raw": "Fine.", "error": None, "confidence": 0.5}]  # fmt: skip
             row |= {"reward": None, "reward_status": "failed", "reward_agreement": None}
 
     for part in range(3):
@@ -191,6 +192,7 @@ def test_a_vote_that_failed_shows_what_the_judge_wrote(run: Path, tmp_path: Path
     watched.page.locator("#verdict summary").click()
     watched.says("#verdict", "no vote: no decision")
     watched.says("#verdict", "It was fine,U+001B[31m I think.")
+    watched.says("#verdict", "(50%)")  # the confidence of the other vote
 
 
 def test_the_keyboard_alone(report: Path, opened: Opening) -> None:

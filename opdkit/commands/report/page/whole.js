@@ -167,7 +167,7 @@ function verdict(view) {
         ["question", "vote", "the judge's answer"],
         votes.map(([question, value, vote]) => [
           question,
-          value,
+          vote.confidence == null ? value : `${value} (${share(vote.confidence, 1)})`,
           {
             kind: "texts",
             node: [
