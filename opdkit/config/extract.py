@@ -36,7 +36,7 @@ class ExtractConfig(StageConfig):
         check=parse_filters,
     )
     redact: bool = PRIVACY.option(
-        False, "replace addresses, keys and phone numbers; by [email], [key] (API keys, tokens) and [phone]"
+        False, "replace secrets and personal data; by [key], [password], [email], [phone], [card], ... (docs/logs.md)"
     )
     redact_pattern: tuple[str, ...] = PRIVACY.option(
         (), f"replace matches of a pattern, NAME=REGEX; [NAME] replaces them; works without --redact too; {REPEAT}"

@@ -1,86 +1,45 @@
 """Personal data and secrets in a log, replaced by placeholders before anything is written.
 
-The patterns are conservative: what they take for an address, a key or a phone number nearly always is one, and numbers
-in ordinary text (prices, dates, order ids, code) stay. Names and streets have no shape that a pattern could match.
+The rules are data: rules/gitleaks.toml and rules/opdkit.toml. docs/logs.md has the measured recall by kind.
 """
 
 import copy
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import orjson
 import regex
 
 from opdkit.chat.conversation import JSON
 from opdkit.chat.messages import dump
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import ConfigError
+from opdkit.extract.redact_rules import Rule, load_rules
 from opdkit.store.tables import TURNS
 
-SECONDS = 10.0  # limit of a user's pattern on one text; a sound pattern takes microseconds
+CACHED, CACHED_CHARS = 8_192, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS = map(
     TURNS.schema.get_field_index, ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs")
 )
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+_RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
+_ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
+_ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
+_BROKEN = re.compile(r"(?<![\w-])[\w-]{8,}+(?:\\?\r?\n[ \t>]{0,8}[\w-]{4,}+){1,3}+", re.ASCII)
+_LINE_BREAK = re.compile(r"(?<=[\w-]{4})\\?\r?\n[ \t>]{0,8}(?=[\w-]{4})", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Pattern of one kind of secret. Every match holds one of `hints` in lower case: looking for these is fast."""
+def find_runs(text: str) -> str:
+    """Return, in lower case, every long run of letters and digits that may be a key, with the 80 characters before it.
 
-    name: str
-    hints: tuple[str, ...]
-    pattern: re.Pattern[str]  # its group `before`, where it has one, is needed for a match, and stays
-
-
-_FILES = "png|jpe?g|gif|svg|webp|ico|js|mjs|ts|tsx|jsx|py|css|scss|html?|json|ya?ml|toml|md|txt|sh|so|service|target"
-_TOKENS = (
-    r"(?<![A-Za-z0-9_])(?:"
-    r"sk-(?:[0-9a-f]{32}|(?=[\w-]{0,200}?[0-9])(?=[\w-]{0,200}?[A-Z])[\w-]{20,300})"  # OpenAI, Anthropic, others
-    r"|gh[pousr]_[A-Za-z0-9]{36,255}|github_pat_\w{22,255}|glpat-[\w-]{20,255}|xox[abeoprs]-[A-Za-z0-9-]{10,255}"
-    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,500}|hf_[A-Za-z]{30,40}|npm_[A-Za-z0-9]{36}"
-    r"|pypi-AgE[\w-]{50,500}|[rsp]k_(?:live|test)_[A-Za-z0-9]{16,255}|SG\.[\w-]{22}\.[\w-]{43}"
-    r"|eyJ[\w-]{8,5000}\.eyJ[\w-]{8,5000}\.[\w-]{8,5000})(?![A-Za-z0-9_])"
-)
-_ASSIGNED = (
-    r"(?P<before>(?:api[_-]?key|secret|access[_-]?key|auth[_-]?token|access[_-]?token|password)[\"']?\s{0,3}[:=]\s{0,3}"
-    r"[\"']?)(?=[\w+/-]{0,200}?[0-9])(?=[\w+/-]{0,200}?[A-Za-z])[\w+/-]{20,500}={0,2}(?![\w+/(.-])"
-)
-_EMAIL = (
-    r"(?:(?<=\\[nrt])|(?<![A-Za-z0-9._%+\-\\]))"  # after "\n" in a text that holds JSON, too
-    r"(?!git@)[A-Za-z0-9](?:[A-Za-z0-9._%+-]{0,62}[A-Za-z0-9_%+-])?"
-    r"@(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.){1,8}"
-    rf"(?!(?:{_FILES})(?![A-Za-z0-9-]))[A-Za-z]{{2,24}}(?![A-Za-z0-9-]|\.[A-Za-z0-9]|\()"
-)
-_PHONE_END = r"(?!\w|[.,-][0-9])"
-_PHONE_WORDS = ("phone", "tel", "mobile", "cell", "whatsapp", "电话", "手机")
-SHAPES = (
-    Shape("private key", ("private key-----",), re.compile(
-        r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL)),
-    Shape("credentials", ("://",), re.compile(
-        r"(?P<before>://)[^\s/:@\"'<>\[\]{}$]{1,100}:[^\s/@\"'<>\[\]{}$]{3,200}(?=@[\w\[])")),
-    Shape("key", ("sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox", "akia", "asia", "aiza",
-                  "ya29.", "hf_", "npm_", "pypi-", "k_live_", "k_test_", "sg.", "eyj"), re.compile(_TOKENS)),
-    Shape("key", ("bearer",), re.compile(
-        r"(?P<before>bearer\s{1,3})(?=\S{0,500}?[0-9])[\w.~+/-]{20,5000}={0,2}", re.IGNORECASE)),
-    Shape("key", ("key", "secret", "token", "password"), re.compile(_ASSIGNED, re.IGNORECASE)),
-    Shape("email", ("@",), re.compile(_EMAIL)),
-    # Of any country with a +, North American ones as they are written there, others after a word such as "phone".
-    Shape("phone", ("+",), re.compile(
-        r"\+(?<![\w+.,/=*-]\+)[1-9][0-9]{0,2}(?:[ .-]?\([0-9]{1,4}\))?(?:[ .-]?[0-9]){7,12}" + _PHONE_END)),
-    Shape("phone", (") ", ")2", ")3", ")4", ")5", ")6", ")7", ")8", ")9"), re.compile(
-        r"(?:(?<![\w.,/#$-])1[ .-])?\((?<![\w.,/#$]\()[2-9][0-9]{2}\) ?[2-9][0-9]{2}[ .-][0-9]{4}" + _PHONE_END)),
-    Shape("phone", ("-", "."), re.compile(
-        r"[2-9](?<![\w.,/#$-][2-9])[0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}" + _PHONE_END)),
-    Shape("phone", ("1-", "1."), re.compile(
-        r"1(?<![\w.,/#$-]1)[.-][2-9][0-9]{2}([.-])[2-9][0-9]{2}\1[0-9]{4}" + _PHONE_END)),
-    Shape("phone", _PHONE_WORDS, re.compile(
-        r"(?P<before>(?:\b(?:phone|telephone|tel|mobile|cell|whatsapp)|电话|手机)(?:[ _-]?(?:number|no|nr)|号码?)?"
-        r"(?:[\"':=. ]| is |[:是为]){1,6})\(?[0-9](?:[ .()-]{0,2}[0-9]){6,14}" + _PHONE_END, re.IGNORECASE)),
-)  # fmt: skip
+    Keywords of keys are looked for in these alone, because there are hundreds.
+    """
+    runs = (m for m in _RUN.finditer(text) if m.end() - m.start() >= 20 or _DIGIT.search(m[0]))
+    return "\n".join(text[max(0, m.start() - 80) : m.end()] for m in runs).lower()
 
 
 def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
@@ -103,44 +62,87 @@ def own_patterns(pairs: Sequence[str]) -> dict[str, str]:
     return patterns
 
 
-class Redactor:
-    """Replaces what its patterns match by `[name]` and counts it in `counts`.
+class RuleList:
+    """Rules in order, with a list of (keyword, position of the rule): one pass over it finds the rules of a text."""
 
-    Raises OpdkitError when one of the user's patterns takes longer than `SECONDS` on one text.
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = list(rules)
+        self.keywords = [(keyword, i) for i, rule in enumerate(self.rules) for keyword in rule.keywords]
+
+
+class Redactor:
+    """Replaces what its rules match by `[name]` and counts it in `counts`; the user's own patterns come first.
+
+    Raises OpdkitError when a pattern takes longer than its limit on one text.
     """
 
-    def __init__(self, shapes: Sequence[Shape], own: Mapping[str, str]) -> None:
+    def __init__(self, redact: bool, own: Mapping[str, str]) -> None:
         self.counts: Counter[str] = Counter()
-        self._shapes = shapes
-        self._own = [(name, regex.compile(text)) for name, text in own.items()]
+        self._own = RuleList(
+            Rule(name, ("",), text, regex.compile, f"--redact-pattern {name}", is_whole=True)
+            for name, text in own.items()
+        )
+        rules = load_rules() if redact else ()
+        self._keys = RuleList(rule for rule in rules if rule.name == "key")
+        self._others = RuleList(rule for rule in rules if rule.name != "key")
+        words = {word for rules in (self._keys, self._others) for word, _ in rules.keywords if len(word) > 2}
+        self._is_telling = lru_cache(CACHED)(lambda name: any(word in name.lower() for word in words))
+        self._cached = lru_cache(CACHED)(self._redact)
 
     def text(self, text: str) -> str:
-        """Return `text` without what the patterns match; the user's own patterns come first."""
-        for name, own in self._own:
-            try:
-                text, count = own.subn(f"[{name}]", text, timeout=SECONDS)
-            except TimeoutError:
-                raise OpdkitError(
-                    f"--redact-pattern {name} took more than {SECONDS:g} seconds on a text of {len(text):,} "
-                    f"characters: {own.pattern[:200]!r} tries too many ways to match. Write it without repetitions "
-                    "inside repetitions; nothing of this part was written"
-                ) from None
-            self.counts[name] += count
-        lower = text.lower()
-        for shape in self._shapes:
-            if any(hint in lower for hint in shape.hints):
-                kept = r"\g<before>" if "before" in shape.pattern.groupindex else ""
-                text, count = shape.pattern.subn(f"{kept}[{shape.name}]", text)
-                self.counts[shape.name] += count
+        """Return `text` without what the rules match."""
+        redacted, counts = (self._cached if len(text) <= CACHED_CHARS else self._redact)(text)
+        if counts:
+            self.counts.update(counts)
+        return redacted
+
+    def _redact(self, text: str) -> tuple[str, Counter[str]]:
+        counts: Counter[str] = Counter()
+        text = self._apply(self._own, text, text.lower(), counts)
+        text = self._apply(self._keys, text, find_runs(text), counts)
+        text = self._apply(self._others, text, text.lower(), counts)
+        if _ESCAPE.search(text):
+            text = _ENCODED.sub(lambda m: self._see_through(m[0], unquote(m[0]), counts), text)
+        if _LINE_BREAK.search(text):
+            text = _BROKEN.sub(lambda m: self._see_through(m[0], _LINE_BREAK.sub("", m[0]), counts), text)
+        return text, counts
+
+    @staticmethod
+    def _apply(rules: RuleList, text: str, lower: str, counts: Counter[str]) -> str:
+        """Apply those rules that have a keyword in `lower`."""
+        if lower:
+            for position in sorted({position for keyword, position in rules.keywords if keyword in lower}):
+                text = rules.rules[position].replace(text, counts)
         return text
 
+    def _see_through(self, written: str, plain: str, counts: Counter[str]) -> str:
+        """Return `plain` redacted if it holds a key, or an address that was percent-encoded; else `written`."""
+        found: Counter[str] = Counter()
+        if plain != written:
+            plain = self._apply(self._keys, plain, find_runs(plain), found)
+            plain = self._apply(self._others, plain, plain, found) if "@" in plain else plain
+        counts.update(found)
+        return plain if found else written
+
     def value(self, value: Any) -> Any:
-        """Return a JSON value with all its texts, keys too, redacted."""
-        if isinstance(value, str):
-            return self.text(value)
+        """Return a JSON value with all its texts, keys too, redacted; of an object's fields also by their names."""
         if isinstance(value, dict):
-            return {self.text(key): self.value(inner) for key, inner in value.items()}
-        return [self.value(inner) for inner in value] if isinstance(value, list) else value
+            return {self.text(key): self._field(key, inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.value(inner) for inner in value]
+        if isinstance(value, str) or (type(value) is int and abs(value) >= 10**9):
+            redacted = self.text(str(value))
+            return value if redacted == str(value) else redacted
+        return value
+
+    def _field(self, name: str, value: Any) -> Any:
+        """Return the value of {"password": "abc-123"} as the rules see it in the text `"password": "abc-123"`."""
+        redacted = self.value(value)
+        if redacted == value and isinstance(value, (str, int, float)) and self._is_telling(name):
+            before, line = f'"{name}": "', self.text(f'"{name}": "{value}"')
+            if line.startswith(before) and line != f'{before}{value}"':
+                return line[len(before) : -1]
+        return redacted
 
     def json(self, text: str) -> str:
         """Return JSON text redacted inside its strings, so that it stays JSON; unchanged where nothing matched."""

@@ -29,7 +29,7 @@ from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import copy_head, print_report
-from opdkit.extract.redact import SHAPES, Redactor, own_patterns, redact_session
+from opdkit.extract.redact import Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
@@ -193,7 +193,7 @@ def make_redactor(config: ExtractConfig) -> Redactor | None:
     """Return a new redactor with its counts at 0; None without `--redact` and patterns. Raises ConfigError."""
     if not (config.redact or config.redact_pattern):
         return None
-    return Redactor(SHAPES if config.redact else (), own_patterns(config.redact_pattern))
+    return Redactor(config.redact, own_patterns(config.redact_pattern))
 
 
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:

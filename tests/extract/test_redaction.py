@@ -103,9 +103,9 @@ def test_own_patterns_without_the_others(tmp_path, logs):
 
 
 def test_a_pattern_that_never_ends_stops_the_command_and_writes_nothing(tmp_path, monkeypatch):
-    from opdkit.extract import redact
+    from opdkit.extract import redact_rules
 
-    monkeypatch.setattr(redact, "SECONDS", 0.2)
+    monkeypatch.setattr(redact_rules, "SECONDS", 0.2)
     log = jsonl(tmp_path / "log.jsonl", {"messages": [{"role": "user", "content": "ab " * 2_000 + "?"}]})
     with pytest.raises(OpdkitError, match="--redact-pattern words took more than"):
         run(tmp_path / "run", log, redact_pattern=(r"words=(?:\w+\s?)+$",))

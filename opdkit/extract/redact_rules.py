@@ -1,0 +1,110 @@
+"""Rules of what is redacted: gitleaks' list of secrets as it is published, and our own list beside it.
+
+gitleaks asks for a character on both sides of a secret that prose does not have ("my key is X, thanks"). Here a key
+ends where no character of a key follows, and one that begins with a prefix of its own may also stand inside a word.
+"""
+
+import math
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from opdkit.errors import OpdkitError
+from opdkit.extract import checksums
+
+SECONDS = 10.0  # limit of a pattern on one text; a sound pattern takes microseconds
+_FOLDER = Path(__file__).parent / "rules"
+# Left out of gitleaks' rules: patterns whose time grows faster than the text, and those of files that are no text.
+# rules/opdkit.toml has others in their place.
+_LEFT_OUT = set(
+    "curl-auth-header curl-auth-user generic-api-key hashicorp-tf-password jwt kubernetes-secret-yaml pkcs12-file "
+    "private-key".split()
+)
+_BEFORE, _AFTER = r"[\w.-]{0,50}?", r"""(?:[\x60'"\s;]|\\[nr]|$)"""
+_PREFIX = re.compile(r"(?:\(\?i\))?\\b\(?(?:[\w\\.-]+[_-]|\(\?:sk\|rk\))")
+_compile_go = partial(regex.compile, flags=regex.V1 | regex.ASCII)  # classes are ASCII, flags end with their group
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Pattern of one kind of secret. Every match holds one of `keywords` in lower case: looking for these is fast."""
+
+    name: str
+    keywords: tuple[str, ...]
+    source: str
+    compile: Callable[[str], Any] = partial(re.compile, flags=re.ASCII)
+    limited: str = ""  # what an error calls the pattern; a pattern with this name has a limit of time
+    entropy: float = 0.0  # least bits per character of the secret
+    allowed: tuple[str, ...] = ()  # patterns of what is no secret after all
+    check: Callable[[str], bool] | None = None
+    is_whole: bool = False  # whether all of a match is replaced, whatever its groups
+
+    @cached_property
+    def pattern(self) -> Any:
+        """Compile the pattern when a text first holds a keyword: compiling all takes longer than most logs."""
+        return self.compile(self.source)
+
+    def is_secret(self, text: str) -> bool:
+        shares = [count / len(text) for count in Counter(text).values()] if self.entropy else []
+        return (
+            -sum(share * math.log2(share) for share in shares) >= self.entropy
+            and not any(regex.search(pattern, text, regex.V1) for pattern in self.allowed)
+            and (self.check is None or self.check(text))
+        )
+
+    def replace(self, text: str, counts: Counter[str]) -> str:
+        """Return `text` with `[name]` for the first group that took part in a match, else for all of it; count them.
+
+        Raises OpdkitError when a limited pattern takes longer than `SECONDS`.
+        """
+        groups = () if self.is_whole else range(1, self.pattern.groups + 1)
+
+        def placeholder(match: re.Match[str]) -> str:
+            start, end = match.span(next((g for g in groups if match[g]), 0))
+            if not self.is_secret(match.string[start:end]):
+                return match[0]
+            counts[self.name] += 1
+            return f"{match.string[match.start() : start]}[{self.name}]{match.string[end : match.end()]}"
+
+        try:
+            return str(self.pattern.sub(placeholder, text, **({"timeout": SECONDS} if self.limited else {})))
+        except TimeoutError:
+            raise OpdkitError(
+                f"{self.limited} took more than {SECONDS:g} seconds on a text of {len(text):,} characters: "
+                f"{self.source[:200]!r} tries too many ways to match. Write it without repetitions inside repetitions; "
+                "nothing of this part was written"
+            ) from None
+
+
+@cache
+def load_rules() -> tuple[Rule, ...]:
+    """Read gitleaks' rules and our own, in the order in which they are applied."""
+    shared, own = (tomllib.loads((_FOLDER / f"{name}.toml").read_text("utf-8")) for name in ("gitleaks", "opdkit"))
+    rules = []
+    for rule in shared["rules"]:
+        if rule["id"] not in _LEFT_OUT:
+            source = rule["regex"].replace(_BEFORE, "").replace(r"\z", r"\Z")
+            inside = _PREFIX.match(source) is not None
+            source = (
+                source.replace(r"\b", "", 1).replace(_AFTER, "")
+                if inside
+                else source.replace(_AFTER, r"(?![\w+/-]|\.\w)")
+            )
+            allowed = [
+                p for group in (shared["allowlist"], *rule.get("allowlists", ())) for p in group.get("regexes", ())
+            ]
+            rules.append(Rule("key", tuple(rule["keywords"]), source, _compile_go, f"gitleaks' rule {rule['id']}",
+                              rule.get("entropy", 0.0), tuple(allowed)))  # fmt: skip
+    for rule in own["rules"]:
+        check = getattr(checksums, rule["check"]) if "check" in rule else None
+        rules.append(
+            Rule(rule["name"], tuple(rule["keywords"]), rule["regex"], entropy=rule.get("entropy", 0.0), check=check)
+        )
+    return tuple(rules)
