@@ -10,7 +10,7 @@ import torch
 from conftest import save_tiny_model
 from forked import Forked, ranks
 from sample_world import MODEL
-from scored_runs import Toy, toy_sessions, train_config, write_run
+from scored_runs import Said, Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.template import Chat
@@ -89,6 +89,26 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
         found, wanted = weights(run), weights(one)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
         assert not (run / "train/checkpoints").exists()
+
+
+def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_model_dir) -> None:
+    """One process has a gradient and the other none: both step. None has: neither does."""
+    toys = [Toy(f"t{n}", [Said("red blue green", n % 3 - 1)]) for n in range(12)]
+    one = write_run(tmp_path / "one", plain_model_dir, toys)
+    two = Path(shutil.copytree(one, tmp_path / "two"))
+    options = {"objective": "binary", "batch_turns": 2, "batch_by": "turn", "learning_rate": 1e-4, "epochs": 2,
+               "weight_decay": 0.5, "negative_below": 1.0, "device": "cpu"}  # fmt: skip
+    train.run(train_config(one, plain_model_dir, **options))
+    flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    finish(ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said"))
+    rewards = {turn.turn_id: abs(turn.reward or 0) for turn in load_turns(one)}
+    rows = list(read_all(two, "metrics"))
+    kinds = [sum(rewards[i] for i in row["turn_ids"]) for row in rows]
+    assert set(kinds) == {0, 1, 2}, "not every kind of step was there"
+    assert [row["skipped"] for row in rows] == [kind == 0 for kind in kinds]
+    assert [row["skipped"] for row in read_all(one, "metrics")] == [row["skipped"] for row in rows]
+    found, wanted = weights(two), weights(one)
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-5) for name in wanted)
 
 
 def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_model_dir) -> None:
