@@ -158,6 +158,14 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
         stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")
 
 
+def scores_markdown(scores: Sequence[JSON]) -> str:
+    """Return the scores of all prompts as a table of Markdown, for the model's card."""
+    rows = [row for metric in METRICS for row in scores if (row["metric"], row["domain"]) == (metric, ALL)]
+    cells = [("metric", *MODELS, "change", "95% interval", "n"), ("---", *["--:"] * 5)]
+    cells += [(METRICS[row["metric"]].words, *_cells(row)[1:]) for row in rows]
+    return "Measured by `opdkit eval`:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
 def _cells(row: JSON) -> tuple[str, ...]:
     """Return the cells of a row, behind its metric."""
     digits = 1 if row["metric"] == "reply_tokens" else 3

@@ -28,7 +28,7 @@ from opdkit.evaluate.drift import (
     reply_shifts,
 )
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
-from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, shift_score
+from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse
@@ -40,6 +40,7 @@ from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, r
 from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
+from opdkit.train.model_card import add_scores
 from opdkit.train.targets import is_held_out, load_prompts, load_turns
 
 
@@ -76,7 +77,10 @@ def run(config: EvalConfig) -> Summary:
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
             out.counters.count("replies", len(replies))
     if is_main_process() and stage.is_done(0):
-        print_scores(read_part(run_dir, "scores", 0), read_part(run_dir, "replies", 0))
+        scores = read_part(run_dir, "scores", 0)
+        print_scores(scores, read_part(run_dir, "replies", 0))
+        if not config.trained:
+            add_scores(Path(names["after"]), scores_markdown(scores))
     return stage.summary()
 
 

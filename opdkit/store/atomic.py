@@ -69,12 +69,21 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
 
 @contextlib.contextmanager
 def replaced_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it."""
+    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it.
+
+    Its files get the permissions of the umask, whatever the library that wrote them gave them.
+    """
     temporary = final.with_name(f".{final.name}-{os.getpid()}")
     final.parent.mkdir(parents=True, exist_ok=True)
     for left_over in final.parent.glob(f".{final.name}-*"):
         shutil.rmtree(left_over)
     yield temporary
+    with temporary_file(temporary / "mode") as plain:
+        plain.touch()
+        mode = plain.stat().st_mode
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
     if final.exists():
         shutil.rmtree(final)
     temporary.replace(final)

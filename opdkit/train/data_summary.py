@@ -36,7 +36,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     if not data.turns:
         raise OpdkitError(f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}")
-    hinted, rewards = _hints_and_rewards(data)
+    hinted, rewards = hints_and_rewards(data)
     if terms == {"reward"} and not any(rewards):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
@@ -52,7 +52,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
     """Return warnings about too few hints, equal rewards, and advantages near 0."""
     warnings = []
-    hinted, rewards = _hints_and_rewards(data)
+    hinted, rewards = hints_and_rewards(data)
     if terms - {"reward"} and hinted < batch_turns:
         warnings.append(f"{counted(hinted, 'turn')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
                         f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
@@ -103,7 +103,7 @@ def ends_in_loop(ids: NDArray[np.int32], longest: int = 32) -> bool:
     return False
 
 
-def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
+def hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
     """Return the number of turns with a hint, and all rewards."""
     hinted = sum(turn.teacher_logprobs is not None for turn in data.turns)
     return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
@@ -112,7 +112,7 @@ def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
 def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
-    rewards = Counter(_hints_and_rewards(data)[1])
+    rewards = Counter(hints_and_rewards(data)[1])
     lines = [
         ("turns scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),

@@ -25,6 +25,7 @@ from opdkit.train.batches import optimizer_steps
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
+from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.schedule import learning_rate, objective_at, objectives
@@ -106,7 +107,8 @@ def run(config: TrainConfig) -> Summary:
                 say(metrics_line(rows[-1], len(steps)))
             if config.keep_epochs and done % len(turns) == 0:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
-                checkpoints.save_student(student, chat, config, epoch_dir, main=main, continues=True)
+                card = model_card(config, data, done // len(turns), number)
+                checkpoints.save_student(student, chat, config, epoch_dir, card, main=main, continues=True)
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
                 checkpoints.save(folder, student, optimizer, rows, main=main)
@@ -120,7 +122,8 @@ def run(config: TrainConfig) -> Summary:
         out.rows("metrics", rows)
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
-        checkpoints.save_student(student, chat, config, stage.home, main=main)
+        card = model_card(config, data, config.epochs, len(steps))
+        checkpoints.save_student(student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)
     report_movement(rows, config.run)

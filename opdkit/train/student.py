@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from opdkit.config.train import TrainConfig
+from opdkit.errors import ConfigError
 from opdkit.model.load import load_model, resolve_device, resolve_dtype
 from opdkit.train.sharding import trained_parameters
 
@@ -26,7 +27,10 @@ def load_student(config: TrainConfig, *, on_cpu: bool = False) -> nn.Module:
         lora = LoraConfig(
             r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM"
         )
-        model = get_peft_model(model, lora)
+        try:
+            model = get_peft_model(model, lora)
+        except ValueError as error:  # such as layers of Mamba, which read their weights past the adapters
+            raise ConfigError(f"--lora-rank: peft cannot adapt {config.model}: {error}") from error
     if config.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name since transformers 5.23

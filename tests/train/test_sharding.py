@@ -89,6 +89,7 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
         found, wanted = weights(run), weights(one)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
         assert not (run / "train/checkpoints").exists()
+        assert (run / "train/model/README.md").read_text() == (one / "train/model/README.md").read_text()
 
 
 def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_model_dir) -> None:
