@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from opdkit.store.atomic import find_left_overs
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_count
 from opdkit.store.tables import TABLES
@@ -137,8 +138,10 @@ def differences(stage: str, run: Path, expected: Path) -> list[str]:
         parts = [f"part-{k:05d}.parquet" for k in range(part_count(run, TABLES[name].stage))]
         if sorted(p.name for p in folders[0].iterdir()) != parts:
             found.append(f"{name} holds other files than its parts")
-        left = [p.name for p in (folders[0].parent / ".tmp").glob("*")]
-        found += [f"{p} is left" for p in left]
+    home = stage_dir(run, TABLES[WORK[stage].tables[0]].stage)
+    left = [path for folder in (run, *(p for p in run.rglob("*") if p.is_dir())) for path in find_left_overs(folder)]
+    left += [*home.glob(".tmp/*"), *home.glob(".survey"), *home.glob("checkpoints")]
+    found += [f"{path.relative_to(run)} is left" for path in left]
     if WORK[stage].steps:
         ours, theirs = (stage_dir(r, stage) / "model" / "model.safetensors" for r in (run, expected))
         found += [] if ours.read_bytes() == theirs.read_bytes() else ["the weights differ"]

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import pickle
-import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
@@ -24,7 +23,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
-from opdkit.extract.inputs.files import Input, expand
+from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.mapping import load
@@ -33,6 +32,7 @@ from opdkit.extract.redact import Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
 from opdkit.store import stopping
+from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
@@ -61,13 +61,13 @@ def run(config: ExtractConfig) -> Summary:
     if config.dry_run:
         return preview(config, log_format)
     index, shards = parse_shard(config.shard)
-    shared = SharedSurvey(stage_dir(config.run, "extract") / ".survey", index, shards) if shards > 1 else None
+    shared = SharedSurvey(stage_dir(config.run, "extract") / ".survey", index, shards)
     with contextlib.ExitStack() as stack:
         workers = stack.enter_context(Workers(config.workers, prepare_worker)) if config.workers > 1 else None
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="opdkit-extract-")))
+        scratch = stack.enter_context(scratch_folder())
         inputs = expand(config.logs, scratch)
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        logs = survey(inputs, log_format, size, line_limit, config.limit, scratch, shared)
+        logs = survey(inputs, log_format, size, line_limit, config.limit, scratch, shared if shards > 1 else None)
         say_formats(logs.inputs)
         if logs.parts == 0 and not any(log.problem for log in logs.inputs):
             raise OpdkitError(f"nothing to read: no line but blank ones in {', '.join(config.logs)}")
@@ -93,6 +93,7 @@ def run(config: ExtractConfig) -> Summary:
                 stopping.raise_if_requested()
     summary = stage.summary()
     if summary.parts_done == summary.parts:
+        remove_entries([shared.folder])  # also what shards left that were killed
         check_results(summary.counters)
     return summary
 
@@ -242,8 +243,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
     """
     redactor, filters = make_redactor(config), parse_filters(config.filter)
     line_limit, total = config.max_line_mb * _MB, Counters()
-    with tempfile.TemporaryDirectory(prefix="opdkit-extract-") as folder:
-        scratch = Path(folder)
+    with scratch_folder() as scratch:
         inputs = expand(config.logs, scratch)
         heads = [copy_head(entry, scratch / f"head-{n}.jsonl", line_limit) for n, entry in enumerate(inputs)]
         head_files = [head for head, _ in heads]

@@ -1,17 +1,67 @@
-"""Files that are complete or absent: written beside their place, synced, and moved there in one step."""
+"""Files that are complete or absent: written beside their place, synced, and moved there in one step.
+
+The name of a temporary file names its process, ".manifest.json-5f3a9c1e-node7-4711". So whoever works on the run next,
+and `opdkit check --clean`, can tell what a killed process left from what another one is about to move.
+"""
 
 import contextlib
 import os
+import re
 import shutil
+import socket
+import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+
+_OWNED = re.compile(r".+-[0-9a-f]{8}-(?P<host>.+)-(?P<pid>\d+)(?:\.\w+)?")
+_OWNED_BY_NOBODY = re.compile(r"\..+-[0-9a-f]{32}")  # as version 0.1.0 named them
+_ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left
+
+
+def owned_name(name: str, suffix: str = "") -> str:
+    """Return a new name for a temporary file of this process."""
+    return f"{name}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}-{os.getpid()}{suffix}"
+
+
+def is_gone(host: str, pid: int) -> bool:
+    """Return True if a process was one of this host and has ended."""
+    if host == socket.gethostname():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # it lives, and belongs to another user
+            pass
+    return False
+
+
+def find_left_overs(folder: Path, pattern: str = "*") -> list[Path]:
+    """Return the entries of a folder that killed processes left: half-written, or moved away to be removed."""
+    left = []
+    for path in sorted(folder.glob(pattern)):
+        if owner := _OWNED.fullmatch(path.name):
+            with contextlib.suppress(FileNotFoundError):  # its process has just ended
+                is_old = owner["host"] != socket.gethostname() and time.time() - path.stat().st_mtime > _ABANDONED
+                left += [path] * (is_old or is_gone(owner["host"], int(owner["pid"])))
+        elif _OWNED_BY_NOBODY.fullmatch(path.name):
+            left.append(path)
+    return left
+
+
+def remove_entries(paths: Iterable[Path]) -> None:
+    """Remove files and folders; another process may be removing them too."""
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def temporary_file(final: Path, temporary: Path | None = None) -> Iterator[Path]:
     """Yield a path to write to, beside `final` and hidden unless it is given. It is gone when the block ends."""
-    temporary = temporary or final.with_name(f".{final.name}-{uuid.uuid4().hex}")
+    temporary = temporary or final.with_name(owned_name(f".{final.name}"))
     try:
         yield temporary
     finally:
@@ -56,7 +106,7 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
     Without `keep` this is one rename. Otherwise everything but these entries is moved away, the manifest last; people
     may be adding to the kept entries, which are never moved.
     """
-    trash = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+    trash = folder.with_name(owned_name(f".{folder.name}"))
     if not keep:
         folder.replace(trash)
     else:
@@ -69,11 +119,7 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
 
 @contextlib.contextmanager
 def replaced_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it.
-
-    Its files get the permissions of the umask, whatever the library that wrote them gave them.
-    """
-    temporary = final.with_name(f".{final.name}-{os.getpid()}")
+    temporary = final.with_name(owned_name(f".{final.name}"))
     final.parent.mkdir(parents=True, exist_ok=True)
     for left_over in final.parent.glob(f".{final.name}-*"):
         shutil.rmtree(left_over)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
 from opdkit.store import stopping
-from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file
 from opdkit.store.counters import (
     COUNTERS_KEY,
     FILES_KEY,
@@ -37,7 +37,7 @@ from opdkit.store.plans import (
     stage_dir,
     write_or_check_manifest,
 )
-from opdkit.store.progress_marks import claim_name, mark_part, sweep
+from opdkit.store.progress_marks import claim_name, mark_part
 from opdkit.store.reading import check_parts_exist, part_path, summary_of
 from opdkit.store.tables import TABLES, Row, Table, encodings, to_arrow
 from opdkit.version import __version__
@@ -113,7 +113,9 @@ class Stage:
         digest = write_or_check_manifest(stage_dir(config.run, name), config, fingerprint(plan), plan)
         stage = cls(config, name, tables, parts, digest, part_inputs)
         if not config.is_dry_run:
-            sweep(stage.home / ".tmp", "*")
+            with disk_errors_explained(stage.home):
+                for folder in (config.run, config.run / ".failed", stage.home, stage.home / ".tmp"):
+                    remove_entries(find_left_overs(folder))
         return stage
 
     def is_done(self, part: int) -> bool:

@@ -9,15 +9,13 @@ clocks of the hosts must agree to that much).
 
 import contextlib
 import os
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.store.disk import disk_errors_explained
+from opdkit.store.atomic import is_gone, owned_name
 
 BEAT, STALE = 15.0, 60.0  # seconds between two touches; a mark that was not touched for so long counts for nothing
 
@@ -33,19 +31,12 @@ class Claim:
 
     def is_dead(self) -> bool:
         """Return True if the process was one of this host and is gone."""
-        if self.host == socket.gethostname():
-            try:
-                os.kill(self.pid, 0)
-            except ProcessLookupError:
-                return True
-            except PermissionError:  # it lives, and belongs to another user
-                pass
-        return False
+        return is_gone(self.host, self.pid)
 
 
 def claim_name(table: str, part: int, suffix: str) -> str:
     """Return a new name for a file of this process: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
-    return f"{table}-{part:05d}-{uuid.uuid4().hex[:8]}-{socket.gethostname()}-{os.getpid()}{suffix}"
+    return owned_name(f"{table}-{part:05d}", suffix)
 
 
 def read_claim(path: Path) -> Claim | None:
@@ -53,14 +44,6 @@ def read_claim(path: Path) -> Claim | None:
     table, part, _, rest = [*path.stem.split("-", 3), "", "", ""][:4]
     host, _, pid = rest.rpartition("-")  # a host may have hyphens in its name
     return Claim(table, int(part), host, int(pid)) if part.isdecimal() and pid.isdecimal() else None
-
-
-def sweep(folder: Path, pattern: str) -> None:
-    """Remove the files that killed processes of this host left half-written."""
-    for path in folder.glob(pattern):
-        if (claim := read_claim(path)) is not None and claim.is_dead():
-            with disk_errors_explained(path):
-                path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

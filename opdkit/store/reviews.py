@@ -24,11 +24,10 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file
 from opdkit.store.counters import VERSION_KEY, read_inputs
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, stage_dir
-from opdkit.store.progress_marks import claim_name, sweep
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
@@ -237,7 +236,7 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     with disk_errors_explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder, ".*.tmp")
+        remove_entries(find_left_overs(folder))
         earlier, by = files(run), reviewer or whoami()
         first = int(earlier[-1].name.split("-")[1]) + 1 if earlier else 0
         rows = [replace(r, reviewer=by, time=now, ordinal=n) for n, r in enumerate(decided, first)]
@@ -245,8 +244,7 @@ def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None)
         arrow = to_arrow(REVIEWS, [vars(row) for row in rows])
         arrow = arrow.replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
         final = folder / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
-        hidden = folder / f".{claim_name(REVIEWS.name, last, '.tmp')}"  # no reader of the folder sees it
-        with temporary_file(final, hidden) as temporary:
+        with temporary_file(final) as temporary:  # hidden: no reader of the folder sees it
             with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
                 file.write_table(arrow)
             move_into_place(temporary, final)

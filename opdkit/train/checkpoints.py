@@ -6,6 +6,7 @@ plan and the step, and the old policy is in the targets. Only the newest file is
 model. A sharded student is written whole, so that any number of processes can resume from it.
 """
 
+import contextlib
 import copy
 import pickle
 import zipfile
@@ -84,7 +85,7 @@ def clear(folder: Path, keep: Path | None = None) -> None:
     for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
         if path != keep:
             path.unlink(missing_ok=True)
-    if folder.exists() and not any(folder.iterdir()):
+    with contextlib.suppress(OSError):  # it is not empty, or gone
         folder.rmdir()
 
 

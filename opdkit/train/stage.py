@@ -68,6 +68,8 @@ def run(config: TrainConfig) -> Summary:
     stage = open_stage(config, accelerator, models)
     folder = stage.home / "checkpoints"
     if not stage.todo():
+        if main:
+            checkpoints.clear(folder)  # a training that is killed at its very end leaves one
         accelerator.end_training()
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:

@@ -18,6 +18,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, progress, say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
@@ -37,15 +38,21 @@ _READS = {
     "eval": {"sessions", "verdicts", "targets", "metrics"},
 }
 
+_RESUMED_FROM = {"extract": "extract/.survey", "train": "train/checkpoints"}  # in a run
+
 
 def run(config: CheckConfig) -> bool:
     """Print what is wrong with a run, one line per finding. Return True if nothing is.
 
-    `deep` reads all the weights of the trained model. `recompute` removes the damaged parts and those computed from
-    them; without it nothing is changed. Raises OpdkitError if the directory holds no run.
+    `deep` reads all the weights of the trained model. `clean` removes what killed processes left, which is no damage;
+    `recompute` the damaged parts and those computed from them. Without these two nothing is changed. Raises OpdkitError
+    if the directory holds no run.
     """
     begin, directory = time.monotonic(), config.run
     report = examine(directory, deep=config.deep)
+    left = find_all_left_overs(directory, report)
+    if config.clean:
+        remove_entries(left)
     removed: list[Path] = []
     gone: Gone = set()
     if config.recompute:
@@ -58,7 +65,7 @@ def run(config: CheckConfig) -> bool:
             "run": str(directory),
             "stages": {stage: {"done": done, "parts": parts} for stage, (done, parts) in report.parts.items()},
             "files": report.files, "rows": report.rows, "without_digest": report.without_digest,
-            "findings": findings, "removed": [str(path) for path in removed],
+            "findings": findings, "removed": [str(path) for path in removed], "left_over": list(map(str, left)),
         }, indent=2, ensure_ascii=True))  # fmt: skip
     elif findings:
         cells = [["" if finding[name] is None else finding[name] for name in _COLUMNS] for finding in findings]
@@ -78,6 +85,10 @@ def run(config: CheckConfig) -> bool:
         manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
         for command in dict.fromkeys(plans.command_again(directory, *one) for one in manifests.items()):
             say(f"  {command}")
+    for path in left:
+        say(f"left by a killed process{', removed' if config.clean else ''}: {printable(str(path))}")
+    if left and not config.clean:
+        say(f"`opdkit check {quote(directory)} --clean` removes what is left")
     outcome = counted(len(findings), "finding") if findings else "nothing wrong"
     stages_done = ", ".join(f"{stage} {done} of {parts}" for stage, (done, parts) in report.parts.items())
     text = f"check: {outcome}; {counted(report.files, 'file')}, {counted(report.rows, 'row')}"
@@ -86,6 +97,16 @@ def run(config: CheckConfig) -> bool:
         text += f"; {counted(report.without_digest, 'file')} of before digests were recorded, only known to be readable"
     say(text)
     return not findings
+
+
+def find_all_left_overs(run: Path, report: Report) -> list[Path]:
+    """Return what killed processes left in a run: temporary files, and what stages that are done had resumed from."""
+    finished = [stage for stage, (done, parts) in report.parts.items() if done == parts]
+    left = [path for stage in finished if stage in _RESUMED_FROM and (path := run / _RESUMED_FROM[stage]).exists()]
+    for folder in [run, *sorted(path for path in run.rglob("*") if path.is_dir())]:
+        if not {folder, *folder.parents} & set(left):
+            left += find_left_overs(folder)
+    return left
 
 
 def examine(run: Path, *, deep: bool = False) -> Report:

@@ -3,13 +3,16 @@
 Folders are searched. Standard input and data sets are first copied to a temporary file.
 """
 
+import contextlib
 import gzip
 import io
 import math
 import os
 import re
 import shutil
+import socket
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,12 +28,14 @@ from opdkit.errors import ConfigError
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.documents import DocumentReader
+from opdkit.store.atomic import find_left_overs, owned_name, remove_entries
 from opdkit.store.tables import TABLES
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
+_SCRATCH = "opdkit-extract-"
 _RUN_FOLDERS = {"export", *(table.stage for table in TABLES.values())}
 
 
@@ -42,6 +47,14 @@ class Input:
     source: str  # as the user named it
     path: Path
     given: bool  # named on the command line, not found in a folder
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a temporary folder. Those that killed processes of this host left are removed first: they may be large."""
+    remove_entries(find_left_overs(Path(tempfile.gettempdir()), f"{_SCRATCH}*-{socket.gethostname()}-*"))
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, suffix=owned_name("")) as folder:
+        yield Path(folder)
 
 
 def expand(logs: Sequence[str], scratch: Path) -> list[Input]:

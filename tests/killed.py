@@ -1,0 +1,32 @@
+"""A process that is killed at one exact point: as it calls a function, or right after."""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+
+def killed(
+    work: Callable[[], Any], owner: Any, name: str, *, when: Callable[..., bool] = lambda *_: True, after: bool = False
+) -> None:
+    """Do `work` in a forked process until it calls `owner.name` with arguments for which `when` holds.
+
+    It dies of SIGKILL there: nothing is cleaned up. `after`: once the call has returned.
+    """
+    child = os.fork()
+    if child == 0:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            if after or not when(*args):
+                result = original(*args, **options)
+            if when(*args):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        setattr(owner, name, call)
+        try:
+            work()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, f"{name} was not called"

@@ -1,0 +1,182 @@
+"""What a killed process leaves is removed by the next one, or by `opdkit check --clean`; what the living use stays."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from checked_runs import PART_MB
+from killed import killed
+from sample_world import DATA
+
+from opdkit.commands.check import stage as check
+from opdkit.config.check import CheckConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.fields import StageConfig
+from opdkit.extract import stage as extract
+from opdkit.store import atomic, failures, reviews
+from opdkit.store.atomic import find_left_overs, owned_name
+from opdkit.store.part_writer import Stage
+from opdkit.store.plans import manifest
+from opdkit.store.reviews import Review
+from opdkit.store.tables import REJECTED
+
+LOG = str(DATA / "logs" / "openai.jsonl")
+
+
+def extracted(run: Path, shard: str = "0/1", **options) -> None:
+    extract.run(ExtractConfig(run=run, logs=(LOG,), limit=24, part_mb=PART_MB, shard=shard, **options))
+
+
+def opened(run: Path, **options) -> Stage:
+    return Stage.open(StageConfig(run=run, shard="0/1", **options), "extract", [REJECTED], parts=1)
+
+
+def write(stage: Stage) -> None:
+    with stage.writing(0) as out:
+        out.rows("rejected", [{"source": "a", "line": 1, "reason": "not JSON", "detail": "", "raw": "x"}])
+
+
+def entries(run: Path) -> set[str]:
+    """Everything in a run but the empty folder of temporary files."""
+    return {str(path.relative_to(run)) for path in run.rglob("*")} - {"extract/.tmp"}
+
+
+def checked(run: Path, capsys: pytest.CaptureFixture[str], *, clean: bool = False) -> list[str]:
+    """Check a run that has no damage; return the names of what is left, relative to the run."""
+    assert check.run(CheckConfig(run=run, clean=clean, json=True))
+    return [str(Path(path).relative_to(run)) for path in json.loads(capsys.readouterr().out)["left_over"]]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_manifest_of_a_process_killed_before_or_after_it_is_in_place(tmp_path: Path, after: bool) -> None:
+    run = tmp_path / "run"
+    killed(lambda: opened(run), os, "link", after=after)
+    (left,) = (run / "extract").glob(".manifest.json-*")
+    assert (run / "extract" / "manifest.json").exists() == after
+    opened(run)
+    assert entries(run) == {"extract", "extract/manifest.json"}
+    assert manifest(run, "extract")["plan"]["stage"] == "extract"
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_part_of_a_process_killed_before_or_after_it_is_in_place(tmp_path: Path, after: bool) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    write(opened(whole))
+    killed(lambda: write(opened(run)), os, "link", when=lambda *paths: str(paths[1]).endswith(".parquet"), after=after)
+    assert len(list((run / "extract" / ".tmp").iterdir())) == 2, "the file, and the mark of its process"
+    if opened(run).todo():
+        write(opened(run))
+    assert {e for e in entries(run) if ".digests/" not in e} == {e for e in entries(whole) if ".digests/" not in e}
+
+
+def test_what_overwriting_had_moved_away(tmp_path: Path) -> None:
+    write(opened(tmp_path / "run"))
+    killed(lambda: opened(tmp_path / "run", overwrite=True), shutil, "rmtree")
+    assert [p.name.startswith(".extract-") for p in (tmp_path / "run").iterdir()] == [True]
+    write(opened(tmp_path / "run"))
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["extract"]
+
+
+def test_the_record_of_a_failure(tmp_path: Path) -> None:
+    def fail() -> None:
+        with failures.record_failure("extract", StageConfig(run=tmp_path, shard="0/1")):
+            raise ValueError
+
+    opened(tmp_path)
+    killed(fail, Path, "replace")
+    assert len(list((tmp_path / ".failed").iterdir())) == 1
+    opened(tmp_path)
+    assert not list((tmp_path / ".failed").iterdir())
+
+
+def test_a_decision_that_was_being_written(tmp_path: Path) -> None:
+    decision = Review("log:1:1", reward_decided=True, reward=1, hint_decided=False, hint=None)
+    killed(lambda: reviews.append(tmp_path, [decision]), atomic, "sync")
+    folder = reviews.reviews_dir(tmp_path)
+    assert [p.name[0] for p in folder.iterdir()] == ["."]
+    reviews.append(tmp_path, [decision])
+    assert [p.name[0] for p in folder.iterdir()] == ["r"]
+
+
+@pytest.mark.parametrize("next_shards", [("0/1",), ("0/3", "1/3", "2/3")])
+def test_what_shards_had_surveyed(tmp_path: Path, next_shards: tuple[str, ...], capsys) -> None:
+    """It is kept for the shards that go on, and removed when the stage is done, by however many."""
+    run = tmp_path / "run"
+    for shard in ("0/2", "1/2"):
+        killed(lambda shard=shard: extracted(run, shard), extract, "write_part")
+    assert list((run / "extract" / ".survey").iterdir())
+    assert "extract/.survey" not in checked(run, capsys), "the next shard reads it"
+    for shard in next_shards:
+        assert (run / "extract" / ".survey").exists()
+        extracted(run, shard)
+    extracted(tmp_path / "whole")
+    assert not [e for e in entries(run) ^ entries(tmp_path / "whole") if not e.startswith("extract/.digests/")]
+
+
+def test_a_shard_that_came_late_and_was_killed(tmp_path: Path, capsys) -> None:
+    """The stage is done, so nobody needs what it surveyed: `check` names it; `--clean` or the next run removes it."""
+    run = tmp_path / "run"
+    extracted(run)
+    for remove in (lambda: checked(run, capsys, clean=True), lambda: extracted(run, "1/2")):
+        killed(lambda: extracted(run, "1/2"), Stage, "todo")
+        before = entries(run)
+        assert checked(run, capsys) == ["extract/.survey"]
+        assert entries(run) == before, "a bare check removes nothing"
+        remove()
+        assert not (run / "extract" / ".survey").exists()
+    assert checked(run, capsys) == []
+
+
+def test_check_names_and_removes_all_of_it(tmp_path: Path, capsys) -> None:
+    run, other = tmp_path / "run", f"elsewhere-{os.getpid()}"
+    extracted(run)
+    dead = f"5f3a9c1e-{socket.gethostname()}-{dead_process()}"
+    old, left = time.time() - 4_000, [
+        f".extract-{dead}", ".failed/.judge-0-of-1.json-" + dead, "extract/.manifest.json-" + dead,
+        "extract/.manifest.json-" + "0" * 32, f"extract/.tmp/turns-00000-{dead}.parquet",
+        f"extract/.tmp/turns-00000-{dead}.running", f"extract/.tmp/turns-00001-5f3a9c1e-{other}.parquet",
+    ]  # fmt: skip
+    kept = [
+        "extract/" + owned_name(".manifest.json"), "extract/.tmp/" + owned_name("turns-00000", ".running"),
+        f"extract/.tmp/turns-00002-5f3a9c1e-{other}.parquet", "extract/.tmp/foreign.parquet", "notes-5f3a9c1e.txt",
+    ]  # fmt: skip
+    for name in (*left, *kept):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).touch()
+    (run / left[0]).unlink()
+    (run / left[0] / "turns").mkdir(parents=True)
+    os.utime(run / left[-1], (old, old))
+    assert sorted(checked(run, capsys)) == sorted(left)
+    check.run(CheckConfig(run=run))
+    said = "".join(capsys.readouterr().err.split())
+    assert all("".join(str(run / name).split()) in said for name in left)
+    assert "--clean" in said
+    assert sorted(checked(run, capsys, clean=True)) == sorted(left)
+    assert not [name for name in left if (run / name).exists()]
+    assert all((run / name).exists() for name in kept)
+    assert checked(run, capsys) == []
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_copies_of_logs_outside_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process leaves its temporary folder, which may hold all of an unpacked log."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp" / owned_name("opdkit-extract-of-the-living")).mkdir(parents=True)
+    killed(lambda: extracted(tmp_path / "run"), extract, "write_part")
+    assert len(list((tmp_path / "tmp").iterdir())) == 2
+    extracted(tmp_path / "run")
+    assert len(list((tmp_path / "tmp").iterdir())) == 1
+    assert find_left_overs(tmp_path / "tmp") == []
