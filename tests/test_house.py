@@ -142,7 +142,10 @@ PARTICIPLES = set(
     "squeezed stored surveyed taken told tried typed unwrapped wanted weighted written".split()
 )
 # Verbs in the imperative whose answer is whether they did it, or a command whose answer is yes or no.
-ACTIONS = set("__exit__ add check check_tree_reading enable_packing move_into_place recall run write_text".split())
+# `readable` is io's.
+ACTIONS = set(
+    "__exit__ add check check_tree_reading enable_packing move_into_place readable recall run write_text".split()
+)
 
 
 def test_names_of_functions() -> None:

@@ -42,16 +42,16 @@ class DocumentReader(io.RawIOBase):
             block = self._handle.read1(_BLOCK)
             if not block and not self._kept:
                 return 0
-            self._ready = memoryview(self._as_lines(block))
+            self._ready = memoryview(self._convert(block))
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size
 
-    def _as_lines(self, block: bytes) -> bytes:
+    def _convert(self, block: bytes) -> bytes:
         """Return the objects of the next block, a line end behind each that is whole; b"" is the end of the file."""
         data = self._kept + block
         codes = np.frombuffer(bytearray(data), np.uint8)
-        escaped = _escaped(codes)
+        escaped = _find_escaped(codes)
         codes[escaped[escaped < len(data)]] = 0
         quotes = np.flatnonzero(codes == _QUOTE)
         braces = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
@@ -73,14 +73,14 @@ class DocumentReader(io.RawIOBase):
         lines: list[bytes] = []
         at = 0
         for start, end in zip_longest(starts, ends, fillvalue=last):
-            lines += _between(data[at:start]), data[start:end].replace(b"\n", b"\r"), b"\n"
+            lines += _take_rest(data[at:start]), data[start:end].replace(b"\n", b"\r"), b"\n"
             at = end
         if self._depth:
             lines.pop()  # the last object continues in the next block
-        return b"".join([*lines, _between(data[at:last])])
+        return b"".join([*lines, _take_rest(data[at:last])])
 
 
-def _escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
+def _find_escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
     """Return the places of the bytes that a backslash escapes: those behind every other one of a run of them."""
     places = np.flatnonzero(codes == _BACKSLASH)
     runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
@@ -88,7 +88,7 @@ def _escaped(codes: NDArray[np.uint8]) -> NDArray[np.intp]:
     return places[(places - begins) % 2 == 0] + 1
 
 
-def _between(data: bytes) -> bytes:
+def _take_rest(data: bytes) -> bytes:
     """Return what stands between two objects, without brackets, commas and blanks, as a line; b"" for nothing."""
     text = data.strip(b" \t\r\n\f\v,[]\xef\xbb\xbf")  # and the byte-order mark
     return text.replace(b"\n", b"\r") + b"\n" if text else b""
