@@ -119,6 +119,10 @@ def remove_folder(folder: Path, keep: Collection[str] = ()) -> None:
 
 @contextlib.contextmanager
 def replaced_folder(final: Path) -> Iterator[Path]:
+    """Yield a new folder beside `final`, and move it there when the block ends well: readers find all of it.
+
+    Its files get the permissions of the umask, whatever the library that wrote them gave them.
+    """
     temporary = final.with_name(owned_name(f".{final.name}"))
     final.parent.mkdir(parents=True, exist_ok=True)
     for left_over in final.parent.glob(f".{final.name}-*"):
