@@ -82,6 +82,7 @@ def _target(verdict: Row, random: np.random.Generator) -> Row:
 def _step(number: int, turns: list[str]) -> Row:
     numbers = {f.name: 0.5 for f in METRICS.schema if pa.types.is_floating(f.type)}
     counts = {f.name: 1 for f in METRICS.schema if pa.types.is_integer(f.type)}
+    return numbers | counts | {"step": number, "turns": len(turns), "turn_ids": turns, "skipped": False}
 
 
 def _reply(prompt: str, model: str, sample: int) -> Row:
