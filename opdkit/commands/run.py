@@ -128,7 +128,7 @@ def check_models(stages: Iterable[StageConfig]) -> None:
     """Raise OpdkitError for a path among the models of these stages that holds no model."""
     for options in (stage.effective() for stage in stages):
         own = options["judge_model"] if options.get("judge") == "local" else options.get("model")
-        for model in filter(None, [own, *options.get("teacher", [])]):
+        for model in filter(None, [own, options.get("reference"), *options.get("teacher", [])]):
             check_model_folder(str(model))
 
 

@@ -112,18 +112,13 @@ def _matrices(column: pa.ChunkedArray) -> Iterator[Any]:
 
 def _turn(row: JSON, support: Support | None) -> Turn:
     """Return a row of `targets` as a Turn."""
-    teacher, behavior = row["teacher_logprobs"], row["behavior_logprobs"]
+    names = ("old_logprobs", "teacher_logprobs", "behavior_logprobs")
+    logprobs: JSON = {name: None if row[name] is None else np.asarray(row[name], np.float32) for name in names}
     return Turn(
-        turn_id=row["turn_id"],
-        written=row["written"],
-        prompt_tokens=row["prompt_tokens"],
-        cut_messages=row["cut_messages"],
+        **{name: row[name] for name in ("turn_id", "written", "prompt_tokens", "cut_messages", "reward")},
+        **logprobs,
         response_ids=np.asarray(row["response_ids"], np.int32),
         sampled=np.asarray(row["response_mask"], np.bool_),
-        old_logprobs=np.asarray(row["old_logprobs"], np.float32),
-        teacher_logprobs=None if teacher is None else np.asarray(teacher, np.float32),
-        behavior_logprobs=None if behavior is None else np.asarray(behavior, np.float32),
-        reward=row["reward"],
         advantage=None if row["reward"] is None else float(row["reward"]),
         support=support,
     )

@@ -14,6 +14,8 @@ from small_memory import room_for
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.template import Chat
+from opdkit.commands import run as pipeline
+from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_tokenizer
 from opdkit.store.plans import manifest
@@ -147,3 +149,11 @@ def test_what_cannot_be_a_reference_is_refused(run, tmp_path, plain_model_dir, r
     with pytest.raises(OpdkitError, match=r"turn toy-\d+:\d"):
         train.run(train_config(run, plain_model_dir, kl_coef=0.1, reference=str(broken), overwrite=True))
     assert not (run / "train/metrics").exists()
+
+
+def test_a_run_looks_for_the_reference_before_it_begins(plain_model_dir, tmp_path) -> None:
+    options = (f"train.reference={tmp_path / 'nowhere'}", "train.kl_coef=0.1")
+    config = RunConfig(run=tmp_path / "new", logs=("none",), model=str(plain_model_dir), judge="rules", set=options)
+    with pytest.raises(OpdkitError, match="nowhere"):
+        pipeline.run(config)
+    assert not (tmp_path / "new").exists()
