@@ -16,10 +16,11 @@ from opdkit.chat.openai_messages import Message
 from opdkit.judge import phrases
 from opdkit.judge.flags import reports_failure
 from opdkit.judge.votes import HintVote, RewardVote
-from opdkit.judge.words import is_english
+from opdkit.judge.words import is_english, specific_words
 
 _QUOTED_CHARS = 100  # of a correction that no pattern turns into an instruction
 NOT_ENGLISH = "another language than English"
+_WISH_WORDS = 25  # "I prefer tabs" in a longer message is part of a new request
 _READ_CHARS = 8000  # of a message; a reaction comes first, and what is pasted below it can be of any length
 
 
@@ -48,8 +49,11 @@ def judge(messages: Sequence[Message], index: int, next_count: int) -> Judgement
     by_user = judge_reaction(said, request, messages[index]["content"] or "") if said.strip() else None
     if by_user and by_user.reward == -1:
         return by_user
-    if any(reports_failure(result) for result in results):
-        return Judgement(-1, None, "a tool call failed")
+    if failures := [result[:_READ_CHARS] for result in results if reports_failure(result)]:
+        missing = next(filter(None, map(phrases.MISSING_ARGUMENT.search, failures)), None)
+        argument = next(filter(None, missing.groups())) if missing else None
+        hint = f"Call the tool with the argument {argument}." if argument else None
+        return Judgement(-1, hint, "a tool call failed")
     if by_user:
         return by_user
     return Judgement(1, None, "the tool calls succeeded") if results else Judgement(0, None, "nothing came next")
@@ -67,10 +71,13 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
     if hint := instruction(text, answering):
         return Judgement(-1, hint, "a correction that says what was wanted")
     if complaint := _complaint(text, answering):
+        rest = phrases.COMPLAINT.sub(" ", phrases.OPENING_COMPLAINT.sub(" ", text)).casefold()
         quoted = " ".join(own.split())
         if len(quoted) > _QUOTED_CHARS:  # end at a word
             quoted = quoted[:_QUOTED_CHARS].rsplit(" ", 1)[0] + " ..."
-        return Judgement(-1, f"User correction: {quoted}", f"a correction ({complaint!r})")
+        # "That doesn't work" says nothing to act on.
+        hint = f"User correction: {quoted}" if specific_words(re.findall(r"\w+(?:'\w+)*", rest)) else None
+        return Judgement(-1, hint, f"a correction ({complaint!r})")
     # Requests of 4 words or more that share 3 words of 4.
     words, earlier_words = (set(re.findall(r"\w+", s.lower())) for s in (own, own_words(request[:_READ_CHARS])))
     shared, all_words = len(words & earlier_words), len(words | earlier_words)
@@ -86,7 +93,8 @@ def asks_for_answer(reply: str) -> bool:
 
     Closing formulas ("let me know if you have any other questions") ask for nothing.
     """
-    sentences = re.split(r"(?<=[.!?])\s+|\n+", reply.strip()[-400:])
+    without_options = re.sub(r"(?:\n+\s*(?:\d+[.)]|[-*]) [^\n]*)+\Z", "", reply.strip()[-1000:])
+    sentences = re.split(r"(?<=[.!?])\s+|\n+", without_options[-400:])
     return any(phrases.ASKS.search(s) for s in sentences[-2:] if not phrases.CLOSING_FORMULA.search(s))
 
 
@@ -110,26 +118,24 @@ def instruction(text: str, answering: bool) -> str | None:
         for words, hint in phrases.MANNERS.items():
             if about_reply and not manner["not"] and re.fullmatch(words, manner["manner"], re.IGNORECASE):
                 return hint
-    if shorter := phrases.BARE_COMPARATIVE.search(text):  # "shorter, please"
-        return f"Make the reply {_clean(shorter['x']).lower()}."
-    if not answering and (shorter := phrases.COMPARATIVE.search(text)):  # "make it shorter"
-        return f"The reply had better be {_clean(shorter['x'])}."
-    for pattern, hint in phrases.SAID.items():
+    for pattern, hint in phrases.INSTRUCTIONS.items():
         match = pattern.search(text)
-        if match and (not answering or phrases.OBJECTS.search(match["lead"])):
-            return hint.format(x=_clean(match["x"]))
-    match = phrases.USE.search(text)
-    if match and (not answering or match["instead"] or phrases.OBJECTS.search(match["lead"])):
-        return f"{match['verb'].capitalize()} {_clean(match['x'])}."
+        said = {name: _clean(words or "") for name, words in match.groupdict().items()} if match else {}
+        if not said or ("wish" in said and len(text.split()) > _WISH_WORDS):
+            continue
+        objects = "wish" not in said and (said.get("instead") or phrases.OBJECTS.search(said["lead"]))
+        if objects or not answering:
+            filled = hint.format(**said)
+            return filled[0].upper() + filled[1:]
     match = phrases.SHOULD.search(text)
-    if match and not phrases.SUPPOSED.match(match["x"]):
+    if match and not phrases.SUPPOSED.match(match["x"]) and not (answering and "you" not in match[0].lower()):
         sentence = re.match(r"[^.!?;\n]*([.!?;\n]?)", text[match.start("x") :])
         if not (sentence and sentence[1] == "?"):
             negated = match["not"] or match["verb"].lower().endswith("n't")
             return f"The reply {'must not' if negated else 'should'} {_clean(match['x'])}."
     match = phrases.DONT.search(text)
     if match and not answering:
-        return f"Do not do this: {_clean(match['x'])}."
+        return f"{match['verb'].capitalize()} {_clean(match['x'])}."
     match = phrases.NOT_THAT.search(text)
     return f"Rather: {_clean(match['x'])}." if match else None
 

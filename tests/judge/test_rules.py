@@ -49,41 +49,43 @@ CORRECTIONS = [
     ("That is very casual for a letter to a judge.", "more formal tone"),
     ("Thanks, but that's too technical for me.", "simpler words"),
     ("Your explanation is so vague", "Be specific"),
-    ("Shorter, please.", "Make the reply shorter."),
-    ("more formal please", "Make the reply more formal."),
-    ("Can you make it a bit more friendly?", "The reply had better be a bit more friendly."),
+    ("Shorter, please.", "Answer like this: Shorter."),
+    ("more formal please", "Answer like this: more formal."),
+    ("Can you make it a bit more friendly?", "Make the reply a bit more friendly."),
     # "should / must / need to X"
     ("You should have checked the date first.", "The reply should have checked the date first."),
     ("It must be in one paragraph.", "The reply should be in one paragraph."),
     ("you need to include the return trip", "The reply should include the return trip."),
     ("You shouldn't guess prices.", "The reply must not guess prices."),
     ("The answer should not mention trains", "The reply must not mention trains."),
-    ("Don't use tables", "Do not do this: use tables."),
-    ("Stop apologizing!", "Do not do this: apologizing."),
+    ("Don't use tables", "Don't use tables."),
+    ("Stop apologizing!", "Stop apologizing."),
     ("No, the bus instead", "Rather: the bus."),
     # a negative word without a pattern
-    ("That's wrong.", "User correction: That's wrong."),
     ("Wrong city.", "User correction: Wrong city."),
-    ("That is not what I need", "User correction: That is not what I need"),
     ("You forgot the return trip", "User correction: You forgot the return trip"),
-    ("you misunderstood me", "User correction: you misunderstood me"),
     ("It doesn't compile", "User correction: It doesn't compile"),
-    ("still not working", "User correction: still not working"),
-    ("This makes no sense.", "User correction: This makes no sense."),
     ("Thanks, but this is incorrect.", "User correction: Thanks, but this is incorrect."),
-    ("Thanks for nothing.", "User correction: Thanks for nothing."),
     ("No, Paris.", "User correction: No, Paris."),
     ("Why did you delete the file?", "User correction: Why did you delete the file?"),
-    ("I don’t like it.", "User correction: I don't like it."),
-    ("That isn't right at all", "User correction: That isn't right at all"),
     ("Not that. The other one.", "User correction: Not that. The other one."),
     ("Great, now it doesn't start.", "User correction: Great, now it doesn't start."),
     ("Rewrite it please", "User correction: Rewrite it please"),
-    ("Neither of those works for me", "User correction: Neither of those works for me"),
     ("Well, I think that is wrong", "User correction: Well, I think that is wrong"),
-    ("actually, can you revert that?", "User correction: actually, can you revert that?"),
-    ("undo that", "User correction: undo that"),
     ("your code throws an exception", "User correction: your code throws an exception"),
+]
+COMPLAINTS = [  # they say that it was wrong, and nothing of what would be right
+    "That's wrong.",
+    "That is not what I need",
+    "you misunderstood me",
+    "still not working",
+    "This makes no sense.",
+    "Thanks for nothing.",
+    "I don’t like it.",
+    "That isn't right at all",
+    "Neither of those works for me",
+    "actually, can you revert that?",
+    "undo that",
 ]
 NO_CORRECTIONS = [
     # what looks like a correction and is none
@@ -172,6 +174,11 @@ def test_a_correction_is_minus_one_and_says_what_was_wanted(said: str, hint: str
     assert found.reward == -1, found
     assert found.hint is not None
     assert hint in found.hint
+
+
+@pytest.mark.parametrize("said", COMPLAINTS)
+def test_a_complaint_is_minus_one_and_no_hint(said: str) -> None:
+    assert (heard(said).reward, heard(said).hint) == (-1, None)
 
 
 @pytest.mark.parametrize(("said", "reward"), NO_CORRECTIONS)

@@ -56,7 +56,7 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
         "trip:3": (1, "ok", None, "none"),
         "tool:1": (-1, "ok", None, "none"),
         "tool:3": (0, "ok", None, "none"),
-        "wrong:1": (-1, "ok", None, "empty_judgement"),
+        "wrong:1": (-1, "ok", None, "none"),
         "more:1": (0, "ok", None, "none"),
     }
     assert rows["trip:1"]["hints"] == ["Use the bus."]
@@ -66,7 +66,6 @@ def test_rules_from_turns_to_verdicts(extracted: Path) -> None:
     assert (counters.rows_in, counters.rows_out, counters.dropped) == (8, 6, {"no next state": 2})
     assert counters.counts == {
         "votes": {"": 12}, "rewards": {"-1": 3, "+1": 1, "0": 2}, "hints": {"": 1}, "flags": {"tool_error": 1},
-        "rejected hints": {"empty_judgement": 1},
     }  # fmt: skip
 
 
