@@ -89,9 +89,9 @@ hint = '(Note to the assistant: {hint})'
 
 The texts that a stage uses are in its `manifest.json`. So a changed text is another plan, and another path of the same
 text is not. What comes after the teacher takes its words from there: `eval` looks for them in replies (where they are
-two or more), `export --to trl-sdft` writes them around the hint. A text that lacks what opdkit looks for, or has an
-unknown name, is refused with the file and the name. Nothing in a text becomes a control token. How answers are read
-(`\\boxed{...}`, `[HINT_START]`) stays.
+two or more), `export --to trl-sdft` writes them around the hint, and `rollout` hands them on to the teacher of the new
+run. A text that lacks what opdkit looks for, or has an unknown name, is refused with the file and the name. Nothing in
+a text becomes a control token. How answers are read (`\\boxed{...}`, `[HINT_START]`) stays.
 
 These are the defaults, from `opdkit/config/wording.toml`:
 

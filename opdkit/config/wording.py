@@ -52,7 +52,6 @@ def read_wording(path: Path | None) -> dict[str, Texts]:
     return {table: texts | own.get(table, {}) for table, texts in DEFAULTS.items()}
 
 
-def wording_inputs(path: Path | None, table: str) -> JSON:
+def wording_inputs(table: str, texts: Texts) -> JSON:
     """Return the texts of a table as an input of a stage's plan; {} where they are the defaults."""
-    texts = read_wording(path)[table]
     return {} if texts == DEFAULTS[table] else {"wording": {table: texts}}

@@ -15,7 +15,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, parse_pairs
-from opdkit.config.wording import wording_inputs
+from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
@@ -165,7 +165,7 @@ def open_stage(config: EvalConfig, names: dict[str, str]) -> Stage:
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
-    inputs |= wording_inputs(config.wording, "criterion")
+    inputs |= wording_inputs("criterion", read_wording(config.wording)["criterion"])
     inputs["prompts"] = file_digest(Path(config.prompts))
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))

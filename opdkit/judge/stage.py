@@ -61,7 +61,7 @@ def run(config: JudgeConfig) -> Summary:
     Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
     is not written, and the same command resumes with it.
     """
-    inputs = wording_inputs(config.wording, "judge")
+    inputs = wording_inputs("judge", read_wording(config.wording)["judge"])
     if config.judge == "local" and config.judge_model:
         check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)

@@ -13,7 +13,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.rollout import RolloutConfig
-from opdkit.config.wording import wording_inputs
+from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge
@@ -24,7 +24,7 @@ from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student,
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, model_identity, stage_dir
+from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -92,7 +92,10 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
-    judge: JSON = wording_inputs(config.wording, "criterion") if config.judge_model else {}
+    # The new run's teacher takes the words around a hint from here, unless it is given others.
+    inputs |= wording_inputs("teacher", {"hint": recorded_hint_text(config.from_run)})
+    texts = read_wording(config.wording)["criterion"]
+    judge: JSON = wording_inputs("criterion", texts) if config.judge_model else {}
     judge |= {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     tables = [SESSIONS, TURNS, REJECTED]

@@ -63,10 +63,14 @@ def is_judged_by_rules(run: Path) -> bool:
     return bool(options.get("judge") == "rules")
 
 
-def recorded_hint_text(run: Path) -> str:
-    """Return the words around a hint in the prompts of a run's teacher; the defaults where the run has none yet."""
-    has_teacher = (stage_dir(run, "teacher") / "manifest.json").exists()
-    inputs = manifest(run, "teacher")["plan"].get("inputs", {}) if has_teacher else {}
+def recorded_hint_text(run: Path, *stages: str) -> str:
+    """Return the words around a hint that a run's teacher recorded, or before it a rollout; else the defaults.
+
+    `stages`: the stages to look at, of which the first that has been started counts.
+    """
+    started = (name for name in stages or ("teacher", "extract") if (stage_dir(run, name) / "manifest.json").exists())
+    stage = next(started, None)
+    inputs = manifest(run, stage)["plan"].get("inputs", {}) if stage else {}
     return str(inputs.get("wording", DEFAULTS)["teacher"]["hint"])
 
 

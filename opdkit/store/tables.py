@@ -96,7 +96,8 @@ VERDICTS = Table("judge", "verdicts", 2, pa.schema([
     _col("turn_id", STR, "turn that was judged"),
     _col("hint_votes", _list(HINT_VOTE), "votes on: what should the reply have done?"),
     _col("reward_votes", _list(REWARD_VOTE), "votes on: did the reply do its job?"),
-    _col("reward", I8, "-1, 0 or 1: the value with the most valid votes", null=True),
+    _col("reward", I8, "-1, 0 or 1: the value with the most valid votes, or the largest sum of confidences "
+         "(--weigh-votes)", null=True),
     _col("reward_status", STR, "ok, tie, no_quorum or failed; outcome: what the log says of the turn, without a "
          "vote (--good, --bad); of fresh replies also empty (nothing but a stop token or thinking: -1 without a vote), "
          "or not_judged. To the stages after the judge also reviewed: a person decided"),

@@ -24,7 +24,7 @@ from opdkit.model.load import (
     load_tokenizer,
     resolve_device,
 )
-from opdkit.store.plans import model_identity
+from opdkit.store.plans import model_identity, recorded_hint_text
 from opdkit.teacher.behavior_policy import student_names
 
 
@@ -79,7 +79,14 @@ def model_inputs(config: TeacherConfig) -> JSON:
         check_model_folder(path)
     teachers = {name: model_identity(path) for name, path in paths.items()}
     models: JSON = {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
-    return models | wording_inputs(config.wording, "teacher")
+    return models | wording_inputs("teacher", {"hint": hint_text_of(config)})
+
+
+def hint_text_of(config: TeacherConfig) -> str:
+    """Return the words around a hint: those of `--wording`, else those that a rollout hands on, else the defaults."""
+    return (
+        read_wording(config.wording)["teacher"]["hint"] if config.wording else recorded_hint_text(config.run, "extract")
+    )
 
 
 def load_scorer(config: TeacherConfig) -> Scorer:
@@ -130,5 +137,4 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
     names = student_names(config.model, files)
-    hint_text = read_wording(config.wording)["teacher"]["hint"]
-    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text)
+    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text_of(config))

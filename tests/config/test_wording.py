@@ -31,7 +31,7 @@ from opdkit.evaluate.checks import echo_of
 from opdkit.judge import stage as judge
 from opdkit.model.load import load_tokenizer
 from opdkit.rollout import stage as rollout
-from opdkit.store.plans import manifest
+from opdkit.store.plans import manifest, recorded_hint_text
 from opdkit.store.reading import read_all
 from opdkit.teacher import stage as teacher
 
@@ -239,3 +239,16 @@ def test_a_rollout_is_judged_in_own_words(own: Path, tmp_path: Path, tiny_model_
     assert questions == {r"Is it so: It heeds the hint. Say \boxed{1} or \boxed{-1}."}
     assert manifest(tmp_path / "new", "judge")["plan"]["inputs"]["wording"]["criterion"]
     assert "wording" not in manifest(tmp_path / "new", "extract")["plan"]["inputs"]
+
+
+def test_a_rollout_hands_the_words_of_the_teacher_on(
+    scored: Path, own: Path, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """The second round's teacher reads what the first one's read, unless it is given other words."""
+    model, text = str(tiny_model_dir), {"teacher": {"hint": "(Note to the assistant: {hint})"}}
+    rollout.run(RolloutConfig(run=tmp_path / "new", from_run=scored, model=model, device="cpu", max_new_tokens=8))
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu"))
+    assert manifest(tmp_path / "new", "teacher")["plan"]["inputs"]["wording"] == text
+    own.write_text("[teacher]\nhint = '\\{hint}/'")
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", wording=own, overwrite=True))
+    assert recorded_hint_text(tmp_path / "new") == "\\{hint}/"
