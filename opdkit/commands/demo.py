@@ -1,6 +1,7 @@
 """`opdkit demo`: the real stages on sample_data, and one table that says what changed."""
 
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.store.atomic import replaced_folder
 from opdkit.store.counters import read_counters
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.run_stage import run_stage
@@ -48,7 +50,12 @@ def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
 
 
 def run(config: DemoConfig) -> None:
-    """Run every stage (finished parts are kept) and print the outcome."""
+    """Run every stage (finished parts are kept) and print the outcome. With `--samples` only copy the sample data."""
+    if config.samples is not None:
+        with replaced_folder(config.samples) as folder:
+            shutil.copytree(sample_data(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+        say(f"the sample data are in {config.samples}; its README.md describes them")
+        return
     directory = config.run
     steps = configurations(directory)
     for number, (stage, what, options) in enumerate(steps, start=1):

@@ -111,14 +111,15 @@ DEFAULTS_DIFFER = {
     "--temperature": {0.6, 1.0},
     "--timeout": {30.0, 120.0},
 }
+OWN_MEANING = {("demo", "--samples")}  # the folder for the sample data; `demo` has no replies to count
 HELP_DIFFERS = {"--overwrite": {"replace the file if it exists", "discard what was written with other options"}}
 
 
 def shared_flags() -> dict[str, list[Field]]:
     """Flag -> its declarations, for the flags of more than one command."""
     found: dict[str, list[Field]] = defaultdict(list)
-    for _, field in EVERY_OPTION:
-        if not field.positional:
+    for command, field in EVERY_OPTION:
+        if not field.positional and (command, field.flag) not in OWN_MEANING:
             found[field.flag].append(field)
     return {flag: fields for flag, fields in found.items() if len(fields) > 1}
 
