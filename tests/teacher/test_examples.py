@@ -27,7 +27,6 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.hints import specificity
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import summary_of
-from opdkit.store.tables import TARGETS
 from opdkit.teacher import stage as teacher
 
 # -- what cannot be scored ------------------------------------------------------------------------------------------
@@ -37,7 +36,7 @@ def dropped_all(config) -> dict[str, int]:
     """Why nothing was left of a run, which is an error."""
     with pytest.raises(OpdkitError, match="trained on"):
         teacher.run(config)
-    return summary_of(config.run, "teacher", TARGETS, 1).counters.dropped
+    return summary_of(config.run, "teacher").counters.dropped
 
 
 def test_every_drop_has_its_reason(tmp_path, config):
