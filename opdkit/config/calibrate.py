@@ -20,7 +20,11 @@ class CalibrateConfig(CommandConfig):
     session_reward: str = option(
         "last", "a session's reward, to compare with its label; mean: its sign", choices=("last", "mean", "min")
     )
-    kappa_weights: str = option("none", "Cohen's kappa: how distance counts", choices=("none", "linear", "quadratic"))
+    kappa_weights: str = option(
+        "none",
+        "Cohen's kappa: how distance counts; none: +1 for -1 is as wrong as +1 for 0",
+        choices=("none", "linear", "quadratic"),
+    )
     tolerance: float = option(
         0.01, "accuracy and coverage to give up for fewer votes; each may fall by this", low=0.0, high=1.0
     )

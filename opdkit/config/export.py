@@ -21,7 +21,9 @@ class ExportConfig(CommandConfig):
         None, "the file to write, .parquet or .jsonl; default: RUN/export/TARGET, as Parquet if it can"
     )
     to: str | None = option(
-        None, "the reader of the file; a trainer, or people who fill in decisions", choices=(*TARGETS, REVIEW)
+        None,
+        "who reads the file; TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, people who decide",
+        choices=(*TARGETS, REVIEW),
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")
     include_neutral: bool = option(False, f"also imitate replies with reward 0; for {' and '.join(WITH_NEUTRAL)}")

@@ -39,7 +39,11 @@ class TeacherConfig(WordedOptions):
     )
     hint_placement: str = HOW.option("last-user", "place of the hint in the prompt", choices=PLACEMENTS)
     top_k: int = HOW.option(
-        20, "most likely tokens to store per position; 0 stores none", unit="tokens", low=0, high=1000
+        20,
+        "most likely tokens to store per position; with their log-probs under both models; 0 stores none",
+        unit="tokens",
+        low=0,
+        high=1000,
     )
     top_k_of: str = HOW.expert("student", "the model whose top tokens are stored", choices=("student", "teacher"))
     score_unhinted: bool = HOW.expert(
