@@ -15,26 +15,36 @@ CASES = {
     "the student has moved far": (1.0, None),
     "the reference is older than the old policy": (0.3, 1.0),
 }
+KINDS = ("k1", "k2", "k3")
 
 
-def expectations(old_distance: float, reference_distance: float | None) -> list[float]:
-    """Return the mean over random policies of KL(student || reference) and of what k1, k2 and k3 expect (nats)."""
+def expectations(old_distance: float, reference_distance: float | None) -> tuple[list[float], list[float]]:
+    """Return the mean over random policies of KL(student || reference) and of what k1, k2 and k3 expect (nats).
+
+    Also return how far the expected gradient in the student's logits is from that of the KL, for k1, k2 and k3: the
+    norm of the difference over the norm of the gradient.
+    """
     generator = torch.Generator().manual_seed(0)
     draw = lambda: torch.randn(DRAWS, VOCABULARY, generator=generator, dtype=torch.float64)  # noqa: E731
-    logits = draw()
-    student, old = logits.log_softmax(-1), (logits + old_distance * draw()).log_softmax(-1)
-    reference = old if reference_distance is None else (logits + reference_distance * draw()).log_softmax(-1)
-    exact = (student.exp() * (student - reference)).sum(-1)
-    estimates = [(old.exp() * kl_to_reference(student, reference, k, old)).sum(-1) for k in ("k1", "k2", "k3")]
-    return [values.mean().item() for values in (exact, *estimates)]
+    logits = draw().requires_grad_()
+    student, old = logits.log_softmax(-1), (logits.detach() + old_distance * draw()).log_softmax(-1)
+    far = None if reference_distance is None else (logits.detach() + reference_distance * draw()).log_softmax(-1)
+    reference = old if far is None else far
+    estimates = [old.exp() * kl_to_reference(student, reference, kind, old) for kind in KINDS]
+    values = [(student.exp() * (student - reference)).sum(-1), *(estimate.sum(-1) for estimate in estimates)]
+    exact, *others = (torch.autograd.grad(value.sum(), logits, retain_graph=True)[0] for value in values)
+    errors = [((other - exact).norm() / exact.norm()).item() for other in others]
+    return [value.mean().item() for value in values], errors
 
 
 def table() -> str:
     """Return the table in Markdown."""
-    rows = [(case, *(f"{value:.3f}" for value in expectations(*distances))) for case, distances in CASES.items()]
-    return "\n".join(
-        ["| | exact | k1 | k2 | k3 |", "|---|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
-    )
+    lines = ["| | exact | k1 | k2 | k3 |", "|---|---|---|---|---|"]
+    for case, distances in CASES.items():
+        (exact, *values), errors = expectations(*distances)
+        cells = [f"{value:.3f}, {error:.0%}" for value, error in zip(values, errors, strict=True)]
+        lines.append(f"| {' | '.join([case, f'{exact:.3f}', *cells])} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
