@@ -114,7 +114,7 @@ def instruction(text: str, answering: bool) -> str | None:
     was wrong, unless the message says so ("no, ...", "... instead").
     """
     for manner in phrases.MANNER.finditer(text):  # "too long"
-        about_reply = manner["degree"].lower() == "too" or re.search(phrases.ABOUT_REPLY, manner[0], re.IGNORECASE)
+        about_reply = manner["degree"].lower() == "too" or phrases.ABOUT_REPLY.search(manner[0])
         for words, hint in phrases.MANNERS.items():
             if about_reply and not manner["not"] and re.fullmatch(words, manner["manner"], re.IGNORECASE):
                 return hint
