@@ -87,7 +87,8 @@ def _step(number: int, turns: list[str]) -> Row:
 
 def _reply(prompt: str, model: str, sample: int) -> Row:
     return {"prompt_id": prompt, "domain": "all", "model": model, "sample": sample, "reply": "Yes.",
-            "finish_reason": "stop", "passed": True, "hint_echo": None}  # fmt: skip
+            "finish_reason": "stop", "passed": True, "hint_echo": None,
+            "kl": None if sample == 0 or model == "after" else 0.5}  # fmt: skip
 
 
 def _score(metric: str, before: float, after: float) -> Row:

@@ -198,7 +198,8 @@ def _hostile_results(run: Path, turn_ids: Sequence[str], bad: Callable[[], str])
     with evaluation.writing(0) as out:
         for prompt in (bad(), bad()):
             out.rows("replies", [{"prompt_id": prompt, "domain": bad(), "model": model, "sample": 0, "reply": bad(),
-                                  "finish_reason": bad(), "passed": model == "after", "hint_echo": bad()}
+                                  "finish_reason": bad(), "passed": model == "after", "hint_echo": bad(),
+                                  "kl": 0.5 if model == "before" else None}
                                  for model in ("before", "after")])  # fmt: skip
         out.rows("scores", [{"metric": metric, "domain": bad(), "before": 0.1, "after": 0.2, "difference": 0.1,
                              "low": 0.0, "high": 0.2, "count": 3} for metric in ("passed_sampled", bad())])  # fmt: skip

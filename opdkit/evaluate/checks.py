@@ -62,9 +62,10 @@ class Patterns:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Criterion that a judge model votes on."""
+    """Criterion that a judge model votes on, and the hint that it mentions."""
 
     text: str
+    hint: str | None = None
 
 
 @dataclass(frozen=True)

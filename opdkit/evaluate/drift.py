@@ -32,6 +32,11 @@ class Shift:
     after: float
     kl: float = math.nan  # NaN: not computed
 
+    @property
+    def mean_kl(self) -> float | None:
+        """KL per token; None where it is not finite."""
+        return self.kl / self.tokens if math.isfinite(self.kl) else None
+
 
 def choose_by_hash(items: Iterable[T], key: Callable[[T], str], most: int) -> list[T]:
     """Return the `most` items whose hashed key is smallest: the same ones on every run."""

@@ -109,7 +109,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     for reply in replies:
         prompt, name = reply.prompt, question_id(reply.prompt.id, reply.seen)
         if isinstance(prompt.check, Criterion) and reply.seen:
-            messages = criterion_messages(prompt.messages, prompt.check.text, reply.seen, texts=texts)
+            messages = criterion_messages(prompt.messages, prompt.check.text, reply.seen, prompt.check.hint, texts)
             questions[name] = Question(name, "criterion", messages)
     answers = open_criterion_judge(config)(list(questions.values())) if questions else []
     verdicts = {

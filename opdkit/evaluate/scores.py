@@ -39,10 +39,13 @@ METRICS = {
     "logprob_good": Metric("log-prob, +1 replies", "nats per token", 1),
     "logprob_bad": Metric("log-prob, -1 replies", "nats per token", -1),
     "logprob_neutral": Metric("log-prob, neutral text", "nats per token"),
+    "hint_streak": Metric("sessions until 3 in a row follow the hint", "sessions", -1),
+    "log_streak": Metric("sessions until 3 in a row are right, in the log", "sessions"),
 }
 # Metrics that are printed for each domain: for the others a dozen prompts are too few. The table `scores` has all.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")
 RARE = ("cut_off", "hint_echo")  # one line where they never happen
+STREAKS = ("hint_streak", "log_streak")  # one line each
 
 
 def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
@@ -141,7 +144,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     shown: list[JSON] = []
     for metric in METRICS:
-        rows = [row for row in scores if row["metric"] == metric and metric not in never]
+        rows = [row for row in scores if row["metric"] == metric and metric not in (*never, *STREAKS)]
         if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
             rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
         for n, row in enumerate(rows):
@@ -153,6 +156,10 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
         # The sampled replies, or the greedy ones where there are no others.
         before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}")
+    for row in (row for row in scores if row["metric"] in STREAKS):
+        values = ["never" if row[m] == row["count"] else f"{row[m]:.0f}" for m in MODELS if row[m] is not None]
+        sides = ", before ".join(reversed(values))
+        stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}")
     stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
     if any(0 < row["count"] < FEWEST for row in shown):
         stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")

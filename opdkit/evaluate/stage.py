@@ -5,7 +5,9 @@ replies that were judged good and bad), and what it cost (reply length, replies 
 and drift on replies of the model before and on text that no objective trains on).
 """
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from opdkit.evaluate.drift import (
 )
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
+from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse
@@ -69,11 +72,19 @@ def run(config: EvalConfig) -> Summary:
         with stage.writing(0) as out:
             models, chat, prompts_with_ids = loaded or load_models(config, names, prompts)
             replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts_with_ids, config)]
-            drift = drift_scores(models, chat, replies, passages, config)
+            own = sampled_replies([r for r in replies if r.model == "before"])
+            say(f"drift on {counted(len(own), 'reply')} of the model before")
+            shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
+            drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
+            sessions = read_log(config) if has_stage(run_dir, "judge") else []
+            to_log = replies_to_log(models, chat, sessions, config) if config.judge_model else []
             models.clear()  # a local judge may need the memory
-            replies = mark_echoes(check_replies(replies, config), hints, recorded_hint_text(run_dir))
-            out.rows("replies", [reply.row() for reply in replies])
-            out.rows("scores", reply_scores(replies, config.seed) + drift)
+            checked = check_replies([*replies, *to_log], config)
+            streaks = streak_scores(sessions, checked[len(replies) :])
+            replies = mark_echoes(checked[: len(replies)], hints, recorded_hint_text(run_dir))
+            kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
+            out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
+            out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
             out.counters.count("replies", len(replies))
     if is_main_process() and stage.is_done(0):
@@ -84,15 +95,32 @@ def run(config: EvalConfig) -> Summary:
     return stage.summary()
 
 
-def drift_scores(
-    models: dict[str, Any], chat: Chat, replies: Sequence[Reply], passages: Sequence[str], config: EvalConfig
-) -> list[JSON]:
-    """Return the scores of drift: on replies of the model before, on logged replies, and on neutral text."""
-    own = sampled_replies([r for r in replies if r.model == "before"])
-    say(f"drift on {counted(len(own), 'reply')} of the model before")
-    shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
-    scores = reply_kl_scores(own, shifts, config.seed)
-    scores += judged_reply_scores(models, config) if has_stage(config.run, "teacher") else []
+def read_log(config: EvalConfig) -> list[LoggedSession]:
+    """Return the judged sessions of the run; the models answer those held out of training, if any are."""
+    texts = read_wording(config.wording)["criterion"]
+    return list(logged_sessions(config.run, config.max_prompts, held_out_share(config.run), texts))
+
+
+def replies_to_log(
+    models: dict[str, Any], chat: Chat, sessions: Sequence[LoggedSession], config: EvalConfig
+) -> list[Reply]:
+    """Return the greedy replies of both models at the hinted turns of the log that fit their context."""
+    asked, longest = list[tuple[HeldOutPrompt, list[int]]](), min(map(context_length, models.values()))
+    for prompt in (session.prompt for session in sessions if session.prompt and len(asked) < MOST_SESSIONS):
+        with contextlib.suppress(OpdkitError):
+            asked.append((prompt, prompt_ids(chat, prompt, config.max_new_tokens, longest)))
+    greedy = replace(config, samples=0)
+    return [reply for label in MODELS if asked for reply in generate(label, models[label], chat, asked, greedy)]
+
+
+def held_out_share(run: Path) -> float:
+    """Return the share of the sessions that `opdkit train --holdout` kept out of training."""
+    return float(manifest(run, "train")["plan"]["config"]["holdout"]) if has_stage(run, "train") else 0.0
+
+
+def drift_scores(models: dict[str, Any], chat: Chat, passages: Sequence[str], config: EvalConfig) -> list[JSON]:
+    """Return the scores of drift on logged replies and on neutral text."""
+    scores = judged_reply_scores(models, config) if has_stage(config.run, "teacher") else []
     sequences = passage_sequences(chat.tokenizer, passages)
     if sequences:
         say(f"drift on {counted(len(sequences), 'passage')} of neutral text")
@@ -104,8 +132,7 @@ def drift_scores(
 def judged_reply_scores(models: dict[str, Any], config: EvalConfig) -> list[JSON]:
     """Return the scores of log-probs of logged replies that were judged good (+1) and bad (-1)."""
     turns = [t for t in load_turns(config.run, config.max_prompts) if t.reward and t.sampled.any()]
-    share = manifest(config.run, "train")["plan"]["config"]["holdout"] if has_stage(config.run, "train") else 0.0
-    if share:
+    if share := held_out_share(config.run):
         turns = [t for t in turns if is_held_out(t.session_id, share)]
         say(f"log-probs of {counted(len(turns), 'judged reply')} in sessions held out of training")
     else:

@@ -172,7 +172,7 @@ METRICS = Table("train", "metrics", 4, pa.schema([
     _col("tokens_per_second", F64, "tokens read / seconds"),
     _col("seconds", F64, "wall time of the step"),
 ]))  # fmt: skip
-REPLIES = Table("eval", "replies", 2, pa.schema([
+REPLIES = Table("eval", "replies", 3, pa.schema([
     _col("prompt_id", STR, "held-out prompt"),
     _col("domain", STR, "its group in the tables"),
     _col("model", STR, "before or after"),
@@ -181,11 +181,14 @@ REPLIES = Table("eval", "replies", 2, pa.schema([
     _col("finish_reason", STR, "stop or length"),
     _col("passed", BOOL, "it satisfies the prompt's check; null: the judge gave no verdict", null=True),
     _col("hint_echo", STR, "words that refer to a hint, which the prompt does not hold; case-folded", null=True),
+    _col("kl", F64, "drift: mean KL(before || after) over its tokens (nats per token); of the model before, sampled "
+         "replies, or the greedy ones where there are no others", null=True),
 ]))  # fmt: skip
 SCORES = Table("eval", "scores", 2, pa.schema([
     _col("metric", STR, "passed_sampled, passed_greedy, cut_off, hint_echo: shares of replies; reply_tokens: their "
          "mean length; logprob_good, logprob_bad (logged replies with reward 1, -1), logprob_neutral: nats per token; "
-         "kl_replies (on replies of the model before), kl_neutral: KL of before to after, nats per token"),
+         "kl_replies (on replies of the model before), kl_neutral: KL of before to after, nats per token; hint_streak, "
+         "log_streak: sessions before three in a row are right; equal to `count` where that never happens"),
     _col("domain", STR, "domain of the prompts; all: everything; corrected, uncorrected: prompts that say so"),
     _col("before", F64, "value before training", null=True),
     _col("after", F64, "value after training", null=True),
@@ -194,7 +197,7 @@ SCORES = Table("eval", "scores", 2, pa.schema([
          "there are fewer than six", null=True),
     _col("high", F64, "97.5% quantile", null=True),
     _col("count", I64, "prompts behind the value; logprob_good, logprob_bad: turns; logprob_neutral, kl_neutral: "
-         "passages"),
+         "passages; hint_streak, log_streak: sessions"),
 ]))  # fmt: skip
 
 # Written by the stages, part by part.

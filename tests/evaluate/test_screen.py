@@ -7,13 +7,15 @@ import pytest
 from rich.console import Console
 
 from opdkit.evaluate import scores as score_table
-from opdkit.evaluate.scores import METRICS
+from opdkit.evaluate.scores import METRICS as EVERY_METRIC
+from opdkit.evaluate.scores import STREAKS
 
+METRICS = {name: metric for name, metric in EVERY_METRIC.items() if name not in STREAKS}
 POOLED = ("all", "corrected", "uncorrected")
 
 
 def rows(domains: tuple[str, ...], **values: float) -> list[dict]:
-    """Every metric in every domain; `values` are after training, 0.5 otherwise."""
+    """Every metric of the table in every domain; `values` are after training, 0.5 otherwise."""
     return [
         {"metric": metric, "domain": domain, "before": values.get(metric, 0.25), "after": values.get(metric, 0.5),
          "difference": 0.25, "low": -123.456, "high": 0.5, "count": 1234}
@@ -78,3 +80,12 @@ def test_nothing_to_compare_is_a_dash(monkeypatch) -> None:
     row = rows(("all",))[0] | {"before": None, "after": None, "difference": None, "low": None, "high": None, "count": 0}
     (line,) = [line for line in shown(monkeypatch, [row]) if "share passed" in line]
     assert line.split()[3:] == ["all", "-", "-", "-", "-", "0"]
+
+
+def test_a_streak_is_one_line_with_both_sides_and_never_in_words(monkeypatch) -> None:
+    logged = {"metric": "log_streak", "domain": "all", "before": 1234.0, "after": None, "difference": None, "low": None,
+              "high": None, "count": 1234}  # fmt: skip
+    hinted = logged | {"metric": "hint_streak", "before": 64.0, "after": 0.0, "difference": -64.0, "count": 64}
+    lines = shown(monkeypatch, [*rows(POOLED), logged, hinted])
+    assert "sessions until 3 in a row are right, in the log: never, of 1,234 sessions" in lines
+    assert "sessions until 3 in a row follow the hint: 0, before never, of 64 sessions" in lines

@@ -96,7 +96,7 @@ def test_the_same_model_twice_differs_in_nothing(run, tmp_path, plain_model_dir)
     sides = {side: [row for model, row in rows if model == side] for side in ("before", "after")}
     assert sides["before"] == sides["after"]
     assert len({reply for _, _, reply, _ in sides["before"]}) > 2
-    assert all(row["difference"] == 0 for row in scores(run).values())
+    assert all(not row["difference"] for row in scores(run).values())
 
 
 def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, monkeypatch, capsys) -> None:
@@ -161,9 +161,13 @@ def test_forgetting_is_measured_on_what_the_model_before_said(run, tmp_path, pla
             with torch.no_grad():
                 rows_V = [m(ids).logits[0, len(reply.sequence.prompt_ids) - 1 : -1].double() for m in models]
             old, new = (torch.distributions.Categorical(logits=x) for x in rows_V)
-            kl += torch.distributions.kl_divergence(old, new).sum().item()
+            divergence = torch.distributions.kl_divergence(old, new)
+            row = replies(run)[reply.prompt.id, "before", reply.sample]
+            assert row["kl"] == pytest.approx(divergence.mean().item(), rel=1e-4)
+            kl += divergence.sum().item()
             tokens += len(reply.sequence.response_ids)
         assert found["kl_replies", domains]["after"] == pytest.approx(kl / tokens, rel=1e-4)
+    assert all((row["kl"] is None) == (m == "after" or not k) for (_, m, k), row in replies(run).items())
 
 
 def test_a_hint_of_the_run_in_a_reply_is_an_echo(run, tmp_path, plain_model_dir) -> None:

@@ -13,13 +13,13 @@ from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.streak import sessions_until
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge
 from opdkit.teacher.stage import run as teach
 
 from .noise import labels
 from .runs import DATA, MAX_NEW_TOKENS, MODEL, PROMPTS, branch, final_model, first_replies, trained
-from .streak import sessions_until
 
 IN_A_ROW = 3
 MOST = 16  # sessions; a preference that does not hold by then counts as one more

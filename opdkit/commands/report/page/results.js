@@ -119,13 +119,15 @@ function comparison(found, some) {
     table(
       head,
       some.map((row) => {
-        const digits = row.metric === "reply_tokens" ? 1 : 3,
+        const sessions = unitOf(row) === "sessions",
+          digits = sessions ? 0 : row.metric === "reply_tokens" ? 1 : 3,
+          value = (x) => (sessions && x === row.count ? "never" : fixed(x, digits)),
           judgement = judged(row, better);
         return [
           Object.hasOwn(found.words, row.metric) ? found.words[row.metric] : quoted(row.metric),
           {kind: "domain", node: quoted(row.domain)},
-          {number: fixed(row.before, digits)},
-          {number: fixed(row.after, digits)},
+          {number: value(row.before)},
+          {number: value(row.after)},
           {number: change(row, digits) + (judgement === "neither" ? "" : " " + judgement)},
           {number: row.low === null ? MISSING : `${signed(row.low, digits)} to ${signed(row.high, digits)}`},
           {kind: "", node: interval(row, widest.get(unitOf(row)), judgement)},

@@ -1,0 +1,88 @@
+"""Sessions until three replies in a row are right, the measure of OpenClaw-RL v2, on the sessions of the log.
+
+In the log, a session is right if the first of its rewarded replies has +1. For the models before and after training, it
+is right if their greedy reply at its first hinted turn follows that hint, which a judge decides. Sessions without a
+hint say nothing about what a new reply should do, and are left out there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opdkit.config.fields import JSON
+from opdkit.config.wording import Texts
+from opdkit.evaluate.checks import ALL, Criterion, HeldOutPrompt
+from opdkit.evaluate.replies import Reply
+from opdkit.evaluate.scores import MODELS
+from opdkit.store.joined_turns import joined_turns
+from opdkit.store.reading import part_count
+from opdkit.train.targets import is_held_out
+
+IN_A_ROW = 3
+MOST_SESSIONS = 64  # that the models answer
+
+
+@dataclass(frozen=True)
+class LoggedSession:
+    """Session of the log: whether it was right, and its first hinted turn as a prompt; None where there is none."""
+
+    right: bool | None = None
+    prompt: HeldOutPrompt | None = None
+
+
+def sessions_until(passed: Sequence[Sequence[bool]], in_a_row: int = IN_A_ROW) -> int | None:
+    """Return the smallest s whose first `in_a_row` replies all pass; None where there is none.
+
+    `passed[s]` are replies after s sessions, in an order that does not depend on s: those of a model that was trained
+    on s sessions, or those to session s and the next ones. Fewer than `in_a_row` replies never hold. Raises ValueError
+    for `in_a_row` under 1.
+    """
+    if in_a_row < 1:
+        raise ValueError(f"in_a_row is {in_a_row}; it must be at least 1")
+    held = (s for s, replies in enumerate(passed) if len(replies) >= in_a_row and all(replies[:in_a_row]))
+    return next(held, None)
+
+
+def sessions_before_streak(right: Sequence[bool]) -> int:
+    """Return the sessions before the first three in a row that are right. Never counts as all of them."""
+    until = sessions_until([right[s : s + IN_A_ROW] for s in range(len(right))])
+    return len(right) if until is None else until
+
+
+def logged_sessions(run: Path, limit: int | None, holdout: float, texts: Texts) -> Iterator[LoggedSession]:
+    """Yield the judged sessions of a run, in the order of the log. With `holdout`, others than those have no prompt.
+
+    `texts` word the criterion.
+    """
+    for part in range(part_count(run, "judge")):
+        sessions: dict[str, LoggedSession] = {}
+        for turn in joined_turns(run, part, limit=limit, partial=True):
+            if (verdict := turn.decided) is None:
+                continue
+            session = sessions.setdefault(turn.session_id, LoggedSession())
+            if session.right is None and verdict["reward"] is not None:
+                session = replace(session, right=verdict["reward"] == 1)
+            is_asked = not holdout or is_held_out(turn.session_id, holdout)
+            if session.prompt is None and verdict["hint"] is not None and is_asked:
+                check = Criterion(texts["follows_hint"], verdict["hint"])
+                before, tools = turn.session["messages"][: turn.index], turn.session["tools"]
+                session = replace(session, prompt=HeldOutPrompt(turn.turn_id, "log", before, tools, check))
+            sessions[turn.session_id] = session
+        yield from sessions.values()
+
+
+def streak_scores(sessions: Sequence[LoggedSession], replies: Sequence[Reply]) -> list[JSON]:
+    """Return the rows of `scores`: of the log, and of the models' greedy replies to its hinted turns.
+
+    A reply without a verdict is not right.
+    """
+    logged = [session.right for session in sessions if session.right is not None]
+    before, after = ([bool(r.passed) for r in replies if r.model == model] for model in MODELS)
+    rows: list[JSON] = []
+    for metric, sides in (("hint_streak", (before, after)), ("log_streak", (logged, None))):
+        if sides[0]:
+            old, new = (None if right is None else float(sessions_before_streak(right)) for right in sides)
+            difference = None if old is None or new is None else new - old
+            rows.append({"metric": metric, "domain": ALL, "before": old, "after": new, "difference": difference,
+                         "low": None, "high": None, "count": len(sides[0])})  # fmt: skip
+    return rows

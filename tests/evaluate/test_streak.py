@@ -1,0 +1,199 @@
+"""Sessions until three in a row are right: by hand, what must be true of any replies, and of a run in `opdkit eval`."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import save_tiny_model
+from http_server import completion, serving
+from hypothesis import given
+from hypothesis import strategies as st
+from scored_runs import Said, Toy, write_run
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.wording import DEFAULTS
+from opdkit.evaluate import stage as evaluate
+from opdkit.evaluate import streak
+from opdkit.evaluate.streak import sessions_before_streak, sessions_until
+from opdkit.judge.criterion import criterion_messages
+from opdkit.store import reviews
+from opdkit.store.reading import read_all
+from opdkit.store.reviews import Review
+from opdkit.teacher import stage as teacher
+from opdkit.train.targets import is_held_out
+
+HELD, MISSED = [True] * 3, [True, False, True]
+
+
+@pytest.mark.parametrize(("passed", "expected"), [
+    ([MISSED, MISSED, HELD], 2),
+    ([HELD, MISSED], 0),  # the model did it before any session
+    ([MISSED, HELD, MISSED], 1),  # the first time counts, also where it is lost again
+    ([MISSED, [False, True, True, True], [True, True, True, False]], 2),  # the first three of the element
+    ([MISSED, MISSED], None),
+    ([], None),
+    ([[True, True], [True] * 3], 1),  # two replies are not three
+])  # fmt: skip
+def test_worked_by_hand(passed: list[list[bool]], expected: int | None) -> None:
+    assert sessions_until(passed) == expected
+
+
+def test_how_many_in_a_row_is_the_callers_to_say() -> None:
+    passed = [[False] * 4, [True, False, False, False], [True, True, False, False], [True] * 4]
+    assert [sessions_until(passed, n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 3, None]
+    with pytest.raises(ValueError, match="in_a_row is 0"):
+        sessions_until(passed, 0)
+
+
+elements = st.integers(1, 5).flatmap(
+    lambda width: st.lists(st.lists(st.booleans(), min_size=width, max_size=width), max_size=8)
+)
+
+
+@given(elements, st.integers(1, 4), st.data())
+def test_one_more_pass_never_makes_it_later(passed: list[list[bool]], in_a_row: int, data: st.DataObject) -> None:
+    never = len(passed)
+    before = sessions_until(passed, in_a_row)
+    failed = [(s, i) for s, replies in enumerate(passed) for i, ok in enumerate(replies) if not ok]
+    if not failed:
+        return
+    session, reply = data.draw(st.sampled_from(failed))
+    passed[session][reply] = True
+    after = sessions_until(passed, in_a_row)
+    assert (never if after is None else after) <= (never if before is None else before)
+
+
+@given(elements, st.integers(1, 4))
+def test_it_is_the_first_session_that_holds(passed: list[list[bool]], in_a_row: int) -> None:
+    found = sessions_until(passed, in_a_row)
+    holds = [len(replies) >= in_a_row and not replies[:in_a_row].count(False) for replies in passed]
+    assert found == (holds.index(True) if True in holds else None)
+
+
+@given(elements, st.integers(1, 4))
+def test_asking_for_more_in_a_row_never_makes_it_sooner(passed: list[list[bool]], in_a_row: int) -> None:
+    fewer, more = sessions_until(passed, in_a_row), sessions_until(passed, in_a_row + 1)
+    assert more is None or (fewer is not None and fewer <= more)
+
+
+@given(elements, st.integers(1, 4))
+def test_later_sessions_and_later_replies_change_nothing(passed: list[list[bool]], in_a_row: int) -> None:
+    found = sessions_until(passed, in_a_row)
+    if found is not None:
+        assert sessions_until([replies[:in_a_row] for replies in passed[: found + 1]], in_a_row) == found
+
+
+# -- on the sessions of a log ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("right", "expected"), [
+    ("", 0), ("1", 1), ("11", 2), ("111", 0), ("0111", 1), ("1101110", 3), ("110110", 6), ("0" * 9, 9),
+])  # fmt: skip
+def test_before_the_streak_or_all_of_them(right: str, expected: int) -> None:
+    """Never is the number of sessions, which no streak can reach: three are still to come after it begins."""
+    assert sessions_before_streak([letter == "1" for letter in right]) == expected
+
+
+def says_yes(asked: str) -> bool:
+    """Return what the judge of these tests says to a question: yes to about two of three, by its text."""
+    return hashlib.sha256(asked.encode()).digest()[0] % 3 > 0
+
+
+def judged_eval(run: Path, folder: Path, models: tuple[Path, Path], **options) -> dict[str, dict]:
+    """Evaluate with a judge on a server; return the rows of the streaks."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "say red", "check": {"match": ["."]}}))
+    script = lambda body, _: completion(rf"\boxed{{{1 if says_yes(body['messages'][-1]['content']) else -1}}}")  # noqa: E731
+    with serving(script) as server:
+        evaluate.run(EvalConfig(run=run, prompts=str(prompts), model=str(models[0]), trained=str(models[1]),
+                                judge_model="judge", judge_url=server.url, device="cpu", samples=1,
+                                **({"max_new_tokens": 6} | options)))  # fmt: skip
+    return {row["metric"]: row for row in read_all(run, "scores") if row["metric"].endswith("_streak")}
+
+
+def expected_streaks(run: Path, models: tuple[Path, Path], max_new_tokens: int = 6) -> dict[str, list[int]]:
+    """Three in a row, found with plain loops over the tables and transformers' own greedy search."""
+    right, hinted = {"log": [], "before": [], "after": []}, {}
+    seen: set[str] = set()
+    messages = {row["session_id"]: row["messages"] for row in read_all(run, "sessions")}
+    for row in read_all(run, "verdicts"):
+        session_id, _, index = row["turn_id"].rpartition(":")
+        if row["reward"] is not None and session_id not in seen:
+            seen.add(session_id)
+            right["log"].append(row["reward"] == 1)
+        if row["hint"] is not None and session_id not in hinted:
+            hinted[session_id] = (messages[session_id][: int(index)], row["hint"])
+    for label, folder in zip(("before", "after"), models, strict=True):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        for before, hint in hinted.values():
+            plain = [{"role": m["role"], "content": m["content"]} for m in before]
+            prompt = tokenizer.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+            made = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=max_new_tokens)
+            reply = tokenizer.decode(made[0, len(prompt) :], skip_special_tokens=True).strip()
+            asked = criterion_messages(before, "The reply does what the hint asks for.", reply, hint)
+            right[label].append(bool(reply) and says_yes(asked[-1]["content"]))
+
+    def first(held: list[bool]) -> int:
+        return next((s for s in range(len(held) - 2) if held[s] and held[s + 1] and held[s + 2]), len(held))
+
+    return {"log_streak": [first(right["log"]), None], "hint_streak": [first(right["before"]), first(right["after"])]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, plain_model_dir, plain_tokenizer) -> tuple[Path, Path]:
+    return plain_model_dir, save_tiny_model(tmp_path_factory.mktemp("after") / "model", plain_tokenizer, seed=1)
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory, plain_model_dir) -> Path:
+    """The log is right in its first sessions not three times in a row, and in the last ones it is."""
+    hints = [None if n == 3 else f"Say {n}." for n in range(9)]
+    first = [Said("red", 1 if n in (1, 2, 5, 6, 7) else -1, hint) for n, hint in enumerate(hints)]
+    toys = [Toy(f"s{n}", [said, Said("x", 1)]) for n, said in enumerate(first)]
+    return write_run(tmp_path_factory.mktemp("scored") / "run", plain_model_dir, toys)
+
+
+def test_eval_reports_the_streaks_of_the_log_and_of_both_models(scored, models, tmp_path, capsys) -> None:
+    run = Path(shutil.copytree(scored, tmp_path / "run"))
+    found, expected = judged_eval(run, tmp_path, models), expected_streaks(run, models)
+    assert {name: [row["before"], row["after"]] for name, row in found.items()} == expected
+    assert expected["log_streak"] == [5, None]
+    assert expected["hint_streak"][0] != expected["hint_streak"][1]
+    assert (found["log_streak"]["count"], found["hint_streak"]["count"]) == (9, 8)
+    assert found["hint_streak"]["difference"] == expected["hint_streak"][1] - expected["hint_streak"][0]
+    shown = capsys.readouterr().out
+    assert "right, in the log: 5, of 9 sessions" in shown
+    before, after = ("never" if n == 8 else str(n) for n in expected["hint_streak"])
+    assert f"follow the hint: {after}, before {before}, of 8 sessions" in shown
+
+
+def test_the_first_sessions_and_decisions_of_people_count(scored, models, tmp_path) -> None:
+    run = Path(shutil.copytree(scored, tmp_path / "run"))
+    assert judged_eval(run, tmp_path, models, max_prompts=4)["log_streak"]["before"] == 4, "never, of four"
+    reviews.append(run, [Review("s3:1", reward_decided=True, reward=1)])
+    teacher.run(TeacherConfig(run=run, model=str(models[0]), device="cpu", top_k=3, shard="0/1"))
+    assert judged_eval(run, tmp_path, models, overwrite=True)["log_streak"]["before"] == 1
+
+
+def test_without_a_judge_the_log_alone_is_measured(scored, models, tmp_path) -> None:
+    run, prompts = Path(shutil.copytree(scored, tmp_path / "run")), tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "say red", "check": {"match": ["."]}}))
+    evaluate.run(EvalConfig(run=run, prompts=str(prompts), model=str(models[0]), trained=str(models[1]), samples=0,
+                            max_new_tokens=4, device="cpu"))  # fmt: skip
+    assert [r["metric"] for r in read_all(run, "scores") if r["metric"].endswith("_streak")] == ["log_streak"]
+
+
+def test_sessions_that_trained_are_not_asked(scored, tmp_path) -> None:
+    every = list(streak.logged_sessions(scored, None, 0.0, DEFAULTS["criterion"]))
+    held_out = list(streak.logged_sessions(scored, None, 0.5, DEFAULTS["criterion"]))
+    assert [s.right for s in every] == [s.right for s in held_out] == [n in (1, 2, 5, 6, 7) for n in range(9)]
+    assert [s.prompt is not None for s in every] == [n != 3 for n in range(9)]
+    asked = {s.prompt.id for s in held_out if s.prompt}
+    assert asked == {s.prompt.id for s in every if s.prompt and is_held_out(s.prompt.id.rpartition(":")[0], 0.5)}
+    assert 0 < len(asked) < 8
