@@ -157,8 +157,8 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
         before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}")
     for row in (row for row in scores if row["metric"] in STREAKS):
-        values = ["never" if row[m] == row["count"] else f"{row[m]:.0f}" for m in MODELS if row[m] is not None]
-        sides = ", before ".join(reversed(values))
+        _, old, new, *_ = _cells(row)
+        sides = old if new == "-" else f"{new}, before {old}"
         stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}")
     stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
     if any(0 < row["count"] < FEWEST for row in shown):
@@ -174,9 +174,11 @@ def scores_markdown(scores: Sequence[JSON]) -> str:
 
 
 def _cells(row: JSON) -> tuple[str, ...]:
-    """Return the cells of a row, behind its metric."""
-    digits = 1 if row["metric"] == "reply_tokens" else 3
+    """Return the cells of a row, behind its metric. A streak that never comes is as long as the log."""
+    digits = {"reply_tokens": 1, **dict.fromkeys(STREAKS, 0)}.get(row["metric"], 3)
     bounds = "-" if row["low"] is None else f"{with_sign(row['low'], digits)} to {with_sign(row['high'], digits)}"
     change = "-" if row["difference"] is None else with_sign(row["difference"], digits)
-    numbers = ("-" if row[side] is None else f"{row[side]:z.{digits}f}" for side in MODELS)
+    numbers = ["-" if row[side] is None else f"{row[side]:z.{digits}f}" for side in MODELS]
+    if row["metric"] in STREAKS:
+        numbers = ["never" if row[side] == row["count"] else n for side, n in zip(MODELS, numbers, strict=True)]
     return (escape(printable(row["domain"])), *numbers, change, bounds, f"{row['count']:,}")
