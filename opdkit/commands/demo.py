@@ -53,7 +53,7 @@ def run(config: DemoConfig) -> None:
     """Run every stage (finished parts are kept) and print the outcome. With `--samples` only copy the sample data."""
     if config.samples is not None:
         with replaced_folder(config.samples) as folder:
-            shutil.copytree(sample_data(), folder, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(sample_data(), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         say(f"the sample data are in {config.samples}; its README.md describes them")
         return
     directory = config.run
@@ -87,18 +87,7 @@ def show(directory: Path, prompts: Path) -> None:
         totals = ([ok for name in names for ok in passed[name, model]] for model in ("before", "after"))
         table.add_row(f"all that {title}", "", *map(_share, totals), style="bold", end_section=True)
     stdout.print(table)
-    counters = read_counters(part_path(directory, "metrics", 0))
-    stdout.print(
-        f"{counted(len(asked), 'held-out request')}, 4 sampled replies each. "
-        f"The model learned from {counters.rows_out} of its own\n"
-        "replies alone: nobody wrote a better answer for it, the teacher is the same model with the hint.\n\n"
-        f"  the better model   {directory / 'train' / 'model'}  (Hugging Face format)\n"
-        f"  every table        {directory}/*/*/part-*.parquet  (pandas, DuckDB, datasets)\n\n"
-        "Look at what taught it, token by token:\n"
-        f"  opdkit show {quote(directory)} --worst 1\n"
-        f"  opdkit report {quote(directory)}         # one HTML page, opens offline\n\n"
-        "Next, on your own logs, judged by the model itself (--judge endpoint: by a larger one on a server):\n"
-        "  opdkit doctor my-logs.jsonl --model PATH\n"
-        "  opdkit run runs/mine my-logs.jsonl --model PATH --judge local",
-        soft_wrap=True, markup=False,
-    )  # fmt: skip
+    turns = read_counters(part_path(directory, "metrics", 0)).rows_out
+    closing = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").rstrip()
+    facts = {"asked": counted(len(asked), "held-out request"), "turns": turns, "run": directory}
+    stdout.print(closing.format(quoted=quote(directory), **facts), soft_wrap=True, markup=False)

@@ -127,13 +127,12 @@ def replaced_folder(final: Path) -> Iterator[Path]:
     final.parent.mkdir(parents=True, exist_ok=True)
     for left_over in final.parent.glob(f".{final.name}-*"):
         shutil.rmtree(left_over)
+    temporary.mkdir()
+    permissions = temporary.stat().st_mode & 0o666
     yield temporary
-    with temporary_file(temporary / "mode") as plain:
-        plain.touch()
-        mode = plain.stat().st_mode
     for path in temporary.rglob("*"):
         if path.is_file():
-            path.chmod(mode)
+            path.chmod(permissions)
     if final.exists():
         shutil.rmtree(final)
     temporary.replace(final)

@@ -23,7 +23,6 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
-from opdkit.train.model_card import adapter_card
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
 from opdkit.train.student import load_student
 
@@ -95,21 +94,13 @@ def epoch_dir(home: Path, epoch: int) -> Path:
 
 
 def save_student(
-    student: nn.Module,
-    chat: Chat,
-    config: TrainConfig,
-    home: Path,
-    card: str,
-    *,
-    main: bool,
-    continues: bool = False,
+    student: nn.Module, chat: Chat, config: TrainConfig, home: Path, card: str, *, main: bool, continues: bool = False
 ) -> None:
     """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
-    `card` is its README.md.
-
-    All processes must call it; `main` writes. With LoRA the adapters are merged into the weights, and also written to
-    `home`/adapter. The student is converted in place and cannot be trained further, unless its training `continues`.
+    `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
+    weights, and also written to `home`/adapter. The student is converted in place and cannot be trained further, unless
+    its training `continues`.
     """
     model: Any = student
     if config.sharding == "fsdp":
@@ -127,7 +118,7 @@ def save_student(
     if config.lora_rank:
         with replaced_folder(home / "adapter") as folder:
             model.save_pretrained(folder)
-            write_text(folder / "README.md", adapter_card(card))
+            write_text(folder / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
         model = model.merge_and_unload()
     model.to(AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32)
     with replaced_folder(home / "model") as folder:

@@ -36,12 +36,11 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     if not data.turns:
         raise OpdkitError(f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}")
-    hinted, rewards = hints_and_rewards(data)
+    _, rewards = _hints_and_rewards(data)
     if terms == {"reward"} and not any(rewards):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
-    say(f"{counted(len(data.turns), 'turn')}: {hinted} with a hint; rewards: {rewards.count(1)} +1, {rewards.count(0)} "
-        f"0, {rewards.count(-1)} -1; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")  # fmt: skip
+    say(f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if is_judged_by_rules(config.run):
         warn(RULES_WARNING)
@@ -52,7 +51,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
 def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[str]:
     """Return warnings about too few hints, equal rewards, and advantages near 0."""
     warnings = []
-    hinted, rewards = hints_and_rewards(data)
+    hinted, rewards = _hints_and_rewards(data)
     if terms - {"reward"} and hinted < batch_turns:
         warnings.append(f"{counted(hinted, 'turn')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
                         f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
@@ -103,16 +102,24 @@ def ends_in_loop(ids: NDArray[np.int32], longest: int = 32) -> bool:
     return False
 
 
-def hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
+def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
     """Return the number of turns with a hint, and all rewards."""
     hinted = sum(turn.teacher_logprobs is not None for turn in data.turns)
     return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
 
 
+def describe_signal(data: TrainingSet) -> str:
+    """Return the numbers of turns, sessions, hints and rewards as text."""
+    hinted, rewards = _hints_and_rewards(data)
+    sessions = {logged_session_id(turn.session_id) for turn in data.turns}
+    return (f"{counted(len(data.turns), 'turn')} in {counted(len(sessions), 'session')}: {hinted} with a hint; "
+            f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
+
+
 def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
-    rewards = Counter(hints_and_rewards(data)[1])
+    rewards = Counter(_hints_and_rewards(data)[1])
     lines = [
         ("turns scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),

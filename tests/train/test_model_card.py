@@ -62,7 +62,7 @@ def test_every_folder_of_weights_has_a_card_that_the_hub_reads(trained) -> None:
         data = card(folder).data
         adapter = folder.name == "adapter"
         assert (data.library_name, data.pipeline_tag) == ("peft" if adapter else "transformers", "text-generation")
-        assert data.tags == ["opdkit", *(["lora"] if adapter else [])]
+        assert data.tags == ["opdkit"]
         assert data.base_model is None, "a folder is no name on the hub"
 
 
@@ -72,7 +72,7 @@ def test_it_says_what_the_model_was_trained_on(trained, plain_model_dir) -> None
     said = facts(trained / "train/model")
     assert said["Base model"] == f"`{plain_model_dir}`"
     assert said["Data"] == (
-        f"{len(targets)} replies in {len({row['turn_id'].rpartition(':')[0] for row in targets})} sessions; "
+        f"{len(targets)} turns in {len({row['turn_id'].rpartition(':')[0] for row in targets})} sessions: "
         f"{sum(row['hint'] is not None for row in targets)} with a hint; "
         f"rewards: {rewards[1]} +1, {rewards[0]} 0, {rewards[-1]} -1"
     )
@@ -124,7 +124,7 @@ def test_a_strange_card_of_the_base_does_no_harm(tmp_path, plain_tokenizer, head
     run = write_run(tmp_path / "run", base, toy_sessions(2))
     train.run(train_config(run, base))
     said = facts(run / "train/model")
-    assert "replies in 2 sessions" in said["Data"]
+    assert "turns in 2 sessions" in said["Data"]
     assert card(run / "train/model").data.base_model in (None, ["x"])
 
 
