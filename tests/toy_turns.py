@@ -33,6 +33,7 @@ def toy_turn(
         response_ids=np.arange(len(old), dtype=np.int32),
         sampled=np.ones(len(old), bool) if sampled is None else np.asarray(sampled),
         old_logprobs=old_logprobs,
+        reference_logprobs=old_logprobs,
         teacher_logprobs=teacher_logprobs,
         behavior_logprobs=behavior_logprobs,
         reward=reward,

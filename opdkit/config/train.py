@@ -77,9 +77,7 @@ class TrainConfig(ModelOptions):
         choices=("off", "repeated", "all"),
     )
     group_scale: str = LOSS.expert(
-        "std",
-        "what --group-normalise divides by; none: rewards less their mean, as in Dr. GRPO",
-        choices=("std", "none"),
+        "std", "divisor of --group-normalise; none: rewards less their mean (Dr. GRPO)", choices=("std", "none")
     )
     overlong_max: int = LOSS.expert(0, "replies of N tokens lose 1 of their reward; 0 is off", unit="tokens", low=0)
     overlong_cache: int = LOSS.expert(200, "the deduction begins N tokens earlier", unit="tokens", low=1)

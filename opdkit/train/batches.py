@@ -86,12 +86,7 @@ def tokens_of(turns: Sequence[Turn]) -> Tokens:
         position_N=torch.cat([torch.arange(size) for (size,) in sizes]),
         sampled_N=torch.from_numpy(np.concatenate([turn.sampled for turn in turns])),
         old_logprobs_N=_concatenate([turn.old_logprobs for turn in turns], sizes, nan, np.float32),
-        reference_N=_concatenate(
-            [t.old_logprobs if t.reference_logprobs is None else t.reference_logprobs for t in turns],
-            sizes,
-            nan,
-            np.float32,
-        ),
+        reference_N=_concatenate([turn.reference_logprobs for turn in turns], sizes, nan, np.float32),
         teacher_logprobs_N=_concatenate([turn.teacher_logprobs for turn in turns], sizes, nan, np.float32),
         behavior_logprobs_N=_concatenate([turn.behavior_logprobs for turn in turns], sizes, nan, np.float32),
         reward_N=_concatenate([turn.advantage for turn in turns], sizes, nan, np.float32),

@@ -50,9 +50,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     model = load_model(config.reference, device=config.device, dtype=config.dtype)
     sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
     if (longest := max(map(len, sequences))) > (context := context_length(model)):
-        raise ConfigError(
-            f"--reference {config.reference} was built for at most {context} tokens; a turn has {longest}"
-        )
+        raise ConfigError(f"--reference was built for at most {context} tokens; a turn has {longest}")
     sessions, size = [turn.session_id for turn in turns], config.micro_batch_tokens
     rank, ranks = accelerator.process_index, accelerator.num_processes
     forwards, tokens = plan_forwards(sequences, sessions, size, rank, ranks, packed=True)

@@ -53,12 +53,12 @@ class Turn:
     response_ids: NDArray[np.int32]  # [R]
     sampled: NDArray[np.bool_]  # [R] the response mask
     old_logprobs: NDArray[np.float32]  # [R] nats
+    reference_logprobs: NDArray[np.float32]  # [R] nats; of the reference of the KL, at first the student
     teacher_logprobs: NDArray[np.float32] | None  # [R] nats; None: no hint
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
     advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
     support: Support | None = None  # None: no hint, or not loaded
-    reference_logprobs: NDArray[np.float32] | None = None  # [R] nats; None: the old policy is the reference of the KL
     length_penalty: float | None = None  # the part of the advantage that is for its length; None: no reward, or off
 
     def __len__(self) -> int:
@@ -117,6 +117,7 @@ def _turn(row: JSON, support: Support | None) -> Turn:
     return Turn(
         **{name: row[name] for name in ("turn_id", "written", "prompt_tokens", "cut_messages", "reward")},
         **logprobs,
+        reference_logprobs=logprobs["old_logprobs"],
         response_ids=np.asarray(row["response_ids"], np.int32),
         sampled=np.asarray(row["response_mask"], np.bool_),
         advantage=None if row["reward"] is None else float(row["reward"]),
