@@ -33,7 +33,7 @@ class Conversation:
 
     source: str
     line: int  # where it starts, from 1
-    messages: list[JSON]  # the struct of tables.MESSAGE
+    messages: list[JSON]  # `message` of tables.toml
     model: str | None = None
     tools: str | None = None
     metadata: JSON = field(default_factory=dict)

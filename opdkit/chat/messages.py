@@ -1,4 +1,4 @@
-"""Chat messages of the OpenAI kind, with the Anthropic content blocks found in some, as tables.MESSAGE has them."""
+"""Chat messages of the OpenAI kind, with the Anthropic content blocks found in some, as rows of tables.toml."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def message(
     tool_call_id: str | None = None,
     tool_calls: list[JSON] | None = None,
 ) -> JSON:
-    """Return a message with every field of tables.MESSAGE."""
+    """Return a message with every field of `message` in tables.toml."""
     return {"role": role, "content": content, "reasoning": reasoning, "name": name, "tool_call_id": tool_call_id,
             "tool_calls": tool_calls or []}  # fmt: skip
 
@@ -215,7 +215,7 @@ def read_tools(tools: Any) -> str | None:
 
 
 def read_calls(calls: Any) -> list[JSON]:
-    """Return logged tool calls as tables.TOOL_CALL. Raise Unreadable unless they are a list of calls."""
+    """Return logged tool calls as `tool_call` of tables.toml. Raise Unreadable unless they are a list of calls."""
     if calls.__class__ is not list:
         raise Unreadable("tool calls of unknown shape", f"tool_calls is a {type(calls).__name__}")
     return [read_call(call) for call in calls]

@@ -10,7 +10,7 @@ Message = dict[str, Any]
 
 
 def openai_message(message: Message, *, arguments_as_text: bool = False) -> Message:
-    """Convert a row of tables.MESSAGE to OpenAI's form, without the keys that hold nothing."""
+    """Convert a `message` of tables.toml to OpenAI's form, without the keys that hold nothing."""
     converted: Message = {"role": message["role"], "content": message["content"] or ""}
     if message.get("reasoning"):  # the first name is the usual one, the second is gpt-oss's
         converted |= dict.fromkeys(("reasoning_content", "thinking"), message["reasoning"])

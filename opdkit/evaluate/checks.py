@@ -74,7 +74,7 @@ class HeldOutPrompt:
 
     id: str
     domain: str
-    messages: list[JSON]  # tables.MESSAGE
+    messages: list[JSON]  # `message` of tables.toml
     tools: str | None
     check: Patterns | Criterion
     corrected: bool | None = None  # the logs correct such replies; None: unknown

@@ -160,7 +160,7 @@ class Redactor:
         return self.text(_ASCII_ESCAPE.sub(lambda match: chr(int(match[1], 16)), text))
 
     def message(self, message: JSON) -> JSON:
-        """Return one message of tables.MESSAGE, redacted."""
+        """Return one `message` of tables.toml, redacted."""
         redacted = copy.copy(message)
         for key in ("content", "reasoning", "name", "tool_call_id"):
             if redacted[key]:
