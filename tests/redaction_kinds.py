@@ -10,7 +10,7 @@ import random
 import re
 import string
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Case = tuple[str, tuple[str, ...]]  # a text, and what must not be left of it
@@ -190,3 +190,40 @@ def is_left(secret: str, text: str) -> bool:
     text = re.sub(r"\[[a-z ]+\]", " ", text)  # "[password]" holds "pass"
     size = max(4, (len(secret) + 1) // 2)
     return any(secret[i : i + size] in text for i in range(max(1, len(secret) - size + 1)))
+
+
+# The rows of the table in docs/logs.md: name -> the last kind of the row, in the order of KINDS.
+ROWS = {
+    "keys of language models": "Fireworks key",
+    "keys of clouds": "Azure client secret",
+    "code hosts and package registries": "Docker token",
+    "chat, mail and telephone services": "Mailchimp key",
+    "payment services and shops": "Shopify token",
+    "other services, with a prefix": "JWT",
+    "keys without a shape, by their names": "signing key",
+    "private keys": "GCP service account",
+    "passwords in settings, code and sentences": "PIN and one-time code",
+    "passwords on command lines": "curl -u",
+    "headers and cookies": "session cookie",
+    "URLs and connection strings": "npmrc",
+    "e-mail addresses": "email spelt out",
+    "phone numbers": "phone, China",
+    "cards, IBANs, SSNs": "SSN",
+    "IP and MAC addresses": "MAC",
+    "birth dates": "date of birth",
+    "coordinates and street addresses": "street address",
+    "other numbers of people": "Chinese id card",
+    "keys beside a letter, broken, encoded": "key percent-encoded",
+}
+
+BEFORE = (60, 42, 62, 36, 20, 34, 72, 6, 0, 0, 5, 12, 16, 16, 0, 0, 0, 0, 0, 1)  # strings that 0.1.0 replaced, by row
+
+
+def recall_table(redact: Callable[[str], str]) -> str:
+    """The table of docs/logs.md: kinds and strings of each row, and how many strings `redact` replaces."""
+    lines, start = ["| kinds | how many | strings | replaced by 0.1.0 | replaced now |", "|---|---|---|---|---|"], 0
+    for (name, last), before in zip(ROWS.items(), BEFORE, strict=True):
+        kinds = KINDS[start : (start := KINDS.index(last) + 1)]
+        found = [not any(is_left(s, redact(text)) for s in secrets) for k in kinds for text, secrets in cases(k)]
+        lines.append(f"| {name} | {len(kinds)} | {len(found)} | {before} | {sum(found)} |")
+    return "\n".join(lines)

@@ -41,6 +41,9 @@ class ExtractConfig(StageConfig):
     redact_pattern: tuple[str, ...] = PRIVACY.option(
         (), f"replace matches of a pattern, NAME=REGEX; [NAME] replaces them; works without --redact too; {REPEAT}"
     )
+    redact_names: str | None = PRIVACY.option(
+        None, "replace people's names by [name]; a spaCy model such as en_core_web_sm; needs opdkit[pii]; slow"
+    )
     workers: int = SPEED.option(1, "processes that share this shard", unit="processes", low=1, plan=False)
     dry_run: bool = shared_option("dry_run", WHERE, "from 1,000 lines each")
     part_mb: float | None = SPEED.expert(

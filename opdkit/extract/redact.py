@@ -17,15 +17,17 @@ import regex
 from opdkit.chat.conversation import JSON
 from opdkit.chat.messages import dump
 from opdkit.errors import ConfigError
+from opdkit.extract.names import load_names
 from opdkit.extract.redact_rules import Rule, load_rules
 from opdkit.store.tables import TURNS
 
-CACHED, CACHED_CHARS = 8_192, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
+CACHED, CACHED_CHARS = 16_384, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS = map(
     TURNS.schema.get_field_index, ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs")
 )
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+_ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, the name of a tool or a field: no model is asked about it
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
 _ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
@@ -76,7 +78,7 @@ class Redactor:
     Raises OpdkitError when a pattern takes longer than its limit on one text.
     """
 
-    def __init__(self, redact: bool, own: Mapping[str, str]) -> None:
+    def __init__(self, redact: bool, own: Mapping[str, str], names_model: str | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self._own = RuleList(
             Rule(name, ("",), text, regex.compile, f"--redact-pattern {name}", is_whole=True)
@@ -85,6 +87,7 @@ class Redactor:
         rules = load_rules() if redact else ()
         self._keys = RuleList(rule for rule in rules if rule.name == "key")
         self._others = RuleList(rule for rule in rules if rule.name != "key")
+        self._replace_names = load_names(names_model) if names_model else None
         words = {word for rules in (self._keys, self._others) for word, _ in rules.keywords if len(word) > 2}
         self._is_telling = lru_cache(CACHED)(lambda name: any(word in name.lower() for word in words))
         self._cached = lru_cache(CACHED)(self._redact)
@@ -105,6 +108,8 @@ class Redactor:
             text = _ENCODED.sub(lambda m: self._see_through(m[0], unquote(m[0]), counts), text)
         if _LINE_BREAK.search(text):
             text = _BROKEN.sub(lambda m: self._see_through(m[0], _LINE_BREAK.sub("", m[0]), counts), text)
+        if self._replace_names and not _ONE_WORD.fullmatch(text):
+            text = self._replace_names(text, counts)
         return text, counts
 
     @staticmethod

@@ -21,11 +21,11 @@ from opdkit.extract import checksums
 
 SECONDS = 10.0  # limit of a pattern on one text; a sound pattern takes microseconds
 _FOLDER = Path(__file__).parent / "rules"
-# Left out of gitleaks' rules: patterns whose time grows faster than the text, and those of files that are no text.
+# Left out of gitleaks' rules: patterns whose time grows faster than the text, or that match code or words.
 # rules/opdkit.toml has others in their place.
 _LEFT_OUT = set(
     "curl-auth-header curl-auth-user generic-api-key hashicorp-tf-password jwt kubernetes-secret-yaml pkcs12-file "
-    "private-key".split()
+    "private-key vault-service-token".split()
 )
 _BEFORE, _AFTER = r"[\w.-]{0,50}?", r"""(?:[\x60'"\s;]|\\[nr]|$)"""
 _PREFIX = re.compile(r"(?:\(\?i\))?\\b\(?(?:[\w\\.-]+[_-]|\(\?:sk\|rk\))")
@@ -42,7 +42,6 @@ class Rule:
     compile: Callable[[str], Any] = partial(re.compile, flags=re.ASCII)
     limited: str = ""  # what an error calls the pattern; a pattern with this name has a limit of time
     entropy: float = 0.0  # least bits per character of the secret
-    allowed: tuple[str, ...] = ()  # patterns of what is no secret after all
     check: Callable[[str], bool] | None = None
     is_whole: bool = False  # whether all of a match is replaced, whatever its groups
 
@@ -53,11 +52,8 @@ class Rule:
 
     def is_secret(self, text: str) -> bool:
         shares = [count / len(text) for count in Counter(text).values()] if self.entropy else []
-        return (
-            -sum(share * math.log2(share) for share in shares) >= self.entropy
-            and not any(regex.search(pattern, text, regex.V1) for pattern in self.allowed)
-            and (self.check is None or self.check(text))
-        )
+        entropy = -sum(share * math.log2(share) for share in shares)
+        return entropy >= self.entropy and (self.check is None or self.check(text))
 
     def replace(self, text: str, counts: Counter[str]) -> str:
         """Return `text` with `[name]` for the first group that took part in a match, else for all of it; count them.
@@ -91,20 +87,11 @@ def load_rules() -> tuple[Rule, ...]:
     for rule in shared["rules"]:
         if rule["id"] not in _LEFT_OUT:
             source = rule["regex"].replace(_BEFORE, "").replace(r"\z", r"\Z")
-            inside = _PREFIX.match(source) is not None
-            source = (
-                source.replace(r"\b", "", 1).replace(_AFTER, "")
-                if inside
-                else source.replace(_AFTER, r"(?![\w+/-]|\.\w)")
-            )
-            allowed = [
-                p for group in (shared["allowlist"], *rule.get("allowlists", ())) for p in group.get("regexes", ())
-            ]
-            rules.append(Rule("key", tuple(rule["keywords"]), source, _compile_go, f"gitleaks' rule {rule['id']}",
-                              rule.get("entropy", 0.0), tuple(allowed)))  # fmt: skip
+            if _PREFIX.match(source):
+                source = source.replace(r"\b", "", 1).replace(_AFTER, "")
+            source, limited = source.replace(_AFTER, r"(?![\w+/-]|\.\w)"), f"gitleaks' rule {rule['id']}"
+            rules.append(Rule("key", tuple(rule["keywords"]), source, _compile_go, limited, rule.get("entropy", 0.0)))
     for rule in own["rules"]:
-        check = getattr(checksums, rule["check"]) if "check" in rule else None
-        rules.append(
-            Rule(rule["name"], tuple(rule["keywords"]), rule["regex"], entropy=rule.get("entropy", 0.0), check=check)
-        )
+        check, entropy = getattr(checksums, rule.get("check", ""), None), rule.get("entropy", 0.0)
+        rules.append(Rule(rule["name"], tuple(rule["keywords"]), rule["regex"], entropy=entropy, check=check))
     return tuple(rules)

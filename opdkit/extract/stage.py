@@ -191,10 +191,10 @@ def check_options(config: ExtractConfig) -> str | Reader:
 
 
 def make_redactor(config: ExtractConfig) -> Redactor | None:
-    """Return a new redactor with its counts at 0; None without `--redact` and patterns. Raises ConfigError."""
-    if not (config.redact or config.redact_pattern):
+    """Return a new redactor with its counts at 0; None where nothing is redacted. Raises ConfigError."""
+    if not (config.redact or config.redact_pattern or config.redact_names):
         return None
-    return Redactor(config.redact, own_patterns(config.redact_pattern))
+    return Redactor(config.redact, own_patterns(config.redact_pattern), config.redact_names)
 
 
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:

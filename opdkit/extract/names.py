@@ -1,0 +1,49 @@
+"""Names of people, which have no shape that a pattern could match: found by a spaCy model, through presidio."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from opdkit.errors import ConfigError
+
+CHUNK = 100_000  # characters that the model reads at once, up to a line break; spaCy refuses a million
+
+
+@cache
+def load_names(model: str) -> Callable[[str, Counter[str]], str]:
+    """Return a function that replaces people's names in a text by [name] and counts them.
+
+    `model` is the name of an installed spaCy pipeline, or its folder. Its language is the only one it knows.
+    Raises ConfigError without presidio, or without the model: neither is ever downloaded from here.
+    """
+    try:
+        import spacy
+        from presidio_analyzer import AnalyzerEngine, RecognizerRegistry
+        from presidio_analyzer.nlp_engine import SpacyNlpEngine
+        from presidio_analyzer.predefined_recognizers import SpacyRecognizer
+    except ImportError as error:
+        raise ConfigError(f"--redact-names needs presidio ({error}): pip install 'opdkit[pii]'") from None
+    if not (spacy.util.is_package(model) or (Path(model) / "meta.json").is_file()):
+        raise ConfigError(
+            f"--redact-names {model}: no spaCy model of this name is installed, and it is no folder with a meta.json: "
+            f"python -m spacy download {model}"
+        )
+    language = spacy.info(model)["lang"]
+    registry = RecognizerRegistry([SpacyRecognizer(language)], supported_languages=[language])
+    engine = SpacyNlpEngine([{"lang_code": language, "model_name": model}])
+    analyzer = AnalyzerEngine(registry, engine, supported_languages=[language])
+
+    def replace_names(text: str, counts: Counter[str]) -> str:
+        pieces = []
+        for piece in re.findall(rf"(?s).{{1,{CHUNK}}}(?:\n|\Z)|.{{1,{CHUNK}}}", text):
+            found = analyzer.analyze(piece, language, entities=["PERSON"])
+            for name in sorted(found, key=lambda span: -span.start):
+                if not set("[]") & set(piece[name.start : name.end]):  # a placeholder is no name
+                    piece = f"{piece[: name.start]}[name]{piece[name.end :]}"
+                    counts["name"] += 1
+            pieces.append(piece)
+        return "".join(pieces)
+
+    return replace_names
