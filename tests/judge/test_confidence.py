@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from chat_templates import CHATML
 from http_server import Reply, completion, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import talk, write_extract
 from sample_world import MODEL
 from small_logs import run as extract
+from tokenizers import Tokenizer, decoders, normalizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from opdkit.chat.template import Chat
@@ -156,6 +160,27 @@ def test_tokens_are_found_by_the_characters_they_decode_to(plain_tokenizer) -> N
     every = [chat.tokens_between(ids, i, i + 1) for i in range(len(text))]
     assert [n for tokens in every for n in tokens] == sorted(n for tokens in every for n in tokens)
     assert set().union(*every) == set(range(len(ids)))
+
+
+def test_tokens_of_a_vocabulary_that_falls_back_to_bytes() -> None:
+    """SentencePiece's kind: unknown characters are bytes, whose incomplete runs decode to replacement characters."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁So.\\box{-1}ed", "bo", "box", "{-", "1}"]
+    vocabulary = {piece: n for n, piece in enumerate(dict.fromkeys(pieces))}
+    merges = [("b", "o"), ("bo", "x"), ("{", "-"), ("1", "}")]
+    backend = Tokenizer(BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.add_special_tokens(["<|im_end|>", "<|im_start|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", unk_token="<unk>")
+    tokenizer.chat_template = CHATML
+    chat, text = Chat(tokenizer, {}), "So 🙂好 \\boxed{-1}, 好é \\boxed{1} 🙂"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert chat.text(ids) == text
+    for decision, tokens in (("{-1", ["{-", "1}"]), ("{1", ["{", "1}"])):
+        start = text.index(decision)
+        found = chat.tokens_between(ids, start, start + len(decision))
+        assert tokenizer.convert_ids_to_tokens(ids[found.start : found.stop]) == tokens
 
 
 @pytest.mark.parametrize("parse", [parse_hint, parse_reward])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
 from opdkit.judge.retries import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
-from opdkit.judge.votes import Answer, Request
+from opdkit.judge.votes import Answer, Question, Request
 
 HANG = 1e9
 DONE = Answer("done")
@@ -44,7 +44,7 @@ class Simulation:
 
     def __init__(self, script: Script, count: int, **options) -> None:
         self.traffic = Traffic("the judge", **({"concurrency": 16, "retries": 6, "timeout": 120.0} | options))
-        self.script, self.requests = script, [Request([], seed) for seed in range(count)]
+        self.script, self.requests = script, [Request(Question("", "hint", []), seed) for seed in range(count)]
         self.loop = JumpingClock()
         self.sent: list[tuple[float, int]] = []
         self.answers: list[Answer] = []
