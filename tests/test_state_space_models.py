@@ -1,6 +1,7 @@
 """Models whose configuration names no context length, through every stage that reads or samples: Mamba-2, on a CPU."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,15 @@ def test_it_learns_and_is_sampled_from(tmp_path, model_dir, trained) -> None:
         assert sessions[row["session_id"]]["format"] == "rollout"
         prompt, _ = prompts_of(tmp_path / "second", model_dir, said, "last-user")
         assert row["behavior_logprobs"] == pytest.approx(plain(model, prompt, row["response_token_ids"]), abs=1e-4)
+
+
+def test_adapters_that_peft_cannot_train_are_one_error(model_dir, trained, tmp_path) -> None:
+    run = Path(shutil.copytree(trained[0], tmp_path / "run"))
+    arguments = ["train", str(run), "--model", str(model_dir), "--lora-rank", "2", "--overwrite", "--device", "cpu"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert "--lora-rank" in done.output
+    assert "bug" not in done.output
 
 
 def test_a_model_that_cannot_be_sampled_from_says_so() -> None:
