@@ -109,6 +109,8 @@ def replies_to_log(
     for prompt in (session.prompt for session in sessions if session.prompt and len(asked) < MOST_SESSIONS):
         with contextlib.suppress(OpdkitError):
             asked.append((prompt, prompt_ids(chat, prompt, config.max_new_tokens, longest)))
+    if asked:
+        say(f"replies to the hinted turns of {counted(len(asked), 'session')} of the log")
     greedy = replace(config, samples=0)
     return [reply for label in MODELS if asked for reply in generate(label, models[label], chat, asked, greedy)]
 

@@ -121,6 +121,10 @@ SINGULAR = {
 }  # fmt: skip
 
 
+# Tokens in the reward term of a training, by their advantage. It is for the report: no line lists it.
+ADVANTAGES = "reward advantages"
+
+
 @dataclass
 class Summary:
     """Counts of a stage, and its closing line."""
@@ -150,7 +154,7 @@ class Summary:
         """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""
         texts = []
         for name, numbers in sorted(self.counters.counts.items()):
-            total = numbers.total()
+            total = 0 if name == ADVANTAGES else numbers.total()
             kinds = ", ".join(f"{n:,} {label}" for label, n in sorted(numbers.items()) if label and n)
             if total:
                 texts.append(counted(total, SINGULAR.get(name, name), name) + (f" ({kinds})" if kinds else ""))

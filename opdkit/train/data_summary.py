@@ -12,6 +12,7 @@ from opdkit.config.judge import RULES_WARNING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
+from opdkit.store.counters import ADVANTAGES
 from opdkit.store.plans import is_judged_by_rules
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
@@ -114,6 +115,13 @@ def describe_signal(data: TrainingSet) -> str:
     sessions = {logged_session_id(turn.session_id) for turn in data.turns}
     return (f"{counted(len(data.turns), 'turn')} in {counted(len(sessions), 'session')}: {hinted} with a hint; "
             f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
+
+
+def reward_advantages(data: TrainingSet) -> dict[str, Counter[str]]:
+    """Return the counter of the tokens in the reward term by their advantage, to two digits; {} without such tokens."""
+    values, numbers = np.unique(data.advantages.get("reward", np.empty(0)).round(2), return_counts=True)
+    counts = {f"{value:+z.2f}": int(number) for value, number in zip(values, numbers, strict=True)}
+    return {ADVANTAGES: Counter(counts)} if counts else {}
 
 
 def describe(data: TrainingSet, steps: Sequence[Step]) -> None:

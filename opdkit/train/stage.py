@@ -22,7 +22,7 @@ from opdkit.store.counters import Counters, Summary
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
-from opdkit.train.data_summary import check_signal, describe
+from opdkit.train.data_summary import check_signal, describe, reward_advantages
 from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
@@ -58,6 +58,7 @@ def run(config: TrainConfig) -> Summary:
     check_signal(data, steps, config, phases)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
     counters.count("steps", len(steps))
+    counters.counts |= reward_advantages(data)
     if config.dry_run:
         if is_main_process():
             describe(data, steps)

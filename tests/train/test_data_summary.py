@@ -13,6 +13,7 @@ from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
 from opdkit.config.rollout import RolloutConfig
+from opdkit.store.counters import ADVANTAGES
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import is_judged_by_rules
 from opdkit.store.reading import read_all
@@ -127,3 +128,18 @@ def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) 
     assert re.search(r"largest session +\S+: 1 turn, \d+\.\d%", shown.out)
     assert re.search(r"largest source +\S+: \d+ turns?", shown.out)
     assert "largest session" in shown.err
+
+
+def test_the_advantages_of_the_reward_are_counted_token_by_token(run, plain_model_dir) -> None:
+    """By value, to two digits: the reward with the penalty of its length; for the report, and in no closing line."""
+    summary = train.run(train_config(run, plain_model_dir, objective="binary", negative_below=1.0, overlong_max=6,
+                                     overlong_cache=5))  # fmt: skip
+    expected = Counter()
+    for turn in (turn for turn in load_turns(run) if turn.reward is not None):
+        length = int(turn.sampled.sum())
+        expected[f"{turn.reward - min(max(length - 1, 0) / 5, 1):+z.2f}"] += length
+    assert summary.counters.labels(ADVANTAGES) == expected
+    assert len(expected) > 3
+    assert ADVANTAGES not in summary.text()
+    other = train.run(train_config(run, plain_model_dir, objective="opd", overwrite=True))
+    assert ADVANTAGES not in other.counters.counts

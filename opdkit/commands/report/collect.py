@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from opdkit.commands.report import stages
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.tallies import Advantages, Largest, Shares, Verdicts
+from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts, reward_advantages
 from opdkit.commands.report.turn_list import draw
 from opdkit.commands.turns.line import TurnLine, turn_line
 from opdkit.commands.turns.of_run import read_turns
@@ -36,10 +36,10 @@ def collect(run: Path, rows: int) -> Collected:
     """
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
-    verdicts, advantages, shares, seen = Verdicts(), Advantages(), Shares(), Counter[str]()
+    verdicts, advantages, lengths, shares, seen = Verdicts(), Advantages(), RewardsByLength(), Shares(), Counter[str]()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
     for number, turn in enumerate(read_turns(run)):
-        for tally in (verdicts, advantages, shares):
+        for tally in (verdicts, advantages, lengths, shares):
             tally.add(turn)
         line = turn_line(number, turn, turn.verdict)  # the verdict of the votes; the list shows the review beside it
         if line.strength is not None:
@@ -64,6 +64,8 @@ def collect(run: Path, rows: int) -> Collected:
         "votes": verdicts.votes() if "judge" in finished else None,
         "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
         "advantages": advantages.result() if "teacher" in finished else None,
+        "rewards_by_length": lengths.result(),
+        "reward_advantages": reward_advantages(finished) if "train" in finished else None,
         "shares": totals,
         "training": training(run) if "train" in finished else None,
         "evaluation": evaluation(run) if "eval" in finished and not stages.of_another(run, "eval") else None,

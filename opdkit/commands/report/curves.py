@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from opdkit.config.fields import JSON
 from opdkit.store.reading import part_path, read_part
 from opdkit.store.tables import METRICS
 
+BARS = 20  # of the drift, at most
 POINTS = 800  # more steps than this are averaged to so many points
 _REPLIES, _REPLY_CHARS = 40, 500
 _NO_CURVES = ("turn_ids", "step", "epoch")
@@ -43,7 +46,8 @@ def evaluation(run: Path) -> JSON | None:
     from opdkit.evaluate.scores import METRICS as SCORED  # imported here: it brings torch
 
     pairs: dict[str, JSON] = {}
-    for row in read_part(run, "replies", 0):
+    rows = read_part(run, "replies", 0)
+    for row in rows:
         if row["sample"] == 0:
             pair = pairs.setdefault(row["prompt_id"], {"prompt_id": row["prompt_id"], "domain": row["domain"]})
             pair[row["model"]] = {"reply": row["reply"][:_REPLY_CHARS], "passed": row["passed"]}
@@ -53,4 +57,21 @@ def evaluation(run: Path) -> JSON | None:
             "words": {name: metric.words for name, metric in SCORED.items()},
             "better": {name: metric.better for name, metric in SCORED.items() if metric.better},
             "units": {name: metric.unit for name, metric in SCORED.items()},
-            "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS}  # fmt: skip
+            "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS,
+            "drift": drift([row for row in rows if row["kl"] is not None])}  # fmt: skip
+
+
+def drift(rows: list[JSON]) -> JSON | None:
+    """Return the distribution of the drift over replies of the model before, and the replies that drift most."""
+    if not rows:
+        return None
+    values = np.array([max(0.0, row["kl"]) for row in rows])
+    unit = 10.0 ** np.floor(np.log10(values.max() / BARS)) if values.max() else 0.1
+    width = next(float(unit * step) for step in (1, 2, 5, 10) if values.max() < BARS * unit * step)
+    places = np.floor(values / width).astype(int)
+    largest = sorted(rows, key=lambda row: -row["kl"])[:3]
+    return {"count": len(rows), "mean": float(values.mean()), "width": width,
+            "bars": [[n * width, int(number)] for n, number in enumerate(np.bincount(places))],
+            "quantiles": [[rank, float(np.quantile(values, rank))] for rank in (0.5, 0.9, 0.99, 1.0)],
+            "largest": [{"prompt_id": row["prompt_id"], "sample": row["sample"], "kl": row["kl"],
+                         "reply": row["reply"][:_REPLY_CHARS]} for row in largest]}  # fmt: skip

@@ -10,7 +10,7 @@ from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.errors import OpdkitError
-from opdkit.store.counters import Summary, mostly_dropped
+from opdkit.store.counters import ADVANTAGES, Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import command_of, find_outdated_upstream, manifest
 from opdkit.store.reading import has_stage, part_path, read_arrow, summary_of
@@ -37,7 +37,7 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
             "stage": stage, "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
             "rows_in": counters.rows_in, "rows_out": counters.rows_out, "dropped": counters.dropped.most_common(),
             "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in sorted(counters.counts.items())
-                      for label, n in sorted(numbers.items())],
+                      for label, n in sorted(numbers.items()) if name != ADVANTAGES],
             "seconds": round(counters.seconds, 1),
         })  # fmt: skip
     return entries

@@ -2,6 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -10,6 +11,7 @@ import numpy as np
 from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.config.fields import JSON
+from opdkit.store.counters import ADVANTAGES, Summary
 from opdkit.store.turn_ids import logged_session_id
 
 T = TypeVar("T")
@@ -171,6 +173,58 @@ class Advantages:
             "reward_tokens": dict(self._by_reward),
             "overlap": self._overlap / self._overlaps if self._overlaps else None,
         }
+
+
+class RewardsByLength:
+    """Rewards of logged replies by their length, in bins that double: 1, 2 to 3, 4 to 7 tokens, and so on."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[tuple[int, int]]()  # (tokens, reward) -> replies
+
+    def add(self, turn: RunTurn) -> None:
+        """Count the logged reply of a turn, if it has a reward and a token."""
+        for target in turn.targets:
+            if target.written is None and target.reward is not None and target.sampled:
+                self._counts[target.sampled, target.reward] += 1
+
+    def result(self) -> JSON | None:
+        """Return the bins, mean lengths and the correlation of reward and log length; None without a reward.
+
+        The correlation is Pearson's over replies; None where all rewards, or all lengths, are equal.
+        """
+        if not self._counts:
+            return None
+        bins = [[2**n, 2 ** (n + 1) - 1, {"+1": 0, "0": 0, "-1": 0}] for n in range(max(self._counts)[0].bit_length())]
+        for (tokens, reward), number in self._counts.items():
+            bins[tokens.bit_length() - 1][2][signed(reward)] += number
+        tokens_N, rewards_N, counts_N = np.array([(*key, n) for key, n in sorted(self._counts.items())]).T
+        means = {signed(r): float(np.average(tokens_N[rewards_N == r], weights=counts_N[rewards_N == r]))
+                 for r in (1, 0, -1) if r in rewards_N}  # fmt: skip
+        varies = len(set(tokens_N.tolist())) > 1 < len(means)
+        covariance = np.cov(np.log2(tokens_N), rewards_N, fweights=counts_N, ddof=0) if varies else None
+        correlation = None if covariance is None else covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
+        return {"bins": bins, "means": means, "correlation": None if correlation is None else float(correlation)}
+
+
+def reward_advantages(finished: Mapping[str, Summary]) -> JSON | None:
+    """Return the distribution of the reward's advantages, from the tokens that `opdkit train` counted by value.
+
+    `finished` are the stages of the run; None where the objective has no reward term.
+    """
+    tokens = finished["train"].counters.labels(ADVANTAGES)
+    values = sorted((float(label), number) for label, number in tokens.items())
+    if not values:
+        return None
+    values_N, counts_N = (np.array(column) for column in zip(*values, strict=True))
+    bars = np.floor(values_N / Advantages.BAR + 1e-6).astype(int)
+    return {
+        "tokens": tokens.total(),
+        "mean": float(np.average(values_N, weights=counts_N)),
+        "deviation": float(np.sqrt(np.cov(values_N, fweights=counts_N, ddof=0))),
+        "values": values if len(values) <= 12 else [],
+        "bar": Advantages.BAR,
+        "bars": [[n * Advantages.BAR, int(counts_N[bars == n].sum())] for n in range(bars[0], bars[-1] + 1)],
+    }
 
 
 class Shares:

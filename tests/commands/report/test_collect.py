@@ -2,8 +2,10 @@
 
 import re
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.commands.report.collect import collect, dominant
-from opdkit.commands.report.tallies import Advantages, Commonest, Largest
+from opdkit.commands.report.curves import drift
+from opdkit.commands.report.tallies import Advantages, Commonest, Largest, RewardsByLength, reward_advantages
 from opdkit.commands.report.turn_list import choose_whole, columns
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
@@ -20,6 +23,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
+from opdkit.store.counters import ADVANTAGES, Counters, Summary
 from opdkit.store.reading import read_all, read_part
 from opdkit.store.reviews import Review
 
@@ -258,3 +262,91 @@ def test_the_distribution_is_that_of_numpy() -> None:
     expected, _ = np.histogram(np.clip(values, -5, np.nextafter(np.float32(5), np.float32(0))), edges)
     assert [count for _, count in result["bars"]] == expected.tolist()
     assert result["reward_tokens"] == {"+1": 5_000}
+
+
+def rewarded(tokens: int, reward: int | None, written: int | None = None) -> Any:
+    """A turn with one target."""
+    return SimpleNamespace(targets=[ScoredReply(written, tokens, None, None, reward)])
+
+
+def test_rewards_by_length_worked_by_hand() -> None:
+    tally = RewardsByLength()
+    assert tally.result() is None
+    for tokens, reward in ((1, 1), (2, 1), (3, 0), (7, -1), (8, -1), (8, 1), (0, 1), (9, None)):
+        tally.add(rewarded(tokens, reward))
+    tally.add(rewarded(5, 1, written=0))  # a reply of the teacher: nobody has reacted to it
+    result = tally.result()
+    assert result is not None
+    assert [(low, high, [counts[r] for r in ("+1", "0", "-1")]) for low, high, counts in result["bins"]] == [
+        (1, 1, [1, 0, 0]), (2, 3, [1, 1, 0]), (4, 7, [0, 0, 1]), (8, 15, [1, 0, 1])
+    ]  # fmt: skip
+    assert result["means"] == {"+1": pytest.approx(11 / 3), "0": 3.0, "-1": 7.5}
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
+def test_the_correlation_is_that_of_numpy(replies: list[tuple[int, int]]) -> None:
+    tally = RewardsByLength()
+    for tokens, reward in replies:
+        tally.add(rewarded(tokens, reward))
+    result = tally.result()
+    assert result is not None
+    assert sum(sum(counts.values()) for _, _, counts in result["bins"]) == len(replies)
+    for low, high, counts in result["bins"]:
+        assert sum(counts.values()) == sum(low <= tokens <= high for tokens, _ in replies)
+    lengths, rewards = (list(column) for column in zip(*replies, strict=True))
+    if len(set(lengths)) == 1 or len(set(rewards)) == 1:
+        assert result["correlation"] is None
+    else:
+        assert result["correlation"] == pytest.approx(np.corrcoef(np.log2(lengths), rewards)[0, 1], abs=1e-9)
+
+
+def test_rewards_by_length_of_a_run_are_those_of_its_targets(run: Path) -> None:
+    result = collect(run, 10).summary["rewards_by_length"]
+    expected = defaultdict(Counter)
+    for row in read_all(run, "targets"):
+        if row["reward"] is not None and any(row["response_mask"]):
+            expected[sum(row["response_mask"]).bit_length() - 1][f"{row['reward']:+d}".replace("+0", "0")] += 1
+    assert [+Counter(counts) for _, _, counts in result["bins"]] == [expected[n] for n in range(len(result["bins"]))]
+
+
+def test_advantages_of_the_reward_are_those_that_train_counted(run: Path) -> None:
+    """21 values are a histogram, whose bars add up; three are shown one by one. No list has them as counters."""
+    values = np.repeat(np.arange(-10, 11) / 10, 21 - np.arange(-10, 11))
+    summary = collect(run, 10).summary
+    found = summary["reward_advantages"]
+    assert found["tokens"] == len(values)
+    assert (found["mean"], found["deviation"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
+    assert found["values"] == []
+    for start, number in found["bars"]:
+        assert number == ((values > start - 1e-6) & (values < start + found["bar"] - 1e-6)).sum()
+    assert not any("advantages" in name for stage in summary["stages"] for name, _ in stage.get("extra", ()))
+    trained = Summary("train", Counters(counts={ADVANTAGES: Counter({"+1.00": 7, "-1.00": 2, "0.00": 1})}), 1, 1, None)
+    few = reward_advantages({"train": trained})
+    assert few is not None
+    assert few["values"] == [(-1.0, 2), (0.0, 1), (1.0, 7)]
+    assert "advantages" not in trained.text()
+    assert reward_advantages({"train": Summary("train", Counters(), 1, 1, None)}) is None
+
+
+def test_the_drift_is_shown_reply_by_reply_with_its_largest() -> None:
+    values = np.random.default_rng(0).exponential(0.03, 300)
+    rows = [{"prompt_id": f"p{n}", "sample": n % 5, "kl": float(kl), "reply": "x" * n} for n, kl in enumerate(values)]
+    found = drift(rows)
+    assert found is not None
+    assert (found["count"], found["mean"]) == (300, pytest.approx(values.mean()))
+    assert dict(found["quantiles"])[1.0] == values.max() == found["largest"][0]["kl"]
+    assert found["largest"][0]["prompt_id"] == f"p{values.argmax()}"
+    assert [one["kl"] for one in found["largest"]] == sorted(values)[:-4:-1]
+    assert sum(n for _, n in found["bars"]) == 300
+    assert len(found["bars"]) <= 20
+    for start, number in found["bars"]:
+        assert number == ((values >= start) & (values < start + found["width"])).sum()
+    still = drift([{"prompt_id": "p", "sample": 1, "kl": kl, "reply": ""} for kl in (0.0, -1e-9)])
+    assert still is not None
+    assert still["bars"] == [[0.0, 2]]
+    assert drift([]) is None
+
+
+def test_an_evaluation_has_its_drift(run: Path) -> None:
+    found = collect(run, 10).summary["evaluation"]["drift"]
+    assert (found["count"], found["mean"]) == (2, 0.5)

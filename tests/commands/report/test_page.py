@@ -37,6 +37,23 @@ def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening
     assert watched.page.locator("#list button").count() == 50
 
 
+def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, opened: Opening) -> None:
+    """Reward against length, advantages of the reward, drift with its largest reply; on a small screen too."""
+    watched = opened(report, width=390)
+    rewarded = sum(row["reward"] is not None for row in read_all(run, "targets"))
+    tables = watched.page.locator("#advantages table", has_text="mean reward")
+    cells = tables.locator("tbody td:nth-child(2)").all_inner_texts()
+    assert sum(map(int, cells)) == rewarded > 0
+    assert tables.locator("tbody tr").count() == tables.locator("div.shares").count()
+    tokens = sum(21 - value for value in range(-10, 11))
+    assert f"{tokens}\ntokens in the reward term" in watched.page.locator("#advantages").inner_text()
+    assert watched.page.locator("#advantages canvas").count() == 2
+    watched.says("#evaluation", "Drift, reply by reply")
+    watched.says("#evaluation", "maximum")
+    largest = watched.page.locator("#evaluation table", has_text="reply of the model before").locator("tbody tr")
+    assert largest.first.inner_text().split("\t") == ["a", "1", "0.5000", "Yes."]
+
+
 def test_search_filters_and_order(report: Path, run: Path, opened: Opening) -> None:
     watched = opened(report)
     verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}

@@ -69,6 +69,7 @@ function showEvaluation(found) {
     comparison(found, pooled),
     single.length ? lazily(`By domain (${single.length} rows)`, () => el("div", {}, comparison(found, single))) : "",
   );
+  showDrift(found.drift);
   if (found.replies.length)
     fill(
       "evaluation",
@@ -92,6 +93,35 @@ function showEvaluation(found) {
           ),
       ),
     );
+}
+
+function showDrift(found) {
+  if (!found) return;
+  fill(
+    "evaluation",
+    el("h3", {}, "Drift, reply by reply"),
+    el(
+      "p",
+      {class: "faint small"},
+      "KL(before || after), its mean over the tokens of each reply that the model before wrote. A few replies far to the right are what a mean hides.",
+    ),
+    facts(
+      ["replies", count(found.count)],
+      ["mean over replies (nats per token)", fixed(found.mean, 4)],
+      ...found.quantiles.map(([q, value]) => [q === 1 ? "maximum" : `${100 * q}% quantile`, fixed(value, 4)]),
+    ),
+    histogram("Drift of the replies", "replies, by their drift", "nats per token", found.width, found.bars, 4),
+    table(
+      ["prompt", {number: "sample"}, {number: "drift"}, "reply of the model before"],
+      found.largest.map((one) => [
+        {kind: "texts", node: quoted(one.prompt_id)},
+        {number: count(one.sample)},
+        {number: fixed(one.kl, 4)},
+        {kind: "texts", node: quoted(one.reply)},
+      ]),
+      "The replies that drift most; sample 0 is the greedy one.",
+    ),
+  );
 }
 
 // What is measured in one unit is drawn on one scale.
@@ -140,7 +170,7 @@ function comparison(found, some) {
 
 // "from −0.4 to +0.4 (share), from −1 to +1 (tokens)"
 const scales = (widest) =>
-  [...widest].map(([unit, most], place) => {
+  [...widest].filter(([, most]) => most).map(([unit, most], place) => {
     const end = rounded(most, most < 10 ? 2 : 0);
     return [place ? ", " : "", `from −${end} to +${end} (`, quoted(unit), ")"];
   });

@@ -232,6 +232,74 @@ function showAdvantages(advantages) {
   );
 }
 
+// Reply lengths double from row to row. The bar shows the shares of the rewards; the numbers say of how many replies.
+function showRewardsByLength(found) {
+  if (!found) return;
+  const kinds = REWARDS.filter(([value]) => value !== "none"),
+    minus = (value) => value.replace("-", "−");
+  fill(
+    "advantages",
+    el("h3", {}, "Reward against reply length"),
+    el(
+      "p",
+      {class: "faint small"},
+      "Logged replies with a reward. Where the mean rises or falls with the length, the reward teaches length. Few replies in a row say little.",
+    ),
+    facts(
+      ["correlation of reward and log length", signed(found.correlation)],
+      ...kinds
+        .filter(([value]) => value in found.means)
+        .map(([value]) => [`tokens, mean of the replies with ${minus(value)}`, fixed(found.means[value], 1)]),
+    ),
+    table(
+      ["tokens", {number: "replies"}, ...kinds.map(([value]) => ({number: minus(value)})), {number: "mean reward"}, BAR],
+      found.bins
+        .map(([low, high, counts]) => [low, high, counts, sum(counts)])
+        .filter(([, , , n]) => n)
+        .map(([low, high, counts, n]) => [
+          low === high ? String(low) : `${count(low)} to ${count(high)}`,
+          {number: count(n)},
+          ...kinds.map(([value]) => ({number: count(counts[value])})),
+          {number: signed((counts["+1"] - counts["-1"]) / n)},
+          {kind: "bar", node: stackedBar(kinds.map(([value, kind]) => [counts[value] / n, kind]))},
+        ]),
+      "The bar shows the shares of +1, 0 and −1, from left to right.",
+    ),
+  );
+}
+
+function stackedBar(parts) {
+  const made = el("div", {class: "shares", "aria-hidden": "true"});
+  made.append(...parts.map(([part, kind]) => bar(part, kind)));
+  return made;
+}
+
+function showRewardAdvantages(found) {
+  if (!found) return;
+  const few = found.values.length;
+  fill(
+    "advantages",
+    el("h3", {}, "Advantages of the reward"),
+    el(
+      "p",
+      {class: "faint small"},
+      "Of every token in the reward term, before its weight: the reward with the length penalty, normalised if --group-normalise was given.",
+    ),
+    facts(
+      ["tokens in the reward term", count(found.tokens)],
+      ["mean", signed(found.mean, 3)],
+      ["standard deviation", fixed(found.deviation, 3)],
+    ),
+    few
+      ? barTable(
+          ["advantage", "tokens"],
+          found.values.map(([value, n]) => [signed(value), n, value < 0 ? "less" : value ? "" : "none"]),
+          found.tokens,
+        )
+      : histogram("Tokens by advantage", "tokens in the reward term", "advantage", found.bar, found.bars, 2),
+  );
+}
+
 // -- who decides -------------------------------------------------------------------------------------------------------
 
 const SHARED = [

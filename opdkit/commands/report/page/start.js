@@ -97,6 +97,8 @@ async function start() {
   showFeedback(summary.votes);
   showHints(summary.hints);
   showAdvantages(summary.advantages);
+  showRewardsByLength(summary.rewards_by_length);
+  showRewardAdvantages(summary.reward_advantages);
   showShares(summary.shares);
   showTraining(summary.training);
   showEvaluation(summary.evaluation);
