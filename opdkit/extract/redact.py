@@ -28,6 +28,7 @@ _MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS = map(
 )
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 _ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, the name of a tool or a field: no model is asked about it
+_WORDS = {"private key", "credentials", "rest of a key", "password", "email"}  # of the others, each has a digit
 _RUN, _DIGIT = re.compile(r"[A-Za-z0-9_+/=-]{12,}"), re.compile("[0-9]")
 _ESCAPE = re.compile("%[2-7][0-9A-Fa-f]")
 _ENCODED = re.compile(r"(?:[\w.~+-]|%[2-7][0-9A-Fa-f]){6,}+", re.ASCII)
@@ -86,9 +87,10 @@ class Redactor:
         )
         rules = load_rules() if redact else ()
         self._keys = RuleList(rule for rule in rules if rule.name == "key")
-        self._others = RuleList(rule for rule in rules if rule.name != "key")
+        self._words = RuleList(rule for rule in rules if rule.name in _WORDS)
+        self._numbers = RuleList(rule for rule in rules if rule.name not in {"key", *_WORDS})
         self._replace_names = load_names(names_model) if names_model else None
-        words = {word for rules in (self._keys, self._others) for word, _ in rules.keywords if len(word) > 2}
+        words = {word for rule in rules for word in rule.keywords if len(word) > 2}
         self._is_telling = lru_cache(CACHED)(lambda name: any(word in name.lower() for word in words))
         self._cached = lru_cache(CACHED)(self._redact)
 
@@ -103,7 +105,9 @@ class Redactor:
         counts: Counter[str] = Counter()
         text = self._apply(self._own, text, text.lower(), counts)
         text = self._apply(self._keys, text, find_runs(text), counts)
-        text = self._apply(self._others, text, text.lower(), counts)
+        text = self._apply(self._words, text, text.lower(), counts)
+        if _DIGIT.search(text):
+            text = self._apply(self._numbers, text, text.lower(), counts)
         if _ESCAPE.search(text):
             text = _ENCODED.sub(lambda m: self._see_through(m[0], unquote(m[0]), counts), text)
         if _LINE_BREAK.search(text):
@@ -125,7 +129,7 @@ class Redactor:
         found: Counter[str] = Counter()
         if plain != written:
             plain = self._apply(self._keys, plain, find_runs(plain), found)
-            plain = self._apply(self._others, plain, plain, found) if "@" in plain else plain
+            plain = self._apply(self._words, plain, plain, found) if "@" in plain else plain
         counts.update(found)
         return plain if found else written
 

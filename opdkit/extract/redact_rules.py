@@ -60,6 +60,8 @@ class Rule:
 
         Raises OpdkitError when a limited pattern takes longer than `SECONDS`.
         """
+        if not (self.limited or self.pattern.search(text)):
+            return text  # the usual case, without what the rest has to set up
         groups = () if self.is_whole else range(1, self.pattern.groups + 1)
 
         def placeholder(match: re.Match[str]) -> str:

@@ -194,7 +194,15 @@ def make_redactor(config: ExtractConfig) -> Redactor | None:
     """Return a new redactor with its counts at 0; None where nothing is redacted. Raises ConfigError."""
     if not (config.redact or config.redact_pattern or config.redact_names):
         return None
-    return Redactor(config.redact, own_patterns(config.redact_pattern), config.redact_names)
+    redactor = _build_redactor(config.redact, config.redact_pattern, config.redact_names)
+    redactor.counts.clear()
+    return redactor
+
+
+@functools.lru_cache(1)
+def _build_redactor(redact: bool, patterns: tuple[str, ...], names_model: str | None) -> Redactor:
+    """Build it once per process: its cache of texts is of use to every part."""
+    return Redactor(redact, own_patterns(patterns), names_model)
 
 
 def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
