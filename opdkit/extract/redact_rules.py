@@ -69,7 +69,11 @@ class Rule:
             if not self.is_secret(match.string[start:end]):
                 return match[0]
             counts[self.name] += 1
-            return f"{match.string[match.start() : start]}[{self.name}]{match.string[end : match.end()]}"
+            is_number = (
+                match.string[max(0, start - 3) : start].rstrip().endswith('":')
+            )  # of JSON, which has to stay JSON
+            placed = f'"[{self.name}]"' if is_number else f"[{self.name}]"
+            return f"{match.string[match.start() : start]}{placed}{match.string[end : match.end()]}"
 
         try:
             return str(self.pattern.sub(placeholder, text, **({"timeout": SECONDS} if self.limited else {})))

@@ -107,6 +107,7 @@ SURVIVES = [
     "4111111111111112, 4000-0000-0000-0000, id 1234567890123456",
     "000-12-3456 666-12-3456 900-12-3456 123-00-4567 123-45-0000",  # areas and groups that nobody has
     "127.0.0.1 172.16.4.5 169.254.1.1 255.255.255.0 0.0.0.0 1.2.3.4 v10.20.30.40 pkg==21.22.23.24 foo-21.22.23.24",
+    "C++14 20.8.2.3, sections 21.1.3.1 and 8.2.4.45, V8 9.6.18.14",
     "12:30:45 std::vector<int> ::1 fe80::1 a::b 10:20:30:40",
     "00:00:00:00:00:00 12-34-56-78-90-12",
     "<Buffer 01 02 03 04 05>, 0.12345, 0.98765, 31.2886, 91.6667, 12.5",
@@ -244,6 +245,13 @@ def test_numbers_in_json_are_redacted_by_the_name_of_their_field():
         "at": 1715871600123,
     }
     assert redactor.value(value) == value | {"card": "[card]", "latitude": "[location]", "ssn": "[ssn]"}
+
+
+def test_a_number_in_json_text_becomes_a_text():
+    redacted = Redactor(True, {}).text(
+        '{"card": 4111111111111111, "lat": 48.85661, "pin":4821, "mail":"bob@example.com"}'
+    )
+    assert json.loads(redacted) == {"card": "[card]", "lat": "[location]", "pin": "[password]", "mail": "[email]"}
 
 
 def test_texts_that_repeat_are_counted_every_time():
