@@ -9,7 +9,7 @@ from pathlib import Path
 
 _LISTS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
 _FREQUENT = {language: frozenset(words.split()) for language, words in _LISTS["frequent"].items()}
-_ENGLISH = _FREQUENT.pop("english")
+_ENGLISH, _SHARED = _FREQUENT.pop("english"), _FREQUENT.pop("shared")
 _OTHER = frozenset().union(*_FREQUENT.values())
 _UNSPACED = re.compile("|".join(sorted(_LISTS["empty"].pop("unspaced").split(), key=len, reverse=True)))
 _EMPTY = frozenset(word for words in _LISTS["empty"].values() for word in words.split())
@@ -23,14 +23,14 @@ def is_english(text: str) -> bool:
     """Return whether the first 200 words of a text may be English.
 
     A frequent word of another language, or one with a letter beyond ASCII, speaks against it, a frequent English word
-    for it; the majority decides. Without any, a short text may be English (names, numbers), and so may code; long prose
-    is not.
+    for it; the majority decides. Long prose without any frequent word is in a language that is not known here. A short
+    text without (names, numbers) may be English, and so may code.
     """
     words = _LETTERS.findall(text.casefold())[:_SAMPLE_WORDS]
     english = sum(word in _ENGLISH for word in words)
     other = sum(word in _OTHER or not word.isascii() for word in words)
     is_prose = len(words) >= _ENOUGH_WORDS and sum(c.isalpha() or c.isspace() for c in text) >= _PROSE * len(text)
-    return other <= english and (english > 0 or not is_prose)
+    return other <= english and not (is_prose and english == 0 and _SHARED.isdisjoint(words))
 
 
 def specific_words(words: list[str]) -> set[str]:

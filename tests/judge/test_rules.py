@@ -40,6 +40,12 @@ CORRECTIONS = [
     ("just stick to the facts, please", "Stick to the facts."),
     ("No, go with pandas instead of numpy", "Go with pandas instead of numpy."),
     # "too / very verbose | long | short | brief | formal | casual"
+    ("I need that in Celsius", "Give that in Celsius."),
+    ("As numbered steps, please.", "Answer like this: As numbered steps."),
+    (
+        "Could you rewrite the second paragraph so that it is calmer?",
+        "Rewrite the second paragraph so that it is calmer.",
+    ),
     ("That's too long", "fewer words"),
     ("too verbose!", "fewer words"),
     ("This is way too wordy for a text message", "fewer words"),
@@ -123,6 +129,28 @@ NO_CORRECTIONS = [
     ("I am looking for a train that isn't full", 0),
     ("I was told that I didn't need insurance", 0),
     ("I think it is KHIK97. Can you confirm if that's correct?", 0),
+    # a new request in words that a wish about the reply could have
+    ("I want a list of hotels in Rome.", 0),
+    ("I want a refund.", 0),
+    ("I need that in an hour.", 0),
+    ("I would like to know the time.", 0),
+    ("I use Linux.", 0),
+    ("Format the disk.", 0),
+    ("Sort the imports.", 0),
+    ("Put that in your notes.", 0),
+    ("Write in the log that we met.", 0),
+    ("Use the attached file to answer.", 0),
+    ("Two tickets to Rome, please.", 0),
+    ("Next question, please.", 0),
+    ("Can you do it for tomorrow as well?", 0),
+    ("Could you show me that on a map?", 0),
+    ("Is it supposed to rain?", 0),
+    ("From now on I'll walk.", 0),
+    ("There's no need to worry.", 0),
+    ("I'm tired, not hungry.", 0),
+    ("Just looking.", 0),
+    ("Find me the perfect gift for my mother.", 0),
+    ("Can you explain how it works?", 0),
     # praise and thanks
     ("Thanks!", 1),
     ("thank you so much", 1),
@@ -244,6 +272,8 @@ def test_tool_results() -> None:
     assert tools("Error: no seats left", '{"id": 7}').reward == -1
     assert tools('{"id": 7}', "Error: no seats left").reward == -1
     assert tools("").reward == 1
+    assert tools("Error: missing required argument order_id").hint == "Call the tool with the argument order_id."
+    assert tools("Error: 'day' is a required property").hint == "Call the tool with the argument day."
 
 
 def test_what_the_user_adds_to_a_tool_result() -> None:
