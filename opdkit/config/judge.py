@@ -9,9 +9,9 @@ from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
 RULES_WARNING = (
-    "the verdicts are those of --judge rules, English patterns that try the pipeline out: they leave most corrections "
-    "unseen, and what is trained on them can be worse than before. To train, have a model judge: `opdkit judge RUN "
-    "--overwrite` with --judge local or --judge endpoint, then the later stages again"
+    "the verdicts are those of --judge rules, English patterns to try the pipeline out: they miss many corrections and "
+    "take some requests for one, and what is trained on them can be worse than before. To train, have a model judge: "
+    "`opdkit judge RUN --overwrite` with --judge local or --judge endpoint, then the later stages again"
 )
 
 
