@@ -225,7 +225,8 @@ def test_eval_looks_for_the_words_that_the_teacher_recorded(
                                 wording=own))  # fmt: skip
     assert asked == ["(Note to the assistant: {hint})"]
     questions = {body["messages"][1]["content"].rpartition("## Question\n")[2] for body in server.requests}
-    assert questions == {r"Is it so: It is short. Say \boxed{1} or \boxed{-1}."}
+    own_words = ("It is short.", "It heeds the hint.")  # the check of the prompt, and of replies to the log's turns
+    assert questions == {rf"Is it so: {words} Say \boxed{{1}} or \boxed{{-1}}." for words in own_words}
     assert {body["messages"][0]["content"] for body in server.requests} == {"You read one reply."}
     assert manifest(scored, "eval")["plan"]["inputs"]["wording"]["criterion"] == read_wording(own)["criterion"]
 
