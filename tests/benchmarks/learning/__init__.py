@@ -1,9 +1,10 @@
 """Effect of each objective on a model, its cost, and what it makes the model forget: `docs/learning.md`.
 
-    python -m tests.benchmarks.learning            # about an hour on two cores; begun again, it goes on
+    python -m tests.benchmarks.learning            # about two hours on two cores; started again, it resumes
+    python -m tests.benchmarks.learning --add      # measures only the cells that results.json does not have
 
 The model, the logs and the held-out prompts are those of `sample_data/`, the stages those of the command line. Every
-training is a cell: a name, the options of `opdkit train`, a seed. What a cell measured is kept in the work folder, so
-that only what is missing is computed; at the end `results.json` beside this file and everything in `docs/` that shows
-its numbers are written anew.
+training is a cell: a name, the options of `opdkit train`, a seed. The numbers of a cell are kept in the work folder,
+so that only missing cells are measured. At the end, `results.json` beside this file and the page and plots in `docs/`
+that show its numbers are written again.
 """

@@ -1,8 +1,8 @@
 """Ablations: each default that differs from the seed implementations against the value of the seeds.
 
-All of this was fixed before the first of these trainings: the questions, the variants, the learning rates among which
-the tuning seeds choose, and the seeds that are reported. A variant is compared with the same objective under the
-defaults, each at the rate that its own tuning seeds like best.
+The questions, the variants and the reported seeds were fixed before the first of these trainings, and the reported
+seeds were measured once. A variant is compared with the same objective under its defaults, at the same learning rate,
+which tuning seeds chose for the defaults. The schedule changes the mean rate, so a constant one has its own tuning.
 """
 
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from .experiments import (
     DEFAULT,
     LEARNING_RATES,
     LONG,
+    ROUND_SAMPLES,
     SHORT,
     TUNING_SAMPLES,
     TUNING_SEEDS,
@@ -29,6 +30,7 @@ from .experiments import (
     slug,
 )
 from .noise import noisy, right_hints
+from .rounds import two_rounds
 from .runs import MODEL, SAMPLES, branch, final_model, passed, trained
 
 RATES = LEARNING_RATES[1:]
@@ -45,8 +47,9 @@ class Variant:
     change: str  # in words; "" for the defaults
     options: JSON = field(default_factory=dict)  # of `opdkit train`
     source: str = "base"  # run of runs.SOURCES that it trains on
-    rates: Sequence[float] = RATES  # to choose from; none: that of the objective
+    rates: Sequence[float] = ()  # to choose from with the tuning seeds; none: the rate of the objective
     epochs: int = SHORT
+    second_round: bool = False  # then an epoch on the replies that the trained model gives to the logged prompts
     exact_kl: bool = False  # in place of its estimate; no option of opdkit does that
 
     @property
@@ -60,15 +63,15 @@ def _each(objectives: Sequence[str], change: str, options: JSON, **other: object
 
 # question -> the value of the seeds, for each objective that it concerns
 ABLATIONS: dict[str, tuple[Variant, ...]] = {
-    "hint": _each((DEFAULT, "topk", "opd"), "longest hint", {}, source="base-longest", rates=()),
-    "support": _each((DEFAULT, "distill", "topk", "hybrid"), "top 4", {}, source="base-top4"),
-    "schedule": _each((DEFAULT, "hybrid", "opd"), "constant", {"schedule": "constant"}, rates=LOW_RATES),
+    "hint": _each((DEFAULT, "topk", "opd"), "longest hint", {}, source="base-longest"),
+    "support": _each((DEFAULT, "topk", "hybrid"), "top 4", {}, source="base-top4"),
+    "schedule": _each((DEFAULT, "opd"), "constant", {"schedule": "constant"}, rates=LOW_RATES),
     "weight": _each((DEFAULT, "hybrid", "combine"), "reward weight 1", {"reward_weight": 1.0}),
     "blame": _each((DEFAULT, "hybrid", "binary"), "blame on every token", {"negative_below": 1.0}),
 }
 # The KL term, on the default objective. The first has none; the last is what the others estimate.
 KL: tuple[Variant, ...] = (
-    Variant(DEFAULT, "KL off", rates=()),
+    Variant(DEFAULT, "KL off"),
     *(Variant(DEFAULT, f"KL {k}", {"kl_coef": KL_COEF, "kl_estimator": k}) for k in ("k1", "k2", "k3")),
     Variant(DEFAULT, "KL exact", {"kl_coef": KL_COEF}, exact_kl=True),
 )
@@ -77,15 +80,25 @@ ADVANTAGE: JSON = {"advantage_clip": 0.0}
 # Settings of opd that were tried, on tuning seeds alone; the one that ends best is the recipe.
 OPD: tuple[Variant, ...] = (
     Variant("opd", "ratio not clipped", RATIO, rates=LOW_RATES),
-    Variant("opd", "advantage not clipped", ADVANTAGE),
-    Variant("opd", "min advantage 0.5", {"min_advantage": 0.5}),
-    Variant("opd", "single turns", {"batch_by": "turn"}),
-    Variant("opd", "KL k1 0.1", {"kl_coef": KL_COEF, "kl_estimator": "k1"}),
-    Variant("opd", "replies of the teacher", source="base-written"),
+    Variant("opd", "advantage not clipped", ADVANTAGE, rates=RATES),
+    Variant("opd", "min advantage 0.5", {"min_advantage": 0.5}, rates=RATES),
+    Variant("opd", "single turns", {"batch_by": "turn"}, rates=RATES),
+    Variant("opd", "KL k1 0.1", {"kl_coef": KL_COEF, "kl_estimator": "k1"}, rates=RATES),
+    Variant("opd", "replies of the teacher", source="base-written", rates=RATES),
     # The second round of trials: what helped in the first, together.
     Variant("opd", "neither clipped", RATIO | ADVANTAGE, rates=LOW_RATES),
     Variant("opd", "neither clipped, replies of the teacher", RATIO | ADVANTAGE, "base-written", LOW_RATES[:2]),
     Variant("opd", "neither clipped, 6 epochs", RATIO | ADVANTAGE, rates=LOW_RATES[:2], epochs=LONG),
+    Variant("opd", "neither clipped, a second round", RATIO | ADVANTAGE, rates=LOW_RATES[:2], second_round=True),
+    # The third.
+    Variant(
+        "opd",
+        "neither clipped, replies of the teacher, a second round",
+        RATIO | ADVANTAGE,
+        "base-written",
+        LOW_RATES[:1],
+        second_round=True,
+    ),
 )
 
 
@@ -121,6 +134,11 @@ def cells(rates: dict[str, JSON], tuned: dict[str, float], seeds: Sequence[int])
         for seed in seeds
     ]
     found += [
+        _cell(f"again-{slug(v.name)}", v, rate_of(v, tuned), seed, TUNING_SAMPLES)
+        for v in seen_again()
+        for seed in TUNING_SEEDS
+    ]
+    found += [
         Cell(f"longest-{wrong:g}-{NOISE_VOTES}-{seed}", noisy,
              {"wrong": wrong, "votes": NOISE_VOTES, "seed": seed, "epochs": SHORT, "hint_select": "longest",
               "options": {"objective": DEFAULT, "learning_rate": tuned[DEFAULT]}})
@@ -136,6 +154,11 @@ def reported(rates: dict[str, JSON]) -> list[Variant]:
     return [*(v for values in ABLATIONS.values() for v in values), *KL, recipe(rates)]
 
 
+def seen_again() -> list[Variant]:
+    """Return the variants that are also trained with the tuning seeds, as a second look."""
+    return [v for values in ABLATIONS.values() for v in values if not v.rates]
+
+
 def rate_of(variant: Variant, tuned: dict[str, float]) -> float:
     """Return the learning rate of a variant: its own, or its objective's where it is not tuned."""
     return tuned[variant.name if variant.rates else variant.objective]
@@ -143,9 +166,11 @@ def rate_of(variant: Variant, tuned: dict[str, float]) -> float:
 
 def _cell(stem: str, variant: Variant, rate: float, seed: int, samples: int, *, drift: bool = False) -> Cell:
     options = {"objective": variant.objective, "learning_rate": rate} | variant.options
-    settings = {"name": stem, "options": options, "seed": seed, "source": variant.source, "samples": samples,
-                "exact_kl": variant.exact_kl, "drift": drift,
-                "epochs": variant.epochs}  # fmt: skip
+    settings: JSON = {"name": stem, "options": options, "seed": seed}
+    if variant.second_round:
+        return Cell(f"{stem}-{seed}", second_round, settings | {"epochs": variant.epochs, "source": variant.source})
+    settings |= {"source": variant.source, "samples": samples, "exact_kl": variant.exact_kl, "drift": drift,
+                 "epochs": variant.epochs}  # fmt: skip
     return Cell(f"{stem}-{seed}", ablated, settings)
 
 
@@ -169,6 +194,12 @@ def ablated(
         numbers["kl"] = kl_on_the_log(run, MODEL, final_model(run))
     rmtree(run)
     return numbers
+
+
+def second_round(work: Path, name: str, options: JSON, seed: int, epochs: int, source: str) -> JSON:
+    """Measure the shares passed after a training and an epoch on the trained model's own replies."""
+    numbers = two_rounds(work, name, options, seed, epochs, ROUND_SAMPLES, source)
+    return {"passed": numbers["second"]}
 
 
 def hints_read(work: Path, source: str) -> JSON:

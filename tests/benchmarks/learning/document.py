@@ -1,9 +1,10 @@
-"""Effect of every objective on a small model, measured from logs to held-out replies; see docs/learning.md."""
+"""Effect of each objective on a small model, measured from logs to held-out replies: docs/learning.md."""
 
 from statistics import median
 
 from opdkit.config.fields import JSON
 
+from .ablation_sections import defaults, opd_recipe
 from .experiments import (
     DEFAULT,
     LEARNING_RATES,
@@ -19,7 +20,6 @@ from .experiments import (
     SIZES,
     TOO_HIGH,
     TUNING_SEEDS,
-    VARIANTS,
     VOTES,
     WRITTEN,
     WRONG,
@@ -38,7 +38,20 @@ from .sessions import IN_A_ROW, MOST
 def page(results: JSON) -> str:
     """Return docs/learning.md."""
     found = Results(results)
-    sections = (_head, _presets, _written, _batches, _defaults, _forgetting, _sizes, _rounds, _sessions, _noise, _rates)
+    sections = (
+        _head,
+        _presets,
+        _written,
+        _batches,
+        defaults,
+        opd_recipe,
+        _forgetting,
+        _sizes,
+        _rounds,
+        _sessions,
+        _noise,
+        _rates,
+    )
     parts = [section(found) for section in sections]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -51,12 +64,13 @@ def _head(found: Results) -> str:
 Written by `python -m tests.benchmarks.learning` from `tests/benchmarks/learning/results.json`; do not edit.
 
 The sample model (1.4M parameters) learns from the first {SESSIONS} sessions of `sample_data/logs`:
-{log["turns"]} judged turns, {log["hinted"]} of them with a hint, rewards +1 {rewards["1"]}, 0 {rewards["0"]}, -1
-{rewards["-1"]}, all of it judged by the same model. What is measured: the share of first replies to held-out requests
-({SAMPLES} sampled at temperature 1 to each, about things that the logs never mention) that are what the user wants, as
-the mean of the four topics in which users correct the assistant. Before training it is {found.base():.2f}. Every number
-is the mean of {len(seeds_of(found, "base"))} seeds, of {len(seeds_of(found, "short", DEFAULT))} for the short trainings
-of the default; learning rates were chosen with other seeds (see the end). All other options are the defaults.
+{log["turns"]} judged turns, {log["hinted"]} of them with a hint. The rewards are {rewards["1"]} times +1,
+{rewards["0"]} times 0, and {rewards["-1"]} times -1. The same model is the judge. *Accuracy* is the share of first
+replies to held-out requests that are as the user wants, in the four topics where users correct the assistant ({SAMPLES}
+replies per request, sampled at temperature 1; the logs never mention what is requested). Before training it is
+{found.base():.2f}. Each number is the mean of {len(seeds_of(found, "base"))} seeds
+({len(seeds_of(found, "short", DEFAULT))} for the short trainings of the default). Learning rates were chosen with other
+seeds (see the end). All other options have their defaults.
 """
 
 
@@ -72,9 +86,9 @@ def _presets(found: Results) -> str:
     return f"""
 ## Accuracy
 
-A training of {SHORT} epochs at the learning rate that suits the objective best; its cost, in tokens read, against
-`opd` (objectives with a reward also read the turns that have no hint); and a training of {LONG} epochs at
-{LONG_RATE:g}, after each of them. The learning rates fall to 0 at the end.
+Accuracy after {SHORT} epochs, at the best learning rate of the objective; the cost of that training in tokens read,
+relative to `opd` (objectives with a reward also read the turns that have no hint); and accuracy after each epoch of a
+training of {LONG} epochs at {LONG_RATE:g}. The learning rate falls to 0 by the end of a training.
 
 {table(heads, rows)}
 
@@ -91,18 +105,19 @@ def _cost(found: Results, name: str, kind: str = "short") -> str:
 def _written(found: Results) -> str:
     rows = []
     for name in WRITTEN:
-        for kind, title in (("short", "the log"), ("written", f"and {REPLIES} replies more")):
+        for kind, title in (("short", "the log"), ("written", f"the log and {REPLIES} written replies")):
             rate = found.numbers["tuned"][name if kind == "short" else f"{name}, written"]
             shares = (after_short(found, name, "passed_sampled", d, kind=kind) for d in ("corrected", "uncorrected"))
             rows.append([name, title, f"{rate:g}", *(f"{share:.3f}" for share in shares), _cost(found, name, kind)])
-    heads = ["objective", "learns from", "rate", "corrected", "uncorrected", "cost"]
+    heads = ["objective", "trained on", "rate", "corrected", "uncorrected", "cost"]
     return f"""
 ## Replies that the teacher writes
 
-What is wrong after training on a short log is mostly a mixture of two habits, `leaves at 10 pm`: the logged replies
-never show what follows a beginning that the teacher would have chosen. With
-`opdkit teacher --teacher-samples {REPLIES}` the teacher, which has read the hint, also
-writes {REPLIES} replies of its own to each hinted prompt. {SHORT} epochs:
+Wrong replies after training on a short log are mostly mixtures of two habits, such as `leaves at 10 pm`: the logged
+replies never show what follows the beginning that the teacher prefers. With
+`opdkit teacher --teacher-samples {REPLIES}` the teacher, which reads the hint, also writes {REPLIES} replies of its own
+per hinted prompt. Shares of right first replies after {SHORT} epochs, in the corrected topics and in the topics that
+nobody corrects:
 
 {table(heads, rows)}
 """
@@ -123,37 +138,10 @@ def _batches(found: Results) -> str:
     return f"""
 ## Whole sessions or single turns
 
-An optimizer step takes whole sessions (`--batch-by session`, the default), whose turns share the reading of what they
-have in common, or turns drawn one by one. {SHORT} epochs, the same learning rate:
+An optimizer step takes whole sessions (`--batch-by session`, the default), so that what their turns have in common is
+read once, or turns drawn one by one. Accuracy after {SHORT} epochs at the same learning rate:
 
 {table(heads, rows)}
-"""
-
-
-def _defaults(found: Results) -> str:
-    rows = []
-    for name, (preset, _) in VARIANTS.items():
-        values = curve(found, name)
-        first_seed = mean_corrected(seeds_of(found, "long", preset)[0]["epochs"][-1])
-        rows.append([name, *(f"{v:.2f}" for v in values), f"{values[-1] - first_seed:+.2f}"])
-    heads = ["variant", *(f"{e} of {LONG}" for e in range(1, LONG + 1)), "last, against the default"]
-    return f"""
-## What the defaults are good for
-
-One option changed each time, one seed, compared with the same seed under the default.
-
-{table(heads, rows)}
-
-- `--negative-below`: a reward is one number for a whole reply. Where it is negative, plain policy gradient takes
-  probability from every token of the reply, also from those that any good reply has at that place. The ratio clip lets
-  each of them fall from 1.0 to 0.8, and a reply of fifteen such tokens then seldom survives: `leaves at 33:30 C`. So by
-  default a negative reward falls on those tokens alone that the student was not sure of. Without that, `binary` loses
-  again what it has learned.
-- Weight of the reward beside a teacher: a reward speaks at every token, a teacher only where it disagrees, and a
-  negative reward says nothing about what to write instead. With weight 1 the model leaves its habit for whatever else
-  it knows; with 0.1 or 0.2 the teacher leads, and the positive rewards hold on to what was right.
-- `--kl-coef`: the KL term is estimated on the logged tokens, and those are the replies that users complained about.
-  It holds on to them, which is the opposite of what is wanted; the default is 0.
 """
 
 
@@ -175,16 +163,16 @@ def _forgetting(found: Results) -> str:
     return f"""
 ## What it forgets
 
-Two topics, songs and capitals, nobody corrects. After {SHORT} epochs: the share of first replies there that are right;
-KL(before || after) in nats a token over the whole vocabulary, on the model's own earlier replies there and on what the
-users of the logs wrote.
+Nobody corrects two of the topics, songs and capitals. After {SHORT} epochs: the share of first replies there that are
+right; and KL(before || after) over the whole vocabulary, in nats per token, on the model's own earlier replies there
+and on the texts of the users in the logs.
 
 {table(heads, rows)}
 
 ![KL on uncorrected topics against gain](learning-forgetting.svg)
 
-Of {echo["replies"]:,} replies sampled from the default after {SHORT} epochs {echoed} repeat a hint or its marker.
-Tokens in a reply, before and after:
+Of {echo["replies"]:,} replies sampled after {SHORT} epochs of the default objective, {echoed} repeat a hint or its
+marker. Tokens per reply, before and after:
 
 {table(["topic", "before", "after"], lengths)}
 """
@@ -203,7 +191,7 @@ def _sizes(found: Results) -> str:
     return f"""
 ## How much log it takes
 
-{SHORT} epochs of the default on the first sessions of the log:
+Accuracy after {SHORT} epochs of the default objective on the first sessions of the log:
 
 {table(["sessions", "judged turns", "with a hint", "accuracy"], rows)}
 
@@ -219,8 +207,9 @@ def _rounds(found: Results) -> str:
     return f"""
 ## A second round
 
-A training of {ROUND_EPOCHS} epochs on the log; then the trained model answers the logged prompts of the hinted turns
-afresh ({ROUND_SAMPLES} replies each, `opdkit rollout`), is scored on them, and learns from them for an epoch.
+After a training of {ROUND_EPOCHS} epochs on the log, the trained model answers the logged prompts of the hinted turns
+again ({ROUND_SAMPLES} replies each, `opdkit rollout`). These replies are scored, and the model trains on them for one
+epoch.
 
 {table(["objective", "after the log", "after its own replies"], rows)}
 """
@@ -238,8 +227,8 @@ def _sessions(found: Results) -> str:
 ## How many sessions it takes
 
 The smallest number of logged sessions after which {IN_A_ROW} held-out replies in a row are as the user prefers (the
-metric of OpenClaw-RL v2), with the default objective; for each preference, the sessions in which users ask for it, in
-{ORDERS} orders.
+metric of OpenClaw-RL v2), with the default objective. The log of each preference holds the sessions in which users ask
+for it, in {ORDERS} orders.
 
 {table(heads, rows)}
 
@@ -260,8 +249,9 @@ def _noise(found: Results) -> str:
     return f"""
 ## A judge that is wrong
 
-Votes of a judge that is wrong at a known rate, {SHORT} epochs of the default objective. Exact is the chance
-that the votes give the right reward when the three rewards are equally frequent (in the log they are not).
+Accuracy after {SHORT} epochs of the default objective on the votes of a judge that is wrong at a known rate. *Exact*
+is the probability that the votes give the right reward if the three rewards are equally frequent (in the log they are
+not).
 
 {table(heads, rows)}
 
@@ -281,11 +271,11 @@ def _rates(found: Results) -> str:
     return f"""
 ## Learning rates
 
-Accuracy over all six topics, corrected or not, after {SHORT} epochs with {len(TUNING_SEEDS)} seeds that nothing above
-uses; the best is taken. These are rates for a model of 1.4M parameters: for one of some billions begin at a hundredth,
-the default. What is best for {SHORT} epochs can be too high for more of them where an objective follows the sampled
-token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} in the corrected topics with {len(high)} seeds.
-So the long trainings take {LONG_RATE:g} throughout.
+Accuracy over all six topics, corrected or not, after {SHORT} epochs, with {len(TUNING_SEEDS)} seeds that the tables of
+results do not use; each objective takes its best rate. These rates suit a model of 1.4M parameters: for a model of some
+billions begin at a hundredth of them, the default. A rate that is best for {SHORT} epochs can be too high for more
+epochs where an objective follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} in
+the corrected topics with {len(high)} seeds. So all long trainings take {LONG_RATE:g}.
 
 {table(["objective", *(f"{rate:g}" for rate in LEARNING_RATES)], rows)}
 """

@@ -30,6 +30,8 @@ WRITTEN = (DEFAULT, "distill")  # also with replies that the teacher writes to e
 # What the defaults were chosen against, one seed each: name -> (preset, options over its tuned ones)
 VARIANTS: dict[str, tuple[str, JSON]] = {
     "binary, blame on every token": ("binary", {"negative_below": 1.0}),
+    "hybrid, reward weight 1": ("hybrid", {"reward_weight": 1.0}),
+    "hybrid, blame on every token": ("hybrid", {"negative_below": 1.0}),
     "hybrid, reward weight 1, blame on every token": ("hybrid", {"reward_weight": 1.0, "negative_below": 1.0}),
     "hybrid, KL k3 0.1": ("hybrid", {"kl_coef": 0.1, "kl_estimator": "k3"}),
 }

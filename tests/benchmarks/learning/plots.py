@@ -47,7 +47,7 @@ def _forgetting(axes: Axes, found: Results) -> None:
         axes.scatter([x], [y], color=COLOURS[name], s=36)
         axes.annotate(name, (x, y), xytext=(5, 3), textcoords="offset points")
     axes.set(xlabel=f"gain on the corrected topics after {SHORT} epochs",
-             ylabel="KL(before || after) on the others, nats a token", yscale="log")  # fmt: skip
+             ylabel="KL(before || after) on the others, nats per token", yscale="log")  # fmt: skip
 
 
 def _noise(axes: Axes, found: Results) -> None:

@@ -11,10 +11,12 @@ from opdkit.teacher.stage import run as teach
 from .runs import MAX_NEW_TOKENS, MODEL, branch, final_model, passed, trained
 
 
-def two_rounds(work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int) -> JSON:
+def two_rounds(
+    work: Path, name: str, options: JSON, seed: int, epochs: int, samples: int, source: str = "base"
+) -> JSON:
     """Train on the log, roll the result out, train on that for one epoch; return the accuracy after each round."""
     first, second = (work / f"rounds-{name}-{seed}-{number}" for number in (1, 2))
-    branch(work / "base", first)
+    branch(work / source, first)
     trained(first, MODEL, options, seed, epochs)
     student = final_model(first)
     rollout(RolloutConfig(run=second, from_run=first, model=str(student), samples=samples, seed=seed,
