@@ -70,12 +70,10 @@ def first_unfinished(config: RunConfig, name: str) -> str | None:
 
 
 def bounds(
-    config: RunConfig, name: str, stages: Mapping[str, StageConfig], preview: Counters
+    config: RunConfig, name: str, stages: Mapping[str, StageConfig], extracted: Counters
 ) -> Iterator[tuple[str, str]]:
-    """Yield what is known of a stage that cannot count yet; `preview` are the counters of `extract --dry-run`."""
-    unfinished, options = first_unfinished(config, name), {stage: stages[stage].effective() for stage in ORDER}
-    whole = unfinished != "extract" or not preview.total("longer inputs")
-    extracted = preview if unfinished == "extract" else summary_of(config.run, "extract").counters
+    """Yield what is known of a stage that cannot count yet; `extracted` are the counters of extract or its preview."""
+    options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
     turns = extracted.total("turns" if has_outcomes else "trainable")
     replies = turns * (1 + options["teacher"]["teacher_samples"])
@@ -85,9 +83,10 @@ def bounds(
         "teacher": {"replies to score": replies},
         "train": {"optimizer steps": steps},
     }
-    yield "waits for", str(unfinished)
+    yield "waits for", str(first_unfinished(config, name))
+    part = " for 1,000 lines per input, which go on" if extracted.total("longer inputs") else ""
     for what, number in counts[name].items():
-        yield what, f"at most {number:,}" if whole else f"at most {number:,} for 1,000 lines per input, which go on"
+        yield what, f"at most {number:,}{part}"
 
 
 def with_set_forms(message: str, stage: str) -> str:

@@ -233,7 +233,7 @@ def score_replies(
     budget = budget_of(student, "scoring sessions")
     for teacher, examples in batch_sessions(sessions, budget, config.batch_tokens):
         mixture = Mixture(tuple(policy.model for policy in teacher.policies), teacher.weights)
-        if config.dry_run:
+        if config.dry_run:  # the models have no weights: count what they would read
             by_model = readings_by_model(student, mixture, [example.readings for example in examples])
             estimate = estimate_tokens(by_model, config.batch_tokens, whole=not config.turn_by_turn)
             counters.count("tokens read", estimate.tokens)

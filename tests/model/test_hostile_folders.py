@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from opdkit.errors import OpdkitError
-from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.load import load_model, load_skeleton, load_tokenizer
 
 COMMIT = "a" * 40
 
@@ -77,6 +77,7 @@ def test_code_beside_a_known_model_is_not_run(folder, name, marker) -> None:
     add_code(folder, marker)
     path = name()
     assert type(load(path)).__module__.startswith("transformers.")
+    assert type(load_skeleton(path)).__module__.startswith("transformers.")
     load_tokenizer(path)
     assert not marker.exists()
 
@@ -85,9 +86,10 @@ def test_a_model_that_needs_its_code_is_refused(folder, name, marker) -> None:
     add_code(folder, marker)
     edit(folder / "config.json", model_type="unheard_of")
     path = name()
-    with pytest.raises(OpdkitError, match=r"'unheard_of'.* code") as caught:
-        load(path)
-    assert path in str(caught.value)
+    for loading in (load, load_skeleton):
+        with pytest.raises(OpdkitError, match=r"'unheard_of'.* code") as caught:
+            loading(path)
+        assert path in str(caught.value)
     assert not marker.exists()
 
 

@@ -11,7 +11,14 @@ import transformers
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer, token_generator
+from opdkit.model.load import (
+    check_same_tokenizer,
+    context_length,
+    load_model,
+    load_skeleton,
+    load_tokenizer,
+    token_generator,
+)
 
 
 def test_a_folder_loads_in_evaluation_mode(tiny_model_dir, tiny_tokenizer):
@@ -129,3 +136,20 @@ def test_draws_depend_on_seed_and_parts_alone():
     assert all(other != first for other in others)
     assert len({tuple(draw(0, "s:1", vote)) for vote in range(1000)}) == 1000
     assert token_generator(0, "a").device.type == "cpu"
+
+
+def test_a_skeleton_has_the_limits_of_the_model_and_no_weights(tmp_path, tiny_model_dir):
+    """Also those of generation_config.json, which decide where a reply ends."""
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    whole, skeleton = load_model(str(folder), device="cpu", dtype="auto"), load_skeleton(str(folder))
+    assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
+    shapes = [{name: p.shape for name, p in model.named_parameters()} for model in (whole, skeleton)]
+    assert shapes[0] == shapes[1]
+    assert context_length(skeleton) == context_length(whole) == 2048
+    assert skeleton.generation_config.eos_token_id == whole.generation_config.eos_token_id == [5, 7]
+    (folder / "generation_config.json").unlink()
+    assert load_skeleton(str(folder)).generation_config.eos_token_id == skeleton.config.eos_token_id
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OpdkitError, match="no weights"):
+        load_skeleton(str(folder))
