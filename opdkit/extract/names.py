@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 from opdkit.errors import ConfigError
 
@@ -30,7 +31,7 @@ def load_names(model: str) -> Callable[[str, Counter[str]], str]:
             f"--redact-names {model}: no spaCy model of this name is installed, and it is no folder with a meta.json: "
             f"python -m spacy download {model}"
         )
-    language = spacy.info(model)["lang"]
+    language = cast("dict[str, str]", spacy.info(model))["lang"]
     registry = RecognizerRegistry([SpacyRecognizer(language)], supported_languages=[language])
     engine = SpacyNlpEngine([{"lang_code": language, "model_name": model}])
     analyzer = AnalyzerEngine(registry, engine, supported_languages=[language])
