@@ -26,13 +26,10 @@ def owned_name(name: str, suffix: str = "") -> str:
 
 def is_gone(host: str, pid: int) -> bool:
     """Return True if a process was one of this host and has ended."""
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # it lives, and belongs to another user
-            pass
+    try:
+        os.kill(pid, 0)
+    except OSError as error:  # PermissionError: it lives, and belongs to another user
+        return host == socket.gethostname() and isinstance(error, ProcessLookupError)
     return False
 
 

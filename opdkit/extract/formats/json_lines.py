@@ -11,6 +11,7 @@ from opdkit.extract.formats.reader import Line
 
 TOO_DENSE = "too many values"
 COMMENT = "comment line"
+NOT_AN_OBJECT = "not a JSON object"
 # A line of "[],[],[]" becomes objects of 30 times its size. Lines with fewer values than this are always read, 150 MB
 # at most; others only when they take 5 bytes or more per value: token ids and top log-probs do, an attack does not.
 MOST_VALUES, BYTES_PER_VALUE = 1_000_000, 5
@@ -34,7 +35,7 @@ def parse(line: Line) -> JSON:
     except orjson.JSONDecodeError:
         value = _parse_almost_json(line.data.removeprefix(b"\xef\xbb\xbf"))
     if not isinstance(value, dict):
-        raise Unreadable("not a JSON object", f"the line is a {type(value).__name__}")
+        raise Unreadable(NOT_AN_OBJECT, f"the line is a {type(value).__name__}")
     return value
 
 

@@ -16,6 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pyarrow as pa
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
 from opdkit.errors import ConfigError
-from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.documents import DocumentReader
 from opdkit.store.atomic import find_left_overs, owned_name, remove_entries
@@ -189,35 +190,45 @@ def is_damage(error: Exception) -> bool:
 def holds_documents(path: Path, limit: int) -> bool:
     """Return True if the JSON of a file does not come as lines: it is an array, or its objects have several lines each.
 
-    The first line of JSON lines is an object. Where it is not, it may also be damaged: then the first object decides,
-    wherever it ends. `limit` is the longest line, in bytes.
+    The first line of JSON lines is an object. It may also be damaged: then a later line is an object, and no closing
+    bracket or comma follows it, as it does within an array. `limit` is the longest line, in bytes.
     """
-    line = _first_line(path, limit, documents=False)
-    start = line.data.strip() if line else b""
-    if (line and not start.startswith((b"{", b"["))) or _is_object(line):
+    lines_of_file = _read_head(path, limit, documents=False)
+    first = next(lines_of_file, None)
+    start, problem = (first.data.strip(), _find_problem(first)) if first else (b"", "")
+    if first and (not problem or not start.startswith((b"{", b"["))):
         return False
-    record = _first_line(path, limit, documents=True)
-    if record is None:
-        return start.startswith(b"[")  # an array without objects
-    return _is_object(record) or (record.data.startswith(b"{") and (start == b"{" or start.startswith(b"[")))
+    was_object = False
+    for line in lines_of_file:
+        if problem == NOT_AN_OBJECT or (was_object and not line.data.lstrip().startswith((b"]", b"}", b","))):
+            return False
+        was_object = not _find_problem(line)
+    records = _read_head(path, limit, documents=True)
+    record = next(records, None)
+    if record is None or was_object:
+        return start.startswith(b"[") and not was_object  # an array without objects
+    has_several_lines = start.startswith(b"[") or record.data.startswith(start)
+    is_begun = record.data.startswith(b"{") and has_several_lines
+    return is_begun and not all(map(_find_problem, chain([record], islice(records, 20))))
 
 
-def _first_line(path: Path, limit: int, *, documents: bool) -> Line | None:
-    """Return the first line that is not blank; None without one, also where an archive breaks off before its end."""
+def _read_head(path: Path, limit: int, *, documents: bool) -> Iterator[Line]:
+    """Yield the first lines of a file that are not blank, up to where it breaks off, if it does."""
     try:
         with open_plain(path, documents) as handle:
-            return next((line for _, line in lines(handle, "", limit)), None)
+            yield from (line for _, line in islice(lines(handle, "", limit), 1_000))
     except Exception as error:
         if not is_damage(error):
             raise
-        return None
 
 
-def _is_object(line: Line | None) -> bool:
+def _find_problem(line: Line) -> str:
+    """Return why a line is not an object; "" if it is one."""
     try:
-        return line is not None and parse(line) is not None
-    except Unreadable:
-        return False
+        parse(line)
+    except Unreadable as problem:
+        return problem.reason
+    return ""
 
 
 def lines(

@@ -170,9 +170,9 @@ def survey(
                         _cut_into_chunks(log, part_bytes, line_limit, scratch)
                 if shared and log.path is log.input.path:
                     shared.keep(log, shared.path(log, *options))
-        damaged = [log for log in logs if log.input.given and log.problem and log.problem.reason == DAMAGED]
-        if damaged and all(log.format is None for log in logs):
-            raise _refusal(damaged[0].input, damaged[0].problem)
+        broken = [log for log in logs if log.input.given and log.problem and log.problem.reason == DAMAGED]
+        if broken and all(log.format is None for log in logs):
+            raise ConfigError("\n".join(f"{log.input.source}: {DAMAGED}, and nothing else to read" for log in broken))
         first = 0  # units are numbered across the inputs
         for log in logs:
             log.units = range(first, first)
@@ -266,14 +266,8 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
         if log.problem is not None and error.reason == NO_LINES:
             return  # it breaks off before its first record
         if log.input.given and error.reason != VOTES:
-            raise _refusal(log.input, error) from None
+            raise ConfigError(f"{log.input.source}: {error.reason} ({error.detail}){remedy(error)}") from None
         log.problem = error
-
-
-def _refusal(entry: Input, problem: Unreadable | None) -> ConfigError:
-    """Return the error for an input that was named and cannot be read."""
-    assert problem is not None
-    return ConfigError(f"{entry.source}: {problem.reason} ({problem.detail}){remedy(problem)}")
 
 
 def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
