@@ -87,11 +87,11 @@ Could a nurse on night duty work with this reply?
 hint = '(Note to the assistant: {hint})'
 ```
 
-The texts that a stage uses are in its `manifest.json`. So a changed text is another plan, and another path of the same
-text is not. What comes after the teacher takes its words from there: `eval` looks for them in replies (where they are
-two or more), `export --to trl-sdft` writes them around the hint, and `rollout` hands them on to the teacher of the new
-run. A text that lacks what opdkit looks for, or has an unknown name, is refused with the file and the name. Nothing in
-a text becomes a control token. How answers are read (`\\boxed{...}`, `[HINT_START]`) stays.
+Texts of a stage that are not the defaults are in its `manifest.json`. So a changed text is another plan, and another
+path of the same text is not. What comes after the teacher takes its words from there: `eval` looks for them in replies
+(where they are two words or more), `export --to trl-sdft` writes them around the hint, and `rollout` hands them on to
+the teacher of the new run. A text that lacks what opdkit looks for, or has an unknown name, is refused with the file
+and the name. Nothing in a text becomes a control token. How answers are read (`\\boxed{...}`, `[HINT_START]`) stays.
 
 These are the defaults, from `opdkit/config/wording.toml`:
 

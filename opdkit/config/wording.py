@@ -28,11 +28,11 @@ def _stripped(document: JSON) -> dict[str, Texts]:
 DEFAULTS = _stripped(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")))
 
 
-def read_wording(path: Path | None) -> dict[str, Texts]:
+def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> dict[str, Texts]:
     """Return table -> key -> text: those of the file, and the defaults for all others.
 
     Raises ConfigError that names the file, the table and the key: for an unknown one, for a value that is no text, and
-    for a text that lacks what opdkit or the parser of the votes looks for.
+    for a text that lacks what opdkit fills in or the parser of the votes looks for.
     """
     document = read_toml(path, "--wording") if path else {}
     for table, texts in document.items():
@@ -49,7 +49,7 @@ def read_wording(path: Path | None) -> dict[str, Texts]:
                 remedy = "; between single quotes a backslash stays one" if "\b" in text else ""
                 raise ConfigError(f"{where} {key} lacks {', '.join(missing)}{remedy}")
     own = _stripped(document)
-    return {table: texts | own.get(table, {}) for table, texts in DEFAULTS.items()}
+    return {table: texts | own.get(table, {}) for table, texts in defaults.items()}
 
 
 def wording_inputs(table: str, texts: Texts) -> JSON:

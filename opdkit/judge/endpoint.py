@@ -9,7 +9,6 @@ import asyncio
 import difflib
 import email.utils
 import json
-import math
 import os
 import re
 import time
@@ -45,7 +44,6 @@ _INSTEAD_OF_TEXT = ("reasoning_content", "reasoning", "tool_calls", "refusal")  
 _TOO_LONG = re.compile(r"context.{0,20}(?:length|window|size)|(?:prompt|input).{0,40}too (?:long|large|many)", re.I)
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
 _REFUSALS = (400, 403, 422)  # of a parameter that a server or a model does not take
-_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 NAME_FILE = "answers-as.json"  # in the folder of the stage that the votes are for
 _FIRST_ANSWERS = 3  # under one name that was not asked for, after which it is the judge's
 
@@ -74,7 +72,7 @@ class Endpoint:
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
-        self.lack_said = False
+        self.warned = False  # that the server gives no log-probs
 
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
         """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
@@ -174,8 +172,8 @@ class Endpoint:
         if span is None:
             return answer
         confidence = server_confidence(document["choices"][0].get("logprobs"), answer.text, *span)
-        if confidence is None and not self.lack_said:
-            self.lack_said = True
+        if confidence is None and not self.warned:
+            self.warned = True
             warn(f"{self.where} gives no log-probs of its answers' tokens: where a vote has none, --weigh-votes counts "
                  "each vote of the question as one")  # fmt: skip
         return replace(answer, confidence=confidence)
@@ -252,10 +250,7 @@ def server_confidence(logprobs: Any, text: str, start: int, end: int) -> float |
     ends = list(accumulate(map(len, pieces)))
     first = bisect_right(ends, position + len(text[:start].encode()))
     last = bisect_left(ends, position + len(text[:end].encode()))
-    decisive = values[first : last + 1]
-    if position < 0 or not decisive or not all(math.isfinite(value) and value < _ROUNDING for value in decisive):
-        return None
-    return confidence_of(decisive)
+    return None if position < 0 else confidence_of(values[first : last + 1])
 
 
 class Identity:

@@ -178,7 +178,7 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
     reward_votes = votes[1] if "reward" in turn.questions else []
     decisions = {"hint": [(vote.decision, vote.confidence) for vote in hint_votes],
                  "reward": [(vote.score, vote.confidence) for vote in reward_votes]}  # fmt: skip
-    weights = {name: confidences_of(votes) if config.weigh_votes else None for name, votes in decisions.items()}
+    weights = {name: confidences_of(cast) if config.weigh_votes else None for name, cast in decisions.items()}
     for question in (name for name in weights if config.weigh_votes and weights[name] is None):
         counters.count("questions not weighed", label=question)
     reward = turn.outcome or reward_of([vote.score for vote in reward_votes], weights["reward"])

@@ -10,6 +10,7 @@ from opdkit.chat.openai_messages import Message
 OUTCOME = "outcome"  # reward_status of a turn whose reward the log brings along
 TOO_LONG = "the prompt does not fit the judge"
 NO_ANSWER = "the judge answers others, not this"
+_ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,12 @@ def confidences_of(votes: Sequence[tuple[int | None, float | None]]) -> list[flo
     return [0.0 if decision is None else confidence or 0.0 for decision, confidence in votes]
 
 
-def confidence_of(logprobs: Sequence[float]) -> float:
-    """Return the probability of tokens from their log-probs (nats), rounded as the column `confidence` is stored."""
+def confidence_of(logprobs: Sequence[float]) -> float | None:
+    """Return the probability of tokens from their log-probs (nats), rounded as the column `confidence` is stored.
+
+    None without tokens, and where a number is not the logarithm of a probability.
+    """
+    if not logprobs or not all(math.isfinite(x) and x < _ROUNDING for x in logprobs):
+        return None
     (stored,) = array("f", [min(1.0, math.exp(math.fsum(logprobs)))])
     return stored

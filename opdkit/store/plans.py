@@ -71,7 +71,8 @@ def recorded_hint_text(run: Path, *stages: str) -> str:
     started = (name for name in stages or ("teacher", "extract") if (stage_dir(run, name) / "manifest.json").exists())
     stage = next(started, None)
     inputs = manifest(run, stage)["plan"].get("inputs", {}) if stage else {}
-    return str(inputs.get("wording", DEFAULTS)["teacher"]["hint"])
+    # An extract stage has its logs here, by name, and one of them may be called "wording".
+    return str(inputs.get("wording", {}).get("teacher", DEFAULTS["teacher"])["hint"])
 
 
 def changed_upstream(plan: JSON, manifests: Mapping[str, JSON]) -> list[str]:

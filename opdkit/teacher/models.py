@@ -12,7 +12,7 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_name
-from opdkit.config.wording import read_wording, wording_inputs
+from opdkit.config.wording import DEFAULTS, read_wording, wording_inputs
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.folder import check_model_folder, weights_digest
@@ -84,9 +84,8 @@ def model_inputs(config: TeacherConfig) -> JSON:
 
 def hint_text_of(config: TeacherConfig) -> str:
     """Return the words around a hint: those of `--wording`, else those that a rollout hands on, else the defaults."""
-    return (
-        read_wording(config.wording)["teacher"]["hint"] if config.wording else recorded_hint_text(config.run, "extract")
-    )
+    recorded = {"teacher": {"hint": recorded_hint_text(config.run, "extract")}}
+    return read_wording(config.wording, DEFAULTS | recorded)["teacher"]["hint"]
 
 
 def load_scorer(config: TeacherConfig) -> Scorer:

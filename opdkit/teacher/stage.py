@@ -62,7 +62,7 @@ def run(config: TeacherConfig) -> Summary:
     group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
     # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
-    # Before anything is deleted for it.
+    # `--overwrite` deletes the old targets: only for models that can be loaded.
     scorer = load_scorer(config) if config.overwrite and not config.dry_run else None
     with group.main_first():
         stage = Stage.open(
@@ -156,10 +156,8 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
     counters, scorer = Counters(), None
     for part in stage.todo():
         scorer = scorer or load_scorer(config)  # without weights
-        sessions, decided = (
-            list(judged_sessions(config.run, part, config.limit)),
-            inputs_of_part(part).get("reviews", {}),
-        )
+        sessions = list(judged_sessions(config.run, part, config.limit))
+        decided = inputs_of_part(part).get("reviews", {})
         rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
         if rewarded is None or config.overwrite:
             results = score_part(config, scorer, sessions, decided, counters)

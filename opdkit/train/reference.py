@@ -54,7 +54,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     sessions, size = [turn.session_id for turn in turns], config.micro_batch_tokens
     rank, ranks = accelerator.process_index, accelerator.num_processes
     forwards, tokens = plan_forwards(sequences, sessions, size, rank, ranks, packed=True)
-    budget, found = budget_of(model, "reading the reference"), dict[int, NDArray[np.float32]]()
+    budget, logprobs = budget_of(model, "reading the reference"), dict[int, NDArray[np.float32]]()
     for trees in progress(forwards, "reference", len(forwards), "batches"):
         members = [i for tree in trees for i in tree.turns]
         for attempt in budget.halves([len(sequences[i]) for i in members]):
@@ -63,12 +63,12 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
                 read = read_trees([(model, [sequences[i] for i in batch])], size)
                 queries = [LogprobQuery((sequences[i],)) for i in batch]
                 answers = logprobs_of(Mixture((model,)), queries, batch_tokens=size, read=read.batch)
-                found |= {i: answer.logprobs.numpy() for i, answer in zip(batch, answers, strict=True)}
+                logprobs |= {i: answer.logprobs.numpy() for i, answer in zip(batch, answers, strict=True)}
             if attempt.too_large:
                 raise TooLargeError(f"turn {turns[batch[0]].turn_id}, under --reference,", "try --dtype bfloat16")
-    found = {i: logprobs for share in gather_object([found]) for i, logprobs in share.items()}
+    logprobs = {i: values for share in gather_object([logprobs]) for i, values in share.items()}
     for i, turn in enumerate(turns):
-        if not np.isfinite(found[i][turn.sampled]).all():
+        if not np.isfinite(logprobs[i][turn.sampled]).all():
             raise OpdkitError(f"--reference {config.reference} gives a token of turn {turn.turn_id} no finite log-prob")
     say(f"{config.reference}: read {counted(len(turns), 'reply')}, {counted(tokens, 'token')}, for the KL to it")
-    return [replace(turn, reference_logprobs=found[i]) for i, turn in enumerate(turns)]
+    return [replace(turn, reference_logprobs=logprobs[i]) for i, turn in enumerate(turns)]

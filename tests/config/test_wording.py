@@ -13,6 +13,7 @@ from judged_runs import HINT, plain, prompts_of, targets, three_parts, write_run
 from runs import talk as said
 from runs import write_extract
 from sample_world import MODEL
+from small_logs import run as extract
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -250,6 +251,18 @@ def test_a_rollout_hands_the_words_of_the_teacher_on(
     rollout.run(RolloutConfig(run=tmp_path / "new", from_run=scored, model=model, device="cpu", max_new_tokens=8))
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu"))
     assert manifest(tmp_path / "new", "teacher")["plan"]["inputs"]["wording"] == text
+    own.write_text("[judge]\nsystem = 'You are a pilot.'")  # no words around the hint: the same plan, so it resumes
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", wording=own))
     own.write_text("[teacher]\nhint = '\\{hint}/'")
     teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", wording=own, overwrite=True))
     assert recorded_hint_text(tmp_path / "new") == "\\{hint}/"
+
+
+def test_a_log_may_be_called_wording(tmp_path: Path) -> None:
+    """The plan of extract has its logs by name, where that of a rollout has the words."""
+    log = tmp_path / "wording.jsonl"
+    spoken = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}] * 2
+    log.write_text(json.dumps({"messages": spoken}))
+    extract(tmp_path / "run", log)
+    assert "wording" in manifest(tmp_path / "run", "extract")["plan"]["inputs"]
+    assert recorded_hint_text(tmp_path / "run", "extract") == DEFAULTS["teacher"]["hint"]

@@ -32,7 +32,7 @@ from opdkit.judge import stage as judge
 from opdkit.judge.endpoint import server_confidence
 from opdkit.judge.hints import choose
 from opdkit.judge.parse import decision_span, parse_hint, parse_reward
-from opdkit.judge.votes import Answer, confidences_of, reward_of
+from opdkit.judge.votes import Answer, confidence_of, confidences_of, reward_of
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.sampling import sample
 from opdkit.store.part_writer import Stage
@@ -190,6 +190,12 @@ def test_no_vote_has_no_confidence(parse) -> None:
         vote = parse(Answer(text, reason, confidence=0.7))
         assert vote.error
         assert vote.confidence is None
+
+
+@pytest.mark.parametrize("logprobs", [[], [math.nan], [-0.1, math.nan], [-math.inf], [0.5]])
+def test_what_is_no_log_prob_gives_no_confidence(logprobs: list[float]) -> None:
+    assert confidence_of(logprobs) is None
+    assert confidence_of([-0.5, 1e-9]) == pytest.approx(math.exp(-0.5))
 
 
 # -- a server's log-probs ----------------------------------------------------------------------------------------------

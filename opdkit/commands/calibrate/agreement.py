@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from opdkit.evaluate.bootstrap import Interval, quantile_interval, resample_sums, share_interval
+from opdkit.evaluate.bootstrap import FEWEST, Interval, quantile_interval, resample_sums, share_interval
 
 CLASSES = (-1, 0, 1)
 Matrix = NDArray[np.float64]
@@ -101,7 +101,7 @@ class MajorityScore:
     accuracy_interval: Interval
     kappa: float | None
     kappa_interval: Interval
-    gain: Interval = None  # 95% interval of the accuracy minus that of the plain majority
+    gain: Interval  # 95% interval of the accuracy minus that of the plain majority; None for fewer than six sessions
 
 
 def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
@@ -119,7 +119,7 @@ def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int,
         share_interval(accuracy(resampled_B), share, len(confusions_S)),
         beyond_chance,
         quantile_interval(kappa(resampled_B, weights)),
-        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)),
+        quantile_interval(accuracy(resampled_B) - accuracy(plain_B)) if len(confusions_S) >= FEWEST else None,
     )
 
 

@@ -170,10 +170,9 @@ def _label(row: JSON | str, line: int) -> Label:
         raise _UnusableError(_UNLABELLED)
     if word not in WORDS:
         raise _UnusableError("no such label", f"{word[:40]!r}; -1, 0, 1, good, neutral, bad, true or false")
-    # The column `wanted` names what was wanted; null, none, no or false for nothing; an empty cell says neither.
-    wanted = None
-    if fields.get("wanted", "") != "":
-        wanted = str(fields["wanted"]).strip().lower() not in ("none", "null", "false", "no")
+    # The column `wanted` names what was wanted; null, none, no, false or 0 for nothing; an empty cell says neither.
+    cell = str(fields.get("wanted", "")).strip().lower()
+    wanted = cell not in ("none", "null", "no", "false", "0") if cell else None
     return Label(kind, fields[kind].strip(), WORDS[word], line, wanted)
 
 

@@ -10,10 +10,10 @@ def kl_to_reference(
 ) -> Tensor:
     """Estimate KL(student || reference) from one sampled token at each position (nats, [N]; Schulman 2020).
 
-    The tokens were drawn from the old policy; None: that is the reference. With r = l - l_ref: k2 = r^2 / 2 and
-    k3 = exp(-r) - 1 + r, as in other trainers. k1 is rho r with rho = exp(l - l_old), not r alone: where the tokens
-    come from the student, the expected gradient of r is zero, and minimising r on logged tokens would only lower their
-    log-probs. With rho, value and gradient are unbiased for tokens of the old policy.
+    The tokens were drawn from the old policy, which is the reference if `old_logprobs_N` is None. With r = l - l_ref:
+    k2 = r^2 / 2 and k3 = exp(-r) - 1 + r, as in other trainers. k1 is rho r with rho = exp(l - l_old), not r alone:
+    where the tokens come from the student, the expected gradient of r is zero, and minimising r on logged tokens would
+    only lower their log-probs. With rho, value and gradient are unbiased for tokens of the old policy.
     """
     log_ratio_N = logprobs_N - reference_N
     if estimator == "k1":

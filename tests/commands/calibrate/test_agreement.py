@@ -16,6 +16,7 @@ from opdkit.commands.calibrate.agreement import (
     confusion,
     hint_score,
     kappa,
+    majority_score,
 )
 
 PAIRS = st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from(CLASSES)), min_size=1, max_size=40)
@@ -85,3 +86,10 @@ def test_many_levels_of_agreement_are_put_together_in_tenths() -> None:
 def test_hints_where_something_was_wanted() -> None:
     assert hint_score([True, True, True, False], [True, False, True, True]) == HintScore(4, 3, 3, 2 / 3, 2 / 3)
     assert hint_score([False], [False]) == HintScore(1, 0, 0, None, None)
+
+
+@pytest.mark.parametrize(("sessions", "has_interval"), [(1, False), (5, False), (6, True)])
+def test_few_sessions_give_the_gain_no_interval(sessions: int, has_interval: bool) -> None:
+    """The same gain in each session has the same sign by chance: one time in 16 for five of them."""
+    plain_S, weighed_S = (np.tile(confusion([1], [reward]).ravel(), (sessions, 1)) for reward in (-1, 1))
+    assert majority_score("weighed", weighed_S, "none", 0, plain_S).gain == ((1.0, 1.0) if has_interval else None)

@@ -43,7 +43,8 @@ def test_csv_as_spreadsheets_write_it(separator: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "wanted"),
     [({}, None), ({"wanted": None}, False), ({"wanted": "celsius"}, True), ({"wanted": "none"}, False),
-     ({"wanted": False}, False), ({"wanted": True}, True), ({"wanted": ""}, None)],
+     ({"wanted": False}, False), ({"wanted": True}, True), ({"wanted": ""}, None), ({"wanted": " "}, None),
+     ({"wanted": 0}, False), ({"wanted": 1}, True)],
 )  # fmt: skip
 def test_whether_something_was_wanted(written: dict, wanted: bool | None, tmp_path: Path) -> None:
     path = write(tmp_path / "labels.jsonl", json.dumps({"turn_id": "a:1", "reward": 0} | written))
