@@ -142,6 +142,7 @@ NAMED_TOKENS = {
 }
 
 BODY = "\n".join("".join(random.Random(n).choices(BASE64, k=64)) for n in range(12))
+ALPHABETS = {"a": ALNUM, "b": BASE64, "h": HEX, "u": URLSAFE, "U": string.ascii_uppercase + "234567"}
 PARTS = {
     "BODY": BODY,
     "LINES": BODY[:200],
@@ -172,10 +173,10 @@ def cases(kind: str) -> Iterator[Case]:
     def fill(match: re.Match[str]) -> str:
         if match[1] in PARTS:
             return PARTS[match[1]]
-        return draw(rng, ((ALNUM if match[1][0] == "a" else string.ascii_uppercase + "234567", int(match[1][1:])),))
+        return draw(rng, ((ALPHABETS[match[1][0]], int(match[1][1:])),))
 
     for text in TEXTS.get(kind, ()):
-        yield mark(re.sub(r"\{([A-Z]{3,}|[aU][0-9]+)\}", fill, text if "URL" in kind else text.replace("~", "")))
+        yield mark(re.sub(r"\{([A-Z]{3,}|[abhuU][0-9]+)\}", fill, text if "URL" in kind else text.replace("~", "")))
     name, *parts = (TOKENS | NAMED_TOKENS).get(kind, ("",))
     for place in (PLACES if kind in TOKENS else NAMED) if parts else ():
         filled = place.replace("{N}", name.upper()).replace("{n}", name.lower())
@@ -214,9 +215,32 @@ ROWS = {
     "coordinates and street addresses": "street address",
     "other numbers of people": "Chinese id card",
     "keys beside a letter, broken, encoded": "key percent-encoded",
+    "of all kinds, written after the rules": "written after the rules",
 }
 
-BEFORE = (60, 42, 62, 36, 20, 34, 72, 6, 0, 0, 5, 12, 16, 16, 0, 0, 0, 0, 0, 1)  # strings that 0.1.0 replaced, by row
+BEFORE = (
+    60,
+    42,
+    62,
+    36,
+    20,
+    34,
+    72,
+    6,
+    0,
+    0,
+    5,
+    12,
+    16,
+    16,
+    0,
+    0,
+    0,
+    0,
+    0,
+    1,
+    25,
+)  # strings that 0.1.0 replaced, by row
 
 
 def recall_table(redact: Callable[[str], str]) -> str:
