@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from redaction_kinds import KINDS, cases, is_left
 from small_logs import jsonl, run, tables
 
 from opdkit.errors import ConfigError, OpdkitError
@@ -110,3 +111,14 @@ def test_a_pattern_that_never_ends_stops_the_command_and_writes_nothing(tmp_path
     with pytest.raises(OpdkitError, match="--redact-pattern words took more than"):
         run(tmp_path / "run", log, redact_pattern=(r"words=(?:\w+\s?)+$",))
     assert not list((tmp_path / "run").rglob("*.parquet"))
+
+
+def test_a_log_with_one_secret_of_every_kind_per_line(tmp_path):
+    texts = [case for kind in KINDS for case in list(cases(kind))[:2]]
+    log = jsonl(tmp_path / "log.jsonl", *({"messages": [
+        {"role": "user", "content": text}, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "no"}]}
+        for text, _ in texts))  # fmt: skip
+    run(tmp_path / "run", log, redact=True)
+    written = [row["messages"][0]["content"] for row in tables(tmp_path / "run")["sessions"]]
+    left = [text for (_, secrets), text in zip(texts, written, strict=True) if any(is_left(s, text) for s in secrets)]
+    assert left == []
