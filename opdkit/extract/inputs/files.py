@@ -200,16 +200,19 @@ def holds_documents(path: Path, limit: int) -> bool:
         return False
     was_object = False
     for line in lines_of_file:
+        # A first line that is an array, among others, is one of them; a later object may be the last of an array.
         if problem == NOT_AN_OBJECT or (was_object and not line.data.lstrip().startswith((b"]", b"}", b","))):
             return False
         was_object = not _find_problem(line)
+    if was_object:
+        return False
     records = _read_head(path, limit, documents=True)
     record = next(records, None)
-    if record is None or was_object:
-        return start.startswith(b"[") and not was_object  # an array without objects
-    has_several_lines = start.startswith(b"[") or record.data.startswith(start)
-    is_begun = record.data.startswith(b"{") and has_several_lines
-    return is_begun and not all(map(_find_problem, chain([record], islice(records, 20))))
+    if record is None:
+        return start.startswith(b"[")  # an array without objects
+    begins_there = start.startswith(b"[") or record.data.startswith(start)
+    is_object = record.data.startswith(b"{") and begins_there
+    return is_object and not all(map(_find_problem, chain([record], islice(records, 20))))
 
 
 def _read_head(path: Path, limit: int, *, documents: bool) -> Iterator[Line]:
