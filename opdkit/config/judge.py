@@ -68,6 +68,4 @@ class JudgeConfig(WordedOptions):
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
         if self.judge == "rules" and self.weigh_votes:
-            raise ConfigError(
-                "--weigh-votes needs a model as the judge: --judge rules gives one vote, without a probability"
-            )
+            raise ConfigError("--weigh-votes needs a model as the judge: votes of --judge rules have no probability")

@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 
 from opdkit.config.fields import HOW, MEMORY, WHERE, Panel
 from opdkit.config.shared import OBJECTIVES, ModelOptions, shared_option
@@ -139,7 +140,10 @@ class TrainConfig(ModelOptions):
             raise ConfigError("--group-scale none needs --group-normalise repeated or all")
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or when the package that trains adapters is missing."""
+        """Raise ConfigError when RUN is a file, a model would be removed, or the package for adapters is missing."""
         super().check_inputs()
+        for name, path in (("model", self.model), ("reference", self.reference)):
+            if self.overwrite and path and Path(path).resolve().is_relative_to((self.run / "train").resolve()):
+                raise ConfigError(f"--{name} {path} is among what --overwrite removes: move it out of there first")
         if self.lora_rank and importlib.util.find_spec("peft") is None:
             raise ConfigError("--lora-rank needs the package peft: pip install peft")

@@ -55,9 +55,8 @@ def make_example(
     hints, renderings_of = list[str](), dict[str, list[Rendering]]()
     candidates = candidate_hints(verdict, config.teacher_hint)
     for hint in candidates:
-        renderings_of[hint] = [
-            (chat, with_hint(before, hint, config.hint_placement, scorer.hint_text)) for chat in chats
-        ]
+        messages = with_hint(before, hint, config.hint_placement, scorer.hint_text)
+        renderings_of[hint] = [(chat, messages) for chat in chats]
         try:
             if len(candidates) > 1:  # a candidate that is too long must not drop the whole turn
                 fit_together(renderings_of[hint], tools, budget, config.too_long)

@@ -16,10 +16,12 @@ from transformers import AutoModelForCausalLM
 from opdkit.chat.template import Chat
 from opdkit.commands import run as pipeline
 from opdkit.config.run import RunConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.load import load_tokenizer
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
+from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns
 
@@ -149,6 +151,20 @@ def test_what_cannot_be_a_reference_is_refused(run, tmp_path, plain_model_dir, r
     with pytest.raises(OpdkitError, match=r"turn toy-\d+:\d"):
         train.run(train_config(run, plain_model_dir, kl_coef=0.1, reference=str(broken), overwrite=True))
     assert not (run / "train/metrics").exists()
+
+
+@pytest.mark.parametrize("option", ["model", "reference"])
+def test_overwrite_does_not_remove_the_model_that_it_needs(run, plain_model_dir, option) -> None:
+    train.run(train_config(run, plain_model_dir))
+    own = run / "train" / "model"
+    if option == "model":
+        teacher.run(TeacherConfig(run=run, model=str(own), device="cpu", overwrite=True))
+        again = train_config(run, own, overwrite=True)
+    else:
+        again = train_config(run, plain_model_dir, kl_coef=0.1, reference=str(own), overwrite=True)
+    with pytest.raises(ConfigError, match=f"--{option}"):
+        train.run(again)
+    assert (own / "model.safetensors").exists()
 
 
 def test_a_run_looks_for_the_reference_before_it_begins(plain_model_dir, tmp_path) -> None:

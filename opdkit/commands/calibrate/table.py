@@ -44,9 +44,7 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         plain, weighed = measured.majorities
         if plain.accuracy is not None and weighed.accuracy is not None:
             gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_range(weighed.gain)})"
-            _print(
-                f"weighing the votes by their confidence changes the accuracy by {gain}; judge --weigh-votes does so"
-            )
+            _print(f"weighing votes by confidence changes the accuracy by {gain}; judge --weigh-votes does so")
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")
         for level in measured.levels:
