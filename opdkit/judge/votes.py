@@ -118,10 +118,7 @@ def confidences_of(votes: Sequence[tuple[int | None, float | None]]) -> list[flo
 
 
 def confidence_of(logprobs: Sequence[float]) -> float | None:
-    """Return the probability of tokens from their log-probs (nats), rounded as the column `confidence` is stored.
-
-    None without tokens, and where a number is not the logarithm of a probability.
-    """
+    """Return the probability of tokens from their log-probs (nats), in float32; None where one is not a log-prob."""
     if not logprobs or not all(math.isfinite(x) and x < _ROUNDING for x in logprobs):
         return None
     (stored,) = array("f", [min(1.0, math.exp(math.fsum(logprobs)))])

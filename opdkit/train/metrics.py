@@ -57,14 +57,15 @@ def report_movement(rows: Sequence[JSON], run: Path) -> None:
     It is the mean of `shift` in the last quarter of the steps, from forwards that these steps did before their updates:
     nothing is read for it again. A single step has nothing before it to compare with.
     """
+    if all(row["skipped"] for row in rows):
+        warn("no step had a gradient: the weights are those of the model before")
+        return
     if len(rows) < 2:
         say("how far one optimizer step moves a model is not measured here; `opdkit eval` measures it")
         return
     last = rows[-max(1, len(rows) // 4) :]
     moved = sum(row["shift"] for row in last) / len(last)
-    say(
-        f"log-probs of the trained replies moved by {moved:.4f} nats per token, measured from step {last[0]['step']} on"
-    )
+    say(f"log-probs of trained replies moved by {moved:.4f} nats per token, measured from step {last[0]['step']} on")
     if moved < HARDLY_MOVED:
         warn(f"the model hardly moved, by less than {HARDLY_MOVED} nats per token: use a higher --learning-rate "
              "or more --epochs")  # fmt: skip

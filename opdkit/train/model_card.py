@@ -24,12 +24,15 @@ def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) 
     judge, teacher = (manifest(config.run, stage)["plan"]["config"] for stage in ("judge", "teacher"))
     base = _header_of(config.model)
     hub_name = base.get("base_model") if Path(config.model).is_dir() else config.model
+    # The second key is opdkit's own: a later round whose base is this model finds the licence there.
+    licence = " ".join(str(base.get("license") or base.get("base_model_license") or "").split())
+    header = {"base_model": hub_name, "base_model_license": licence}
     options = command_line("train", TrainConfig, Path("RUN"), config.plan(), ("model", "objective", "epochs"))[3:]
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
-        base_model=f"base_model: {json.dumps(hub_name)}\n" if hub_name else "",
+        header="".join(f"{key}: {json.dumps(value)}\n" for key, value in header.items() if value),
         version=__version__,
         model=config.model,
-        licence=" ".join(str(base.get("license", "unknown: no card of the base model names one")).split()),
+        licence=licence or "unknown: no card of the base model names one",
         data=describe_signal(data),
         judge=", ".join(f"`{name}`" for name in (judge.get("judge"), judge.get("judge_model")) if name) or "none",
         teacher=", ".join(f"`{name}`" for name in teacher["teacher"]) or "the base model itself, given the hint",

@@ -113,6 +113,10 @@ def test_what_the_card_of_the_base_says(tmp_path, plain_tokenizer, monkeypatch, 
     assert card(model).data.base_model == ("org/base" if where == "hub" else "org/first")
     assert facts(model)["Licence of the base model"] == "apache-2.0"
     assert facts(model)["Base model"] == f"`{name}`"
+    second = write_run(tmp_path / "second", model, toy_sessions(2))
+    train.run(train_config(second, model))
+    assert card(second / "train/model").data.base_model == card(model).data.base_model
+    assert facts(second / "train/model")["Licence of the base model"] == "apache-2.0"
 
 
 @pytest.mark.parametrize(

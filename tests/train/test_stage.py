@@ -119,7 +119,7 @@ def test_a_turn_without_a_hint_leaves_no_trace(tmp_path, plain_model_dir) -> Non
     assert all(torch.equal(a[k], b[k]) for k in a)
 
 
-def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> None:
+def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir, capsys) -> None:
     run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(4), support=0)
     path = run / "teacher/targets/part-00000.parquet"
     table = pq.read_table(path)
@@ -133,6 +133,7 @@ def test_teacher_equal_to_student_changes_nothing(tmp_path, plain_model_dir) -> 
     assert losses(run) == [0.0, 0.0]
     assert [row["skipped"] for row in read_all(run, "metrics")] == [True, True]
     assert summary.counters.total("steps without a gradient") == 2
+    assert "--learning-rate" not in capsys.readouterr().err, "a higher one would change nothing either"
     before, after = weights(plain_model_dir), weights(run / "train/model")
     assert all(torch.equal(before[k], after[k]) for k in before)
 
