@@ -38,7 +38,7 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     if not data.turns:
         raise OpdkitError(f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}")
     _, rewards = _hints_and_rewards(data)
-    if terms == {"reward"} and not any(rewards):
+    if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
     say(f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")

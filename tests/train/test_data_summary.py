@@ -13,6 +13,7 @@ from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
 from opdkit.config.rollout import RolloutConfig
+from opdkit.errors import OpdkitError
 from opdkit.store.counters import ADVANTAGES
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import is_judged_by_rules
@@ -41,6 +42,15 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "40 teacher advantages" in warning
     cancelled = [replace(toy_turn(f"{n}", reward=r), advantage=0.0) for n, r in enumerate((1, -1))]
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
+
+
+def test_rewards_of_0_teach_nothing_but_their_length_penalty(tmp_path, plain_model_dir) -> None:
+    toys = [Toy(f"t{n}", [Said("red blue green", 0)]) for n in range(2)]
+    run = write_run(tmp_path / "run", plain_model_dir, toys, support=0)
+    with pytest.raises(OpdkitError, match="2 rewards"):
+        train.run(train_config(run, plain_model_dir, objective="binary"))
+    train.run(train_config(run, plain_model_dir, objective="binary", overlong_max=2, overlong_cache=2))
+    assert [row["skipped"] for row in read_all(run, "metrics")] == [False]
 
 
 def name_judge(run: Path, judge: str) -> None:
