@@ -38,7 +38,7 @@ def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> di
     for table, texts in document.items():
         where = f"--wording {path}: [{table}]"
         if table not in DEFAULTS or not isinstance(texts, dict):
-            raise ConfigError(f"{where} is no table of texts; {did_you_mean(table, list(DEFAULTS))}")
+            raise ConfigError(f"{where} is not a table of texts; the tables are {', '.join(DEFAULTS)}")
         for key, text in texts.items():
             if key not in DEFAULTS[table]:
                 raise ConfigError(f"{where} has no text {key!r}; {did_you_mean(key, list(DEFAULTS[table]))}")

@@ -1,4 +1,4 @@
-"""Judging a reply on its own, before anybody reacts to it: it meets a criterion, it follows a hint."""
+"""Questions about a reply on its own, before anybody reacts to it: does it meet a criterion, or follow a hint."""
 
 import hashlib
 from collections.abc import Sequence

@@ -77,6 +77,6 @@ def judge_replies(
     answers = ask(list(questions.values())) if questions else []
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, of_question in zip(questions, answers, strict=True):
-        votes = [parse_reward(answer) for answer in of_question]
+        votes = [parse_reward(answer, texts["question"]) for answer in of_question]
         judged[name] = votes, reward_of([vote.score for vote in votes])
     return [judged.get(name, ([], EMPTY)) for name in names]

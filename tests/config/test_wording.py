@@ -243,6 +243,18 @@ def test_a_rollout_is_judged_in_own_words(own: Path, tmp_path: Path, tiny_model_
     assert "wording" not in manifest(tmp_path / "new", "extract")["plan"]["inputs"]
 
 
+def test_who_repeats_the_criterions_own_words_does_not_vote(own: Path, tmp_path: Path, tiny_model_dir: Path) -> None:
+    rules = r"\boxed{1} means yes, \boxed{-1} means no."
+    own.write_text(f"[criterion]\nquestion = '{{criterion}} {rules}'")
+    source = write_run(tmp_path / "source", three_parts()[:1])
+    with serving(lambda *_: completion(rules)) as server:
+        rollout.run(RolloutConfig(run=tmp_path / "new", from_run=source, model=str(tiny_model_dir), device="cpu",
+                                  max_new_tokens=8, judge_model="m", judge_url=server.url, wording=own))  # fmt: skip
+    votes = [vote for row in read_all(tmp_path / "new", "verdicts") for vote in row["reward_votes"]]
+    assert votes
+    assert {vote["error"] for vote in votes} == {"repeats the rules"}
+
+
 def test_a_rollout_hands_the_words_of_the_teacher_on(
     scored: Path, own: Path, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
