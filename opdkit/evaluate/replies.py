@@ -113,7 +113,7 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
             questions[name] = Question(name, "criterion", messages)
     answers = open_criterion_judge(config)(list(questions.values())) if questions else []
     verdicts = {
-        name: verdict_of([parse_reward(answer).score for answer in of_question])
+        name: verdict_of([parse_reward(answer, texts["question"]).score for answer in of_question])
         for name, of_question in zip(questions, answers, strict=True)
     }
     unknown = sum(verdict is None for verdict in verdicts.values())

@@ -17,6 +17,7 @@ from small_logs import run as extract
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
+from opdkit.chat.messages import message
 from opdkit.chat.template import Chat
 from opdkit.cli import app
 from opdkit.commands.run import configurations
@@ -28,9 +29,11 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.errors import ConfigError
 from opdkit.evaluate import stage as evaluate
-from opdkit.evaluate.checks import echo_of
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of
+from opdkit.evaluate.replies import Reply, check_replies
 from opdkit.judge import stage as judge
 from opdkit.model.load import load_tokenizer
+from opdkit.model.scoring import PromptResponse
 from opdkit.rollout import stage as rollout
 from opdkit.store.plans import manifest, recorded_hint_text
 from opdkit.store.reading import read_all
@@ -253,6 +256,16 @@ def test_who_repeats_the_criterions_own_words_does_not_vote(own: Path, tmp_path:
     votes = [vote for row in read_all(tmp_path / "new", "verdicts") for vote in row["reward_votes"]]
     assert votes
     assert {vote["error"] for vote in votes} == {"repeats the rules"}
+
+
+def test_eval_takes_no_vote_from_who_repeats_its_question(own: Path, tmp_path: Path) -> None:
+    rules = r"\boxed{1} means yes, \boxed{-1} means no."
+    own.write_text(f"[criterion]\nquestion = '{{criterion}} {rules}'")
+    prompt = HeldOutPrompt("p", "d", [message("user", "Hi")], None, Criterion("It is polite."))
+    reply = Reply(prompt, "after", 0, "Hello", "Hello", PromptResponse([1], [2]), "stop")
+    with serving(lambda *_: completion(rules)) as server:
+        config = EvalConfig(run=tmp_path, prompts="unused", judge_model="m", judge_url=server.url, wording=own)
+        assert [reply.passed for reply in check_replies([reply], config)] == [None]
 
 
 def test_a_rollout_hands_the_words_of_the_teacher_on(
