@@ -106,7 +106,7 @@ def test_what_goes_wrong_in_a_worker_is_the_command_s_error(tmp_path, log):
 
 @pytest.mark.slow
 def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
-    log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(400)))
+    log = jsonl(tmp_path / "log.jsonl", *(chat("u", f"answer {k}", "v") for k in range(120)))
     part_mb, stopped = lines_mb(log, 1), tmp_path / "stopped"
     command = [sys.executable, "-m", "opdkit", "extract", str(stopped), str(log), "--part-mb", str(part_mb)]
     process = subprocess.Popen([*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -115,7 +115,7 @@ def test_workers_that_are_asked_to_stop_finish_their_parts(tmp_path):
     process.send_signal(signal.SIGUSR1)
     assert "stopped as asked" in process.communicate(timeout=600)[1]
     assert process.returncode == stopping.TRY_AGAIN
-    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 400  # of a part, rejected is written last
+    assert 0 < len(list(stopped.rglob("rejected/part-*.parquet"))) < 120  # of a part, rejected is written last
     assert not list(stopped.rglob(".tmp/*"))
     run(stopped, log, part_mb=part_mb)
     run(tmp_path / "whole", log, part_mb=part_mb)
