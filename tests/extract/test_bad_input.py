@@ -97,8 +97,8 @@ def test_an_archive_cut_short_keeps_what_came_before(tmp_path, log_format):
     (b"[\n{},\n{}\n]\n", "unknown format"),
     (b"[1, 2]\n", "no JSON lines"),
     (b"[]\n", "nothing to read"),
-    (gzip.compress(b""), "nothing to read"),
-    (gzip.compress(b"x" * 100)[:20], "damaged archive"),
+    (gzip.compress(b"", mtime=0), "nothing to read"),
+    (gzip.compress(b"x" * 100, mtime=0)[:20], "damaged archive"),
     (b"time,level\n", "CSV, not JSON lines"),
     (b'{"level": "info"}\n', r"--format names the format.*--map.*docs/logs\.md"),
 ])  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_file_in_a_folder_that_is_no_log_is_one_rejected_row(tmp_path, capsys)
     assert "empty.jsonl: empty" in said
 
 
-PACKED = gzip.compress(b"".join(json.dumps(chat(f"u{n}", f"a{n}", "v")).encode() + b"\n" for n in range(50)))
+PACKED = gzip.compress(b"".join(json.dumps(chat(f"u{n}", f"a{n}", "v")).encode() + b"\n" for n in range(50)), mtime=0)
 CRC, LENGTH = bytes([PACKED[-8] ^ 1]), PACKED[-7:]
 
 
