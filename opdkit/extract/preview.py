@@ -24,12 +24,13 @@ from opdkit.store.part_writer import PartWriter
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS
 
 LINES = 1_000  # of each input
+WHOLE, BEGINNING, DAMAGE = "all of it", f"the first {LINES:,} lines", "what lies before the damage of its archive"
 _SHOWN = 200  # characters of a text
 _NAMED = 5  # values of a kind that are named
 
 
-def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
-    """Copy the first lines of an input, blank ones too, so that numbers stay. Return (the copy, True if it is whole).
+def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
+    """Copy the first lines of an input, blank ones too, so that numbers stay. Return (copy, how much it is).
 
     A line of more than `line_limit` bytes stays one. What lies behind damage is left out.
     """
@@ -50,17 +51,18 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, bool]:
     except Exception as error:
         if not is_damage(error):
             raise
-        count = 0
-    return replace(entry, path=path, given=False), count <= LINES
+        return replace(entry, path=path, given=False), DAMAGE
+    return replace(entry, path=path, given=False), WHOLE if count <= LINES else BEGINNING
 
 
-def print_report(log: SurveyedInput, out: PartWriter, whole: bool) -> None:
+def print_report(log: SurveyedInput, out: PartWriter, extent: str) -> None:
     """Print what one input would become: its sessions, turns, what is left out, and a sample."""
     name = f"{log.input.source}: "
     if log.format is None:
-        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else "empty")]
+        empty = "damaged archive" if extent == DAMAGE else "empty"
+        report = [name + (f"{log.problem.reason} ({log.problem.detail})" if log.problem else empty)]
     else:
-        report = [f"{name}{log.format}, " + ("all of it" if whole else f"the first {LINES:,} lines")]
+        report = [f"{name}{log.format}, {extent}"]
         sessions, turns, rejected = (out.arrow(table).to_pylist() for table in (SESSIONS, TURNS, REJECTED))
         left_out = {why: n for why, n in out.counters.dropped.items() if why.startswith((FILTERED, LEFT_OUT))}
         skipped = Counter(t["skip_reason"] for t in turns if t["skip_reason"])

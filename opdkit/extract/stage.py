@@ -27,7 +27,7 @@ from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.mapping import load
-from opdkit.extract.preview import copy_head, print_report
+from opdkit.extract.preview import BEGINNING, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
@@ -220,7 +220,9 @@ def part_bytes(config: ExtractConfig, inputs: Sequence[Input]) -> int:
 def say_formats(logs: Sequence[SurveyedInput]) -> None:
     """Print on stderr the format of each input."""
     for log in logs[:_NAMED]:
-        say(f"{log.input.source}: {log.format or (f'set aside: {log.problem.reason}' if log.problem else 'empty')}")
+        read = f"{log.format}, up to where it breaks off: {log.problem.reason}" if log.problem else log.format
+        aside = f"set aside: {log.problem.reason}" if log.problem else "empty"
+        say(f"{log.input.source}: {read if log.format else aside}")
     rest = Counter(log.format or "set aside" for log in logs[_NAMED:])
     if rest:
         say("and " + ", ".join(f"{count:,} more as {name}" for name, count in sorted(rest.items())))
@@ -261,9 +263,9 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
             for part in range(logs.parts):
                 for unit in units.read(part):
                     write_unit(unit, writers[unit.log.number], redactor, filters)
-    for log, out, (_, whole) in zip(logs.inputs, writers, heads, strict=True):
-        print_report(log, out, whole)
-        total.count("longer inputs", int(not whole))
+    for log, out, (_, extent) in zip(logs.inputs, writers, heads, strict=True):
+        print_report(log, out, extent)
+        total.count("longer inputs", int(extent == BEGINNING))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)
     if all(log.format is None for log in logs.inputs):

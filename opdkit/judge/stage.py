@@ -225,11 +225,14 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
         return []
     messages = mostly_dropped("judge", counters)
     votes, failed = counters.total("votes"), counters.total("failed votes")
+    kind = next((kind for kind, _ in counters.labels("failed votes").most_common(1)), "")
+    remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
     if 2 * failed > votes:
-        kind = counters.labels("failed votes").most_common(1)[0][0]
         share = "all" if failed == votes else f"{failed:,} of"
-        remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
         messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
+    elif failed and 2 * counters.total("no reward") > counters.rows_out:  # the other question went well
+        messages.append(f"{counters.total('no reward'):,} of {counted(counters.rows_out, 'turn')} got no reward: too "
+                        f"many votes failed, most often: {kind}. {remedy}")  # fmt: skip
     if not counters.total("hints"):
         messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
     if unweighed := counters.total("questions not weighed"):

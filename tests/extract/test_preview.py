@@ -51,6 +51,16 @@ def test_only_the_first_lines_are_read_and_their_numbers_stay(tmp_path, capsys):
     assert f"sessions  {LINES - 1:,}\n" in shown(capsys, tmp_path / "run", packed)
 
 
+def test_an_archive_that_breaks_off_is_named(tmp_path, capsys):
+    log = jsonl(tmp_path / "log.jsonl", *[chat(f"u{n * 7919}", f"a{n * 7907}", "v") for n in range(300)])
+    packed = tmp_path / "log.jsonl.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes())[:-1_000])
+    assert "openai, what lies before the damage" in shown(capsys, tmp_path / "run", packed)
+    capsys.readouterr()
+    run(tmp_path / "run", packed)
+    assert "log.jsonl.gz: openai, up to where it breaks off: damaged archive" in capsys.readouterr().err
+
+
 def test_inputs_of_several_formats_and_of_none(tmp_path, capsys):
     folder = tmp_path / "logs"
     jsonl(folder / "a.jsonl", {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]})

@@ -197,6 +197,7 @@ def counters(**counts: int | dict[str, int]) -> Counters:
     ({"failed votes": {"no decision": 90, "empty answer": 11}}, ["101 of 200 votes", "no decision"]),
     ({"failed votes": {"cut off by the token limit": 200}}, ["all 200 votes", "--max-new-tokens"]),
     ({"failed votes": {"the prompt does not fit the judge": 200}}, ["all 200 votes", "--max-section-chars"]),
+    ({"failed votes": {"no decision": 80}, "no reward": 51}, ["51 of 100 turns", "no reward", "no decision"]),
     ({"hints": 0}, ["no turn", "hint"]),
     ({"rewards": {"+1": 10}}, ["10 rewards", "+1"]),
     *[({"flags": {flag: 3}, "flags on turns rewarded +1": {flag: 2}}, ["2 of 3 turns", "+1", word]) for flag, word in
