@@ -69,9 +69,8 @@ class Rule:
             if not self.is_secret(match.string[start:end]):
                 return match[0]
             counts[self.name] += 1
-            is_number = (
-                match.string[max(0, start - 3) : start].rstrip().endswith('":')
-            )  # of JSON, which has to stay JSON
+            # A number behind the name of a field is one of JSON, which has to stay JSON.
+            is_number = match.string[max(0, start - 3) : start].rstrip().endswith('":')
             placed = f'"[{self.name}]"' if is_number else f"[{self.name}]"
             return f"{match.string[match.start() : start]}{placed}{match.string[end : match.end()]}"
 

@@ -10,7 +10,7 @@ from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
-from opdkit.config.wording import read_wording, wording_inputs
+from opdkit.config.wording import Texts, read_wording, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
@@ -61,7 +61,8 @@ def run(config: JudgeConfig) -> Summary:
     Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
     is not written, and the same command resumes with it.
     """
-    inputs = wording_inputs("judge", read_wording(config.wording)["judge"])
+    texts = read_wording(config.wording)["judge"]  # once: all parts are asked in the words of the plan
+    inputs = wording_inputs("judge", texts)
     if config.judge == "local" and config.judge_model:
         check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)
@@ -79,13 +80,13 @@ def run(config: JudgeConfig) -> Summary:
     if todo and config.judge != "rules":
         _check_lost_votes(config, todo)
     if config.dry_run:
-        return report_work(config, stage)
+        return report_work(config, stage, texts)
     if todo and config.judge != "rules":
         ask = ask or load_function(BACKENDS[config.judge])(config)
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
-            votes = judge_by_rules(turns, out.counters) if ask is None else ask_about(turns, config, ask)
+            votes = judge_by_rules(turns, out.counters) if ask is None else ask_about(turns, config, ask, texts)
             for turn, votes_on_turn in zip(turns, votes, strict=True):
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
     summary = stage.summary()
@@ -95,7 +96,7 @@ def run(config: JudgeConfig) -> Summary:
     return summary
 
 
-def report_work(config: JudgeConfig, stage: Stage) -> Summary:
+def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     """Print what the parts to do would take (`--dry-run`), without a model's weights, and without a request."""
     counters, work = Counters(), Counter[str]()
     count_work = None if config.judge == "rules" else load_function(JUDGES[config.judge])(config).count_work
@@ -104,7 +105,7 @@ def report_work(config: JudgeConfig, stage: Stage) -> Summary:
         counters.rows_out += len(turns)
         counters.count("outcomes", sum(turn.outcome is not None for turn in turns))
         if count_work:
-            asked = questions_about(turns, config)
+            asked = questions_about(turns, config, texts)
             work.update({f"  questions on the {name}": n for name, n in Counter(q.name for q in asked).items()})
             work.update(count_work(asked))
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **work})
@@ -147,9 +148,9 @@ def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Vot
     return votes
 
 
-def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig) -> list[Question]:
-    """Return the questions to put to a model; those about one turn are neighbours."""
-    questions, texts = [], read_wording(config.wording)["judge"]
+def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
+    """Return the questions to put to a model, in the words of `texts`; those about one turn are neighbours."""
+    questions = []
     for turn in turns:
         common = turn_text(*turn.place, config.max_section_chars)
         asked = {name: judge_messages(common, name, texts) for name in turn.questions}
@@ -157,9 +158,9 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig) -> list[Q
     return questions
 
 
-def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask) -> list[Votes]:
+def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask, texts: Texts) -> list[Votes]:
     """Return the votes of a model on each turn: all questions of a part are put to it at once."""
-    questions, texts = questions_about(turns, config), read_wording(config.wording)["judge"]
+    questions = questions_about(turns, config, texts)
     answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
     votes = []
     for turn_id in (turn.joined.turn_id for turn in turns):
