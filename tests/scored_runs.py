@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from runs import Messages, talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
@@ -13,6 +14,7 @@ from opdkit.config.train import TrainConfig
 from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 from opdkit.teacher import stage as teacher
+from opdkit.train import stage as train
 
 WORDS = "red green blue old new small big first last other".split()
 
@@ -100,3 +102,19 @@ def _verdict(turn_id: str, said: Said) -> dict[str, Any]:
         "hint": said.hint,
         "hint_status": "ok" if said.hint else "none",
     }
+
+
+def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start a training that dies after so many steps."""
+    step, seen = train.optimizer_step, []
+
+    def killed(*args):
+        if len(seen) == steps:
+            raise KeyboardInterrupt
+        seen.append(1)
+        return step(*args)
+
+    monkeypatch.setattr(train, "optimizer_step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train.run(config)
+    monkeypatch.setattr(train, "optimizer_step", step)

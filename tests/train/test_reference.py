@@ -9,7 +9,7 @@ import pytest
 import torch
 from chat_templates import CHATML
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer, save_tiny_model
-from scored_runs import train_config
+from scored_runs import train_and_kill, train_config
 from small_memory import room_for
 from transformers import AutoModelForCausalLM
 
@@ -79,18 +79,7 @@ def test_a_resumed_training_keeps_its_reference(run, tmp_path, plain_model_dir, 
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"kl_coef": 0.5, "reference": str(reference), "checkpoint_every": 1, "epochs": 2}
     train.run(train_config(run, plain_model_dir, **options))
-    step, seen = train.optimizer_step, []
-
-    def killed(*args):
-        if len(seen) == 3:
-            raise KeyboardInterrupt
-        seen.append(1)
-        return step(*args)
-
-    monkeypatch.setattr(train, "optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train.run(train_config(other, plain_model_dir, **options))
-    monkeypatch.setattr(train, "optimizer_step", step)
+    train_and_kill(train_config(other, plain_model_dir, **options), 3, monkeypatch)
     moved = save_tiny_model(tmp_path / "moved", load_tokenizer(str(reference)), seed=2)
     with pytest.raises(ConfigError, match="reference"):
         train.run(train_config(other, plain_model_dir, **(options | {"reference": str(moved)})))

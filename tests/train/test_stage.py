@@ -18,7 +18,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import save_tiny_model
-from scored_runs import Said, Toy, toy_sessions, train_config, write_run
+from scored_runs import Said, Toy, toy_sessions, train_and_kill, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opdkit.chat.template import Chat
@@ -245,22 +245,11 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = {"objective": "combine", "checkpoint_every": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2}
     train.run(train_config(run, plain_model_dir, **options))
-    step, seen = train.optimizer_step, []
-
-    def killed(*args):
-        if len(seen) == 5:
-            raise KeyboardInterrupt
-        seen.append(1)
-        return step(*args)
-
-    monkeypatch.setattr(train, "optimizer_step", killed)
-    with pytest.raises(KeyboardInterrupt):
-        train.run(train_config(other, plain_model_dir, **options))
+    train_and_kill(train_config(other, plain_model_dir, **options), 5, monkeypatch)
     assert not (other / "train/metrics").exists()
     assert not (other / "train/model").exists()
     assert [p.name for p in (other / "train/checkpoints").iterdir()] == ["step-00000004.pt"]
     (other / "train/checkpoints/step-00000006.pt").write_bytes(b"half a file")  # of another kind of death
-    monkeypatch.setattr(train, "optimizer_step", step)
     train.run(train_config(other, plain_model_dir, **options))
     timed = ("seconds", "tokens_per_second")
     a, b = ([{k: v for k, v in r.items() if k not in timed} for r in read_all(x, "metrics")] for x in (run, other))
