@@ -7,7 +7,7 @@ from typing import Any
 
 from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
-from opdkit.config.judge import RULES_WARNING
+from opdkit.config.judge import WARNINGS
 from opdkit.config.run import ORDER, PipelineConfig, RunConfig
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
@@ -31,7 +31,7 @@ def run(config: RunConfig) -> Summary:
     for stage in stages.values():
         stage.check_inputs()
     if stages["judge"].effective()["judge"] == "rules":
-        warn(RULES_WARNING)
+        warn(WARNINGS["rules"])
     say(f"options of {', '.join(ORDER)} that `opdkit run` lacks are given as --set STAGE.OPTION=VALUE")
     reporting = [name for name in ORDER if not config.dry_run or first_unfinished(config, name) is None]
     extracted = Counters()

@@ -8,11 +8,13 @@ from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
-RULES_WARNING = (
-    "the verdicts are those of --judge rules, English patterns to try the pipeline out: they miss many corrections and "
-    "take some requests for one, and what is trained on them can be worse than before. To train, have a model judge: "
-    "`opdkit judge RUN --overwrite` with --judge local or --judge endpoint, then the later stages again"
-)
+WARNINGS = {
+    "rules": "the verdicts are those of --judge rules, English patterns to try the pipeline out: they miss many "
+    "corrections and take some requests for one, and what is trained on them can be worse than before. To train, have "
+    "a model judge: `opdkit judge RUN --overwrite` with --judge local or --judge endpoint, then the later stages again",
+    "reaction": "nothing is judged with --judge reaction: each reaction itself is the hint, and irrelevant ones teach "
+    "as much as relevant ones",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,5 +69,5 @@ class JudgeConfig(WordedOptions):
             raise ConfigError(f"--min-hint-chars is {self.min_hint_chars}, more than --max-hint-chars")
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
-        if self.judge == "rules" and self.weigh_votes:
-            raise ConfigError("--weigh-votes needs a model as the judge: votes of --judge rules have no probability")
+        if self.judge in WARNINGS and self.weigh_votes:
+            raise ConfigError(f"--weigh-votes needs a model as the judge: --judge {self.judge} has no probabilities")

@@ -9,7 +9,7 @@ from opdkit.config.fields import HOW, JSON, OPTIONS, WHERE, Panel, StageConfig, 
 from opdkit.config.wording import read_wording
 from opdkit.errors import ConfigError
 
-JUDGES = ("rules", "local", "endpoint")
+JUDGES = ("rules", "reaction", "local", "endpoint")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 REPEAT = "may be given repeatedly"
@@ -40,7 +40,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
         None,
         "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this "
-        "process, where there is no server; rules: English patterns, to try the pipeline out, not to train on",
+        "process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; "
+        "reaction: nobody, each reaction itself is the hint",
         {"choices": JUDGES},
     ),
     "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),

@@ -60,6 +60,6 @@ def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None
         from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client
 
         return Endpoint(judge, folder).ask
-    from opdkit.judge.local import open_judge  # imported here: it brings torch
+    from opdkit.judge.local import LocalJudge  # imported here: it brings torch
 
-    return open_judge(judge)
+    return LocalJudge(judge).ask

@@ -33,10 +33,9 @@ from opdkit.console import counted, printable, say, tally, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.parse import decision_span
 from opdkit.judge.retries import FailedAttemptError, Traffic
-from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, Request, confidence_of
+from opdkit.judge.votes import TOO_LONG, Answer, Question, Request, confidence_of
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import stage_dir
 from opdkit.store.stable_hash import stable_hash
 
 LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
@@ -317,8 +316,3 @@ def retry_after_seconds(value: str) -> float:
     with suppress(ValueError):
         return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
     return 0.0
-
-
-def open_judge(config: JudgeConfig) -> Ask:
-    """Return the judge of the stage `judge`."""
-    return Endpoint(config, stage_dir(config.run, "judge")).ask

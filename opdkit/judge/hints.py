@@ -117,6 +117,18 @@ def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_co
     return "\n".join(message["content"] or "" for message in messages[index + 1 : index + 1 + next_count])
 
 
+def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> Choice:
+    """Return what users and tools said after the reply at `index` as its hint, whole, whatever it says.
+
+    This is the hint of SDPO on user interactions (arXiv 2603.12273). It passes no filter: neither its length nor its
+    content counts, and a message of thanks is a hint, too.
+    """
+    following = messages[index + 1 : index + 1 + next_count]
+    said = (message["content"] or "" for message in following if message["role"] in ("user", "tool"))
+    hint = "\n\n".join(text for text in map(str.strip, said) if text)
+    return Choice([hint], hint, "ok") if hint else Choice([], None, "none")
+
+
 def words(text: str) -> list[str]:
     """Return the words of a text, case folded, compatibility forms unified, without punctuation."""
     return [w.replace("’", "'") for w in _WORD.findall(unicodedata.normalize("NFKC", text).casefold())]

@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import TOO_LONG, Answer, Ask, Question, confidence_of
+from opdkit.judge.votes import TOO_LONG, Answer, Question, confidence_of
 from opdkit.model.load import (
     context_length,
     load_model,
@@ -35,10 +36,10 @@ _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that 
 class LocalJudge:
     """Chat model of `--judge-model`, loaded; with `--dry-run` without its weights.
 
-    The votes depend on (seed, turn_id, question, vote) and on it alone.
+    The votes depend on (seed, turn_id, question, vote) and on it alone, so nothing is kept in the stage's folder.
     """
 
-    def __init__(self, config: JudgeConfig) -> None:
+    def __init__(self, config: JudgeConfig, _folder: Path | None = None) -> None:
         assert config.judge_model is not None  # JudgeConfig sees to it
         self.config = config
         tokenizer = load_tokenizer(config.judge_model)
@@ -126,8 +127,3 @@ class LocalJudge:
             decisive = self.chat.tokens_between(ids, *span)
             answer = replace(answer, confidence=confidence_of([drawn.logprobs[i] for i in decisive]))
         return answer
-
-
-def open_judge(config: JudgeConfig) -> Ask:
-    """Return the judge of the stage `judge`."""
-    return LocalJudge(config).ask

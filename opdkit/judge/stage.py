@@ -9,7 +9,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON
-from opdkit.config.judge import JudgeConfig
+from opdkit.config.judge import WARNINGS, JudgeConfig
 from opdkit.config.wording import Texts, read_wording, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
@@ -18,7 +18,17 @@ from opdkit.judge.flags import flags
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
+from opdkit.judge.votes import (
+    NOT_JUDGED,
+    TOO_LONG,
+    Ask,
+    HintVote,
+    Question,
+    Reward,
+    RewardVote,
+    confidences_of,
+    reward_of,
+)
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dry_run import print_dry_run
@@ -29,8 +39,8 @@ from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.tables import VERDICTS
 
-# Judges that are models: "module:function", imported only when chosen; the function opens one and returns an Ask.
-BACKENDS = {"local": "opdkit.judge.local:open_judge", "endpoint": "opdkit.judge.endpoint:open_judge"}
+# Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
+# that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
 JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint"}
 
 Votes = tuple[list[HintVote], list[RewardVote]]
@@ -69,24 +79,27 @@ def run(config: JudgeConfig) -> Summary:
     ask: Ask | None = None
     replaces = config.overwrite and not config.dry_run
     if replaces and config.judge == "local":  # old votes are removed only for a judge that is there
-        ask = load_function(BACKENDS["local"])(config)
+        ask = load_function(JUDGES["local"])(config).ask
     elif replaces and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
         trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
-        load_function("opdkit.judge.endpoint:Endpoint")(config).ask([trial])
+        load_function(JUDGES["endpoint"])(config).ask([trial])
     # A server may answer otherwise the next time, whatever the seed.
     stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(config.run, "extract"), inputs=inputs,
                        upstream=["extract"], drawn=config.judge == "endpoint")  # fmt: skip
     todo = stage.todo()
-    if todo and config.judge != "rules":
+    if todo and config.judge in JUDGES:
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)
-    if todo and config.judge != "rules":
-        ask = ask or load_function(BACKENDS[config.judge])(config)
+    if todo and config.judge in JUDGES:
+        ask = ask or load_function(JUDGES[config.judge])(config, stage.home).ask
     for part in progress(todo, "judge", len(todo), "parts"):
         with stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
-            votes = judge_by_rules(turns, out.counters) if ask is None else ask_about(turns, config, ask, texts)
+            if ask:
+                votes = ask_about(turns, config, ask, texts)
+            else:
+                votes = judge_by_rules(turns, out.counters) if config.judge == "rules" else [([], [])] * len(turns)
             for turn, votes_on_turn in zip(turns, votes, strict=True):
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
     summary = stage.summary()
@@ -99,7 +112,7 @@ def run(config: JudgeConfig) -> Summary:
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     """Print what the parts to do would take (`--dry-run`), without a model's weights, and without a request."""
     counters, work = Counters(), Counter[str]()
-    count_work = None if config.judge == "rules" else load_function(JUDGES[config.judge])(config).count_work
+    count_work = load_function(JUDGES[config.judge])(config).count_work if config.judge in JUDGES else None
     for part in stage.todo():
         turns = list(turns_to_judge(config, part, counters))
         counters.rows_out += len(turns)
@@ -182,11 +195,14 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
     weights = {name: confidences_of(cast) if config.weigh_votes else None for name, cast in decisions.items()}
     for question in (name for name in weights if config.weigh_votes and weights[name] is None):
         counters.count("questions not weighed", label=question)
-    reward = turn.outcome or reward_of([vote.score for vote in reward_votes], weights["reward"])
-    unquotable = hints.unquotable_text(config.judge, *turn.place)
-    choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
-                          weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
-                          max_chars=config.max_hint_chars)  # fmt: skip
+    if config.judge == "reaction":
+        reward, choice = turn.outcome or NOT_JUDGED, hints.raw_reaction(*turn.place)
+    else:
+        reward = turn.outcome or reward_of([vote.score for vote in reward_votes], weights["reward"])
+        unquotable = hints.unquotable_text(config.judge, *turn.place)
+        choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
+                              weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
+                              max_chars=config.max_hint_chars)  # fmt: skip
     count_votes(counters, [*hint_votes, *reward_votes], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))
@@ -224,7 +240,7 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     """Return what looks wrong with a stage's verdicts as a whole."""
     if not counters.rows_out:
         return []
-    messages = mostly_dropped("judge", counters)
+    messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])
     votes, failed = counters.total("votes"), counters.total("failed votes")
     kind = next((kind for kind, _ in counters.labels("failed votes").most_common(1)), "")
     remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")

@@ -71,8 +71,11 @@ class Reward:
     """Reward of one turn. `agreement` is the share of the valid votes that equal it; null where it is null."""
 
     reward: int | None
-    status: str  # ok, tie, no_quorum, failed or outcome
+    status: str  # ok, tie, no_quorum, failed, outcome or not_judged
     agreement: float | None
+
+
+NOT_JUDGED = Reward(None, "not_judged", None)  # nobody was asked
 
 
 def reward_of(scores: Sequence[int | None], weights: Sequence[float] | None = None) -> Reward:

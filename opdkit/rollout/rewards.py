@@ -14,13 +14,12 @@ from opdkit.config.wording import DEFAULTS, Texts, read_wording
 from opdkit.judge.criterion import criterion_messages, question_id, visible
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.stage import count_votes
-from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
+from opdkit.judge.votes import NOT_JUDGED, Ask, Question, Reward, RewardVote, reward_of
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part
 from opdkit.store.reviews import Reviews, read_verdicts
 from opdkit.store.turn_ids import answered_turn_id
 
-NOT_JUDGED = Reward(None, "not_judged", None)
 EMPTY = Reward(-1, "empty", None)  # rewarded, or left out, saying nothing would become a habit
 
 

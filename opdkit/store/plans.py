@@ -53,14 +53,14 @@ def command_of(run: Path, stage: str) -> str:
     return str(manifest(run, stage)["plan"].get("command", stage)) if path.exists() else stage
 
 
-def is_judged_by_rules(run: Path) -> bool:
-    """Return whether the rules judge wrote the verdicts of a run or, of a rollout, the hints that it answers."""
+def judge_of(run: Path) -> str | None:
+    """Return the `--judge` that wrote the verdicts of a run or, of a rollout, the hints that it answers."""
     document = manifest(run, "judge")
     options = document.get("configuration", document["plan"]["config"])  # the former names the source run, too
     source = options.get("from_run")
     if source and (stage_dir(Path(source), "judge") / "manifest.json").exists():
-        return is_judged_by_rules(Path(source))
-    return bool(options.get("judge") == "rules")
+        return judge_of(Path(source))
+    return str(options["judge"]) if "judge" in options else None
 
 
 def recorded_hint_text(run: Path, *stages: str) -> str:

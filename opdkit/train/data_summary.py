@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
-from opdkit.config.judge import RULES_WARNING
+from opdkit.config.judge import WARNINGS
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import ADVANTAGES
-from opdkit.store.plans import is_judged_by_rules
+from opdkit.store.plans import judge_of
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import Step
@@ -43,8 +43,8 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
                           f"nothing to learn. {remedy}")  # fmt: skip
     say(f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
-    if is_judged_by_rules(config.run):
-        warn(RULES_WARNING)
+    if warning := WARNINGS.get(judge_of(config.run) or ""):
+        warn(warning)
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
 
@@ -60,6 +60,8 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
         warnings.append(f"all {len(rewards)} rewards are {with_sign(rewards[0], 0)}: they do not tell good replies "
                         "from bad ones; look at some votes, and try a stronger --judge")  # fmt: skip
+    if "reward" in terms and not rewards:
+        warnings.append("no turn has a reward: the hints alone train")
     reasons = {
         "reward": "the rewards cancel within their groups, or are 0",
         "teacher": "the hints hardly change the teacher; look at some, and at the teacher stage's --hint-placement",

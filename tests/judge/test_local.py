@@ -12,7 +12,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import local
 from opdkit.judge import stage as judge
-from opdkit.judge.local import LocalJudge, open_judge
+from opdkit.judge.local import LocalJudge
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.votes import Question
 from opdkit.model.load import load_tokenizer
@@ -87,8 +87,8 @@ def test_another_seed_gives_other_votes(extracted: Path, plain_model_dir: Path) 
 
 def test_the_first_votes_do_not_depend_on_how_many_there_are(extracted: Path, plain_model_dir: Path) -> None:
     question = [Question("s:1", "reward", judge_messages("| x", "reward"))]
-    few = open_judge(config(extracted, plain_model_dir, votes=2))(question)
-    many = open_judge(config(extracted, plain_model_dir, votes=5))(question)
+    few = LocalJudge(config(extracted, plain_model_dir, votes=2)).ask(question)
+    many = LocalJudge(config(extracted, plain_model_dir, votes=5)).ask(question)
     assert many[0][:2] == few[0]
 
 
@@ -121,7 +121,7 @@ def test_a_prompt_that_leaves_little_room_gets_what_there_is(extracted, plain_mo
         text += "| Q\n"
         messages = judge_messages(text, "reward")
     roomy = judge_messages("", "reward")
-    answers = open_judge(opened)([Question("s:1", "reward", messages), Question("s:3", "reward", roomy)])
+    answers = LocalJudge(opened).ask([Question("s:1", "reward", messages), Question("s:3", "reward", roomy)])
     assert not any(a.error for pair in answers for a in pair)
     assert allowed == [20, 2048 - len(chat.prompt_ids(messages))]
 
@@ -161,8 +161,8 @@ def test_control_tokens_in_a_log_stay_text(plain_model_dir: Path) -> None:
 
 
 def test_the_stop_token_is_no_part_of_the_raw_answer(extracted: Path, plain_model_dir: Path) -> None:
-    opened = open_judge(config(extracted, plain_model_dir, votes=60, temperature=3.0, max_new_tokens=40))
-    (answers,) = opened([Question("s:1", "reward", judge_messages("| x", "reward"))])
+    opened = LocalJudge(config(extracted, plain_model_dir, votes=60, temperature=3.0, max_new_tokens=40))
+    (answers,) = opened.ask([Question("s:1", "reward", judge_messages("| x", "reward"))])
     stopped = [a for a in answers if a.finish_reason == "stop"]
     assert stopped
     assert not any("<|im_end|>" in a.text for a in stopped)
@@ -180,8 +180,8 @@ def test_a_prompt_that_opens_the_thinking_is_known(extracted: Path, tiny_model_d
     )
     tokenizer.save_pretrained(folder)
     question = [Question("s:1", "reward", judge_messages("| x", "reward"))]
-    assert all(a.thinking for a in open_judge(config(extracted, folder))(question)[0])
-    assert not any(a.thinking for a in open_judge(config(extracted, tiny_model_dir))(question)[0])
+    assert all(a.thinking for a in LocalJudge(config(extracted, folder)).ask(question)[0])
+    assert not any(a.thinking for a in LocalJudge(config(extracted, tiny_model_dir)).ask(question)[0])
 
 
 def test_a_template_without_a_system_role(extracted: Path, plain_model_dir: Path, tmp_path: Path) -> None:
@@ -194,13 +194,13 @@ def test_a_template_without_a_system_role(extracted: Path, plain_model_dir: Path
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tokenizer.save_pretrained(folder)
-    answers = open_judge(config(extracted, folder))([Question("s:1", "reward", judge_messages("| x", "reward"))])
+    answers = LocalJudge(config(extracted, folder)).ask([Question("s:1", "reward", judge_messages("| x", "reward"))])
     assert all(a.error is None for a in answers[0])
 
 
 def test_text_that_cannot_be_encoded_is_set_aside(extracted: Path, plain_model_dir: Path) -> None:
     messages = judge_messages("| \U00100000", "reward")
-    (answers,) = open_judge(config(extracted, plain_model_dir))([Question("s:1", "reward", messages)])
+    (answers,) = LocalJudge(config(extracted, plain_model_dir)).ask([Question("s:1", "reward", messages)])
     assert {a.error for a in answers} == {"the prompt cannot be built: private-use characters"}
 
 
@@ -212,8 +212,8 @@ def test_what_is_no_model_is_said(extracted: Path, tmp_path: Path) -> None:
 def test_the_order_of_the_answers_is_that_of_the_questions(extracted: Path, plain_model_dir: Path, monkeypatch) -> None:
     """Lengths, lots and batches of every size: an answer goes to its own question."""
     questions = [Question(f"s:{n}", "reward", judge_messages("| word\n" * (n * 7 % 20), "reward")) for n in range(6)]
-    whole = open_judge(config(extracted, plain_model_dir, temperature=0.0, votes=1))(questions)
+    whole = LocalJudge(config(extracted, plain_model_dir, temperature=0.0, votes=1)).ask(questions)
     monkeypatch.setattr(local, "_QUESTIONS_AT_ONCE", 3)
-    lots = open_judge(config(extracted, plain_model_dir, temperature=0.0, votes=1, batch_tokens=1))(questions)
+    lots = LocalJudge(config(extracted, plain_model_dir, temperature=0.0, votes=1, batch_tokens=1)).ask(questions)
     assert lots == whole
     assert len({a[0].text for a in whole}) > 2

@@ -16,7 +16,7 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import ADVANTAGES
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import is_judged_by_rules
+from opdkit.store.plans import judge_of
 from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
 from opdkit.train import stage as train
@@ -71,11 +71,11 @@ def test_fresh_replies_to_hints_of_rules_are_judged_by_rules(run, plain_model_di
     """The rollout's own manifest names no judge; its hints are those of the source run."""
     second = RolloutConfig(run=tmp_path / "second", from_run=run, model=str(plain_model_dir))
     Stage.open(second, "judge", [VERDICTS], parts=1, command="rollout")
-    assert is_judged_by_rules(second.run)
+    assert judge_of(second.run) == "rules"
     name_judge(run, "local")
-    assert not is_judged_by_rules(second.run)
+    assert judge_of(second.run) == "local"
     shutil.rmtree(run)
-    assert not is_judged_by_rules(second.run)
+    assert judge_of(second.run) is None
 
 
 @pytest.mark.parametrize(("ids", "expected"), [

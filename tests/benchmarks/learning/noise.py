@@ -20,9 +20,9 @@ from unittest.mock import patch
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.judge.stage import BACKENDS
+from opdkit.judge.stage import JUDGES
 from opdkit.judge.stage import run as judge
-from opdkit.judge.votes import Answer, Ask, Question, reward_of
+from opdkit.judge.votes import Answer, Question, reward_of
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
@@ -51,21 +51,23 @@ def labels() -> dict[str, JSON]:
 # -- the judge ------------------------------------------------------------------------------------------------------
 
 
-def open_judge(config: JudgeConfig) -> Ask:
-    """Open a judge whose answers `opdkit judge` reads, wrong at the rate of `--template-arg wrong=RATE`."""
-    rate, truth, topics = float(parse_pairs(config.template_arg, "")["wrong"]), labels(), topics_of(config.run)
+class NoisyJudge:
+    """Judge whose answers `opdkit judge` reads, wrong at the rate of `--template-arg wrong=RATE`."""
 
-    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+    def __init__(self, config: JudgeConfig, _folder: Path | None = None) -> None:
+        self.config, self.rate = config, float(parse_pairs(config.template_arg, "")["wrong"])
+        self.truth, self.topics = labels(), topics_of(config.run)
+
+    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+        """Return `--votes` answers to each question."""
         return [
             [
-                Answer(vote(q.name, truth[q.turn_id], topics[q.turn_id], rate,
-                            random.Random(f"{config.seed}:{q.turn_id}:{q.name}:{k}")), "stop")
-                for k in range(config.votes)
+                Answer(vote(q.name, self.truth[q.turn_id], self.topics[q.turn_id], self.rate,
+                            random.Random(f"{self.config.seed}:{q.turn_id}:{q.name}:{k}")), "stop")
+                for k in range(self.config.votes)
             ]
             for q in questions
         ]  # fmt: skip
-
-    return ask
 
 
 def vote(question: str, truth: JSON, topic: Any, rate: float, rng: random.Random) -> str:
@@ -111,7 +113,7 @@ def noisy(
 ) -> JSON:
     """Train on `votes` votes of such a judge; return the shares of right rewards and hints, and the accuracy."""
     run = branch(base_of(work, sessions), work / f"noise-{hint_select}-{wrong}-{votes}-{seed}", ("extract",))
-    with patch.dict(BACKENDS, {"local": f"{__name__}:open_judge"}):
+    with patch.dict(JUDGES, {"local": f"{__name__}:NoisyJudge"}):
         judge(JudgeConfig(run=run, judge="local", judge_model=str(MODEL), votes=votes, seed=seed, limit=sessions,
                           hint_select=hint_select, template_arg=(f"wrong={wrong}",)))  # fmt: skip
     numbers = judged_right(run)
