@@ -8,6 +8,8 @@ from pathlib import Path
 
 from slurm_cluster import free_ports
 
+HANGS = 240.0  # seconds: long enough for a busy machine
+
 
 class Forked:
     """A command line at work; what it says on stderr goes to a file."""
@@ -27,8 +29,11 @@ class Forked:
         os.kill(self._process.pid, number)
 
     def end(self) -> tuple[int | None, str]:
-        """Exit code (-N: died of signal N) and what was said."""
-        self._process.join(timeout=600)
+        """Exit code (-N: died of signal N) and what was said. A process that hangs says on stderr where, and dies."""
+        self._process.join(timeout=HANGS)
+        if self.running:
+            self.signal(signal.SIGABRT)  # pytest's faulthandler
+            self._process.join()
         return self._process.exitcode, self.log.read_text(encoding="utf-8")
 
 

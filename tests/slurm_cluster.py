@@ -5,6 +5,7 @@ import getpass
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -32,7 +33,9 @@ class Cluster:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.environment = os.environ | {"SLURM_CONF": str(home / "slurm.conf"), "PATH": PATH}
+        # Jobs inherit it; with a fault handler, those that hang can be made to say where.
+        own = {"SLURM_CONF": str(home / "slurm.conf"), "PATH": PATH, "PYTHONFAULTHANDLER": "1"}
+        self.environment = os.environ | own
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, *command: str) -> str:
@@ -44,6 +47,23 @@ class Cluster:
         """Job or array task (7, 8_0) -> its state and reason."""
         lines = self("squeue", "--array", "--states=all", "--noheader", "--format=%i|%T %r").splitlines()
         return dict(line.split("|", 1) for line in lines)
+
+    def report(self, run: Path) -> str:
+        """What a wait that failed needs: jobs, processes of `run`, the jobs' logs, the ends of Slurm's own logs.
+
+        The processes die of SIGABRT, and each says in its job's log where it was.
+        """
+        report = [self("squeue", "--states=all"), self("scontrol", "show", "job")]
+        processes = [(pid, words) for pid, words in command_lines() if str(run) in " ".join(words)]
+        for pid, words in processes:
+            report.append(f"{pid}: {' '.join(words)}")
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(pid, signal.SIGABRT)
+        time.sleep(2 if processes else 0)
+        logs = [(path, 20_000) for path in sorted((run / "slurm" / "logs").glob("*"))]
+        logs += [(path, 4_000) for path in sorted(self.home.glob("*.log"))]
+        report += [f"--- {path.name}\n{path.read_text(errors='replace')[-most:]}" for path, most in logs]
+        return "\n".join(report)
 
     def start(self) -> None:
         for folder in ("state", *(f"spool-{node}" for node in NODES)):
@@ -141,6 +161,13 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def command_lines() -> Iterator[tuple[int, list[str]]]:
+    """Each process of this host, and the words of its command line."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            yield int(path.parent.name), path.read_bytes().decode(errors="replace").split("\0")
 
 
 @contextlib.contextmanager

@@ -10,6 +10,8 @@ from datetime import timedelta
 
 from accelerate import Accelerator
 from accelerate.utils import DistributedType, InitProcessGroupKwargs, gather_object
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
@@ -108,3 +110,15 @@ def check_same_step(steps: int) -> None:
     if len(positions) > 1:
         raise OpdkitError(f"the processes see different checkpoints, of steps {', '.join(map(str, positions))}: the "
                           "run directory must be on storage that all nodes share")  # fmt: skip
+
+
+def leave(accelerator: Accelerator, model: nn.Module | None = None) -> None:
+    """Close the trackers and the connections to the other processes; the model can do no further step.
+
+    What DistributedDataParallel exchanges gradients with goes first: as the last owner of the process group it would
+    end gloo's threads while it holds Python's lock, and wait for ever if one of them waits for that lock, to free a
+    tensor (https://github.com/pytorch/pytorch/issues/56297).
+    """
+    if isinstance(model, DistributedDataParallel):
+        del model.logger, model.reducer
+    accelerator.end_training()

@@ -23,7 +23,7 @@ from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
 from opdkit.train.data_summary import check_signal, describe, reward_advantages
-from opdkit.train.launch import check_launch, check_same_step, open_stage, part_writer, start_accelerator
+from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
@@ -71,7 +71,7 @@ def run(config: TrainConfig) -> Summary:
     if not stage.todo():
         if main:
             checkpoints.clear(folder)  # a training that is killed at its very end leaves one
-        accelerator.end_training()
+        leave(accelerator)
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
         # Student and optimizer, from the newest checkpoint if there is one.
@@ -119,7 +119,7 @@ def run(config: TrainConfig) -> Summary:
                 accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
                 stopping.count_finished()
                 say(f"stopping after step {number} of {len(steps)}")
-                accelerator.end_training()
+                leave(accelerator, model)
                 raise stopping.Stopped
 
         out.rows("metrics", rows)
@@ -133,5 +133,5 @@ def run(config: TrainConfig) -> Summary:
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
-    accelerator.end_training()
+    leave(accelerator, model)
     return stage.summary()

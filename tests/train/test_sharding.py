@@ -2,11 +2,13 @@
 
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 from conftest import save_tiny_model
 from forked import Forked, ranks
 from sample_world import MODEL
@@ -128,6 +130,38 @@ def test_asked_one_process_all_stop_and_go_on_exactly(uneven, tmp_path, plain_mo
     assert (stopped / model).read_bytes() == (whole / model).read_bytes()
     losses = [[row["loss"] for row in read_all(run, "metrics")] for run in (stopped, whole)]
     assert losses[0] == losses[1]
+
+
+class Lingering(torch.Tensor):
+    """A tensor whose end takes a second, in the thread that lets go of it last."""
+
+    ending = threading.Event()
+
+    def __del__(self) -> None:
+        self.ending.set()
+        time.sleep(1)
+
+
+def test_processes_end_while_a_thread_of_gloo_waits_for_python(uneven, tmp_path, plain_model_dir, monkeypatch) -> None:
+    """Stopped, and at the end: the tensor of the last exchange is freed in gloo's thread, which needs Python's lock."""
+    end_training = Accelerator.end_training
+
+    def exchange_and_end(accelerator: Accelerator) -> None:
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:  # its part of the exchange is over when the other process takes part
+            torch.distributed.all_reduce(torch.ones(2).as_subclass(Lingering), async_op=True)
+            assert Lingering.ending.wait(60)
+        else:
+            time.sleep(0.5)
+            torch.distributed.all_reduce(torch.ones(2))
+        end_training(accelerator)
+
+    monkeypatch.setattr(Accelerator, "end_training", exchange_and_end)
+    run = Path(shutil.copytree(uneven, tmp_path / "run"))
+    processes = ranks(*[words(run, plain_model_dir)] * 2, logs=tmp_path / "said")
+    ask_after_a_step(processes[1], tmp_path / "said-0")
+    finish(processes, stopping.TRY_AGAIN)
+    finish(ranks(*[words(run, plain_model_dir)] * 2, logs=tmp_path / "said"))
 
 
 def test_processes_that_see_other_checkpoints_do_not_begin(uneven, tmp_path, plain_model_dir) -> None:

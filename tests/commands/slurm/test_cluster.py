@@ -18,7 +18,7 @@ import pytest
 import slurm_cluster
 from sample_world import DATA, MODEL
 from scored_runs import toy_sessions, train_config, write_run
-from slurm_cluster import Cluster
+from slurm_cluster import Cluster, command_lines
 
 from opdkit.commands.slurm.scripts import train_script
 from opdkit.config.run import ORDER
@@ -33,7 +33,7 @@ OPTIONS = [str(DATA / "logs"), "--model", str(MODEL), "--judge", "local", "--lim
            "--set", "train.device=cpu", "--set", "train.batch_turns=8"]  # fmt: skip
 # The nodes' names are known to Slurm alone: all of them are this host.
 HOSTNAMES = 'scontrol() { if [ "$1" = show ]; then echo 127.0.0.1; else command scontrol "$@"; fi; }'
-HANGS = 1800.0  # seconds: long enough for a busy machine, and only against waiting for ever
+HANGS = 300.0  # seconds for one thing: long enough for a busy machine, and only against waiting for ever
 T = TypeVar("T")
 
 
@@ -54,10 +54,11 @@ def opdkit(*args: str, environment: dict[str, str] | None = None) -> str:
     return done.stdout + done.stderr
 
 
-def until(condition: Callable[[], T], what: str, seconds: float = HANGS) -> T:
-    end = time.monotonic() + seconds
+def until(slurm: Cluster, run: Path, condition: Callable[[], T], what: str) -> T:
+    """Wait for the condition; where it does not come, fail with all that is known of the run's jobs then."""
+    end = time.monotonic() + HANGS
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited {seconds} s for: {what}"
+        assert time.monotonic() < end, f"waited {HANGS} s for: {what}\n{slurm.report(run)}"
         time.sleep(0.2)
     return found
 
@@ -70,17 +71,11 @@ def parts_of(run: Path, stage: str, shard: int, shards: int = 4) -> int:
 
 def process_of(run: Path, shard: int) -> int | None:
     """The opdkit process of a judge task, found by its command line."""
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has just ended
-            continue
-        if str(run) in words and f"{shard}/4" in words and "judge" in words and "--shard" in words:
-            return int(path.parent.name)
-    return None
+    wanted = {str(run), f"{shard}/4", "judge", "--shard"}
+    return next((pid for pid, words in command_lines() if wanted <= set(words)), None)
 
 
-def held_after_a_part(run: Path, shards: Sequence[int]) -> list[int]:
+def held_after_a_part(slurm: Cluster, run: Path, shards: Sequence[int]) -> list[int]:
     """The processes of judge tasks, each stopped with a part done: they run for moments, with a look in between."""
     held: dict[int, int] = {}
 
@@ -97,7 +92,7 @@ def held_after_a_part(run: Path, shards: Sequence[int]) -> list[int]:
             time.sleep(0.02)
         return len(held) == len(shards)
 
-    until(all_held, f"a part of each of the tasks {shards}")
+    until(slurm, run, all_held, f"a part of each of the tasks {shards}")
     for shard in shards:
         assert parts_of(run, "judge", shard) < part_count(run, "judge") // 4, "too late to test anything"
     return [held[shard] for shard in shards]
@@ -119,12 +114,11 @@ def finish(slurm: Cluster, run: Path, job: str) -> None:
     def over() -> bool:
         state = slurm.states()[job]
         if not state.startswith(("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")) or "Never" in state:
-            logs = "\n".join(f"{p.name}: {p.read_text(errors='replace')}" for p in (run / "slurm/logs").iterdir())
-            assert state.startswith("COMPLETED"), f"{state}\n{logs}"
+            assert state.startswith("COMPLETED"), f"{state}\n{slurm.report(run)}"
             return True
         return False
 
-    until(over, f"job {job} of {slurm.states()}")
+    until(slurm, run, over, f"the end of job {job}")
 
 
 def assert_same(run: Path, plain: Path) -> None:
@@ -154,16 +148,16 @@ def test_killed_requeued_and_out_of_time(slurm: Cluster, tmp_path: Path) -> None
     assert list(jobs) == list(ORDER)
     judge, waiting = jobs["judge"][0], jobs["teacher"]
 
-    _, held = held_after_a_part(run, (0, 1))
+    _, held = held_after_a_part(slurm, run, (0, 1))
     slurm("scancel", "--signal=KILL", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=1")
-    until(lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
+    until(slurm, run, lambda: "CANCELLED" in slurm.states()[f"{judge}_0"], "the end of task 0")
     slurm("scontrol", "requeue", f"{judge}_0")
     slurm("scontrol", "update", f"jobid={waiting[0]}", f"dependency={waiting[1]}")
 
-    until(lambda: asked_to_stop(held), "the signal before the time limit")
+    until(slurm, run, lambda: asked_to_stop(held), "the signal before the time limit")
     os.kill(held, signal.SIGCONT)
-    until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", f"{judge}_1"), "task 1 queued again")
+    until(slurm, run, lambda: "Restarts=1" in slurm("scontrol", "show", "job", f"{judge}_1"), "task 1 queued again")
     slurm("scontrol", "update", f"jobid={judge}_1", "TimeLimit=30")
 
     finish(slurm, run, jobs["train"][0])
@@ -191,9 +185,9 @@ def test_a_training_out_of_time_goes_on(slurm: Cluster, tmp_path: Path, nodes: i
     (folder / "logs").mkdir(parents=True)
     (folder / "train.sbatch").write_text(train_script(wanted, train_config(run, MODEL, **options), *place))
     job = slurm("sbatch", "--parsable", f"--chdir={folder}", str(folder / "train.sbatch")).strip()
-    until(lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps")
+    until(slurm, run, lambda: re.search(r"step \d+ of", log_of(run, "train", job)), "the first steps")
     slurm("scancel", "--batch", "--signal=USR1", job)
-    until(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
+    until(slurm, run, lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "the job queued again")
     finish(slurm, run, job)
     said = log_of(run, "train", job)
     steps = [re.findall(rf"{what} after step (\d+)", said) for what in ("stopping", "resuming")]
