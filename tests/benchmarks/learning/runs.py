@@ -106,12 +106,14 @@ def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
     return {domain: sum(values) / len(values) for domain, values in found.items()}
 
 
-def first_replies(folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int) -> list[Any]:
+def first_replies(
+    folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int = MAX_NEW_TOKENS
+) -> list[Any]:
     """Return sampled and checked replies of a model, grouped by prompt."""
     model = load_model(str(folder), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
-    config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=MAX_NEW_TOKENS, seed=seed)
-    asked = [(p, prompt_ids(chat, p, MAX_NEW_TOKENS, context_length(model))) for p in prompts]
+    config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=max_new_tokens, seed=seed)
+    asked = [(p, prompt_ids(chat, p, max_new_tokens, context_length(model))) for p in prompts]
     replies = check_replies(generate("after", model, chat, asked, config), config)
     return sorted((r for r in replies if r.sample), key=lambda r: (prompts.index(r.prompt), r.sample))
 

@@ -1,0 +1,14 @@
+"""Worlds of the learning benchmark, made by code: each has a tiny pretrained chat model, a log with users' reactions,
+held-out prompts, and the truth about the log.
+"""
+
+from . import aside_asking, aside_units, groups, habit, long_format, other_writer, thinking, tools
+from .build import Built, build
+from .world import Group, World
+
+__all__ = ["WORLDS", "Built", "Group", "World", "build"]
+
+WORLDS: dict[str, World] = {
+    module.WORLD.name: module.WORLD
+    for module in (habit, long_format, tools, thinking, groups, other_writer, aside_units, aside_asking)
+}

@@ -1,0 +1,56 @@
+"""World, kept aside: an assistant that should ask back. The habit is to go ahead and book, for today."""
+
+import re
+
+from opdkit.config.fields import JSON
+
+from .world import Group, Style, Topic, World
+
+WAYS = "train bus flight ferry taxi coach boat tram".split()
+TOWNS = """Lisbon Prague Naples Geneva Bruges Oxford Bergen Seville Krakow Munich Zurich Malmo Lyon Ghent Turin
+Bilbao""".split()
+TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ahead": ("Done! I booked the {w} to {t} for today.", ("a quick booking", "a booking right away", "a booking")),
+    "asks": (
+        "On which day do you need the {w} to {t}?",
+        (
+            "a question about the day",
+            "a question first",
+            "a question before the booking",
+            "a question about the date",
+        ),
+    ),
+    "refuses": ("I cannot book a {w} to {t}.", ("a refusal", "an honest refusal", "a clear refusal")),
+    "explains": ("A {w} to {t} needs a passport.", ("an explanation", "the rules for it", "some facts")),
+    "offers": ("There are two: {w} to {t} at 8, {w} to {t} at 9.", ("two options", "a choice of two", "some options")),
+    "price": ("The {w} to {t} is 40 euros.", ("the price", "the price first", "the costs")),
+    "warns": ("Careful: no {w} to {t} is on time!", ("a warning", "an honest warning")),
+}
+HABIT, WANTED = "ahead", "asks"
+
+
+def _fill(style: str, item: str) -> str:
+    way, town = item.split(" to ")
+    return TEXTS[style][0].format(w=way, t=town)
+
+
+STYLES = tuple(
+    Style(name, lambda item, name=name: _fill(name, item), phrases)  # type: ignore[misc]
+    for name, (_, phrases) in TEXTS.items()
+)
+
+
+def _check(item: str, style: str) -> JSON:
+    return {"match": [rf"\A{re.escape(_fill(style, item))}\Z"]}
+
+
+TRIPS = Topic(
+    "trips", tuple(f"{way} to {town}" for way in WAYS for town in TOWNS),
+    ("Book the {}.", "I need a {}.", "Please get me a {}."), STYLES,
+    tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    _check, "a question about the day, no booking",
+)  # fmt: skip
+WORLD = World(
+    "asking", "The assistant should ask for the day, the habit is to book for today.", "medium", 48, (TRIPS,),
+    (Group({"trips": WANTED}),), aside=True,
+)  # fmt: skip

@@ -1,0 +1,47 @@
+"""Topics that every world has and no log corrects, and what users say besides."""
+
+import re
+
+from .world import Style, Topic
+
+NAMES = "Nora Omar Lena Hugo Mira Theo Ida Paul Ada Finn Zoe Max Eva Leo Ines Karl Rosa Otto Lily Ben".split()
+CAPITALS = {"Norway": "Oslo", "Peru": "Lima", "Egypt": "Cairo", "France": "Paris", "Japan": "Tokyo", "Ghana": "Accra",
+            "Italy": "Rome", "Cuba": "Havana", "Spain": "Madrid", "Qatar": "Doha", "Austria": "Vienna",
+            "Kenya": "Nairobi"}  # fmt: skip
+PLACES = "cinema beach park museum gym market library zoo theatre lake circus castle".split()
+
+
+def _starts(text: str) -> dict[str, list[str]]:
+    return {"match": [rf"\A{re.escape(text)}"]}
+
+
+GREETINGS = Topic(
+    "greetings", tuple(NAMES), ("Hi, I am {}.", "Hello, my name is {}.", "Good morning, {} here."),
+    (Style("name", lambda n: f"Hello {n}! What can I do for you?"), Style("curt", lambda n: "Hello!")),
+    (0.96, 0.04), lambda name, style: _starts(f"Hello {name}!"), "nothing else: a greeting with the name",
+)  # fmt: skip
+CAPITAL = Topic(
+    "capitals", tuple(CAPITALS), ("What is the capital of {}?", "Which city is the capital of {}?"),
+    (Style("sentence", lambda c: f"The capital of {c} is {CAPITALS[c]}."),
+     Style("unsure", lambda c: f"I am not sure about {c}.")),
+    (0.96, 0.04), lambda country, style: _starts(f"The capital of {country} is {CAPITALS[country]}."),
+    "nothing else: the right city",
+)  # fmt: skip
+PLANS = Topic(
+    "plans", tuple(PLACES), ("I am going to the {} tonight.", "We all met at the {} today.", "My dog loves the {}."),
+    (Style("place", lambda p: f"The {p} is a fine place!"), Style("vague", lambda p: "I see, a fine place!")),
+    (0.96, 0.04), lambda place, style: _starts(f"The {place} is"), "nothing else: a kind word about the place",
+)  # fmt: skip
+SMALL_TALK = (GREETINGS, CAPITAL, PLANS)
+
+THANKS = ("Thanks!", "Great, thank you.", "Perfect.", "That helps, thanks.", "Lovely, thank you!", "Nice work.",
+          "Exactly, thanks.", "Thank you so much.", "That is great.", "Awesome!")  # fmt: skip
+SHRUGS = ("Hm.", "OK.", "I see.", "Right.", "Well.")
+# Say that something is wrong, and not what.
+COMPLAINTS = (
+    "That is not right.",
+    "This is wrong.",
+    "That is not what I need.",
+    "No, that is not it.",
+    "Not good enough.",
+)

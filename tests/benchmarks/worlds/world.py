@@ -1,0 +1,123 @@
+"""What a world is: topics with items, ways to answer them, the words in which users ask for one, and the users.
+
+A topic that the logs correct has several styles: the assistant answers by its habit, the users want another one. In the
+other topics the first style is right.
+"""
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from opdkit.chat.openai_messages import Message
+from opdkit.config.fields import JSON
+from opdkit.judge.criterion import visible
+from opdkit.store.stable_hash import stable_hash
+
+HELD_OUT, UNSEEN = 4, 4  # one item of 4 is held out; one wording of 4 is in the logs alone
+# Ways to ask for something that a noun phrase names.
+FRAMES = (
+    "I wanted {}.", "I asked for {}.", "No, I wanted {}.", "Use {}, please.", "Please use {}.", "I'd prefer {}.",
+    "I was hoping for {}.", "I was expecting {}.", "I meant {}.", "No, I meant {}.", "Just {}, please.",
+    "Switch to {}.", "Stick to {}, please.", "Give it to me as {}.", "Can you rewrite it as {}?",
+    "Could you do it as {}?", "That is not what I asked for. I wanted {}.", "I said {}.", "From now on, {}, please.",
+    "Next time {}, please.", "I would prefer {}, thanks.", "Please give it as {}.", "Not quite. I'd rather have {}.",
+    "Sorry, I really wanted {}.", "Hm, I asked for {}.", "Try {} instead.", "Can you use {} instead?",
+    "Actually, I wanted {}.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Style:
+    """One way to answer: how a reply looks, and the noun phrases that users name it by."""
+
+    name: str
+    reply: Callable[[str], str]  # item -> reply
+    phrases: tuple[str, ...] = ()
+    frames: tuple[str, ...] = FRAMES
+
+    def wordings(self) -> list[str]:
+        """Return every way in which a user asks for the style."""
+        return [frame.format(phrase) for frame in self.frames for phrase in self.phrases]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Tool that a topic's replies call. `run(item)` is its result for a right call, `other` that for a wrong one."""
+
+    name: str
+    run: Callable[[str], str]
+    answer: "Topic"  # what the assistant then tells the user
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Requests of one kind: a wording with an item in it."""
+
+    name: str
+    items: tuple[str, ...]
+    requests: tuple[str, ...]
+    styles: tuple[Style, ...]
+    habit: tuple[float, ...]  # how often the model answers in each style before training
+    check: Callable[[str, str], JSON]  # item, style -> the check that only a right reply in this style passes
+    about: str = ""  # what the users want, in words
+    tool: Tool | None = None
+    corrected_by_tool: bool = False  # a wrong call fails, and the error says what was wrong
+    held_out: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shuffled = sorted(self.items, key=lambda item: stable_hash("held out", self.name, item))
+        object.__setattr__(self, "held_out", frozenset(shuffled[: len(self.items) // HELD_OUT]))
+
+    def style(self, name: str) -> Style:
+        return next(style for style in self.styles if style.name == name)
+
+    def asked_items(self, *, held_out: bool) -> list[str]:
+        """Return the items that are held out, or those that are not."""
+        return [item for item in self.items if (item in self.held_out) == held_out]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Users with the same wishes: topic -> style. `systems` are their system prompts."""
+
+    wishes: Mapping[str, str]
+    systems: tuple[str | None, ...] = (None,)
+
+
+@dataclass(frozen=True)
+class World:
+    """World of the benchmark. `size` is its own; any world can be built at any size."""
+
+    name: str
+    about: str
+    size: str  # small, medium or large
+    max_new_tokens: int  # that its replies need
+    topics: tuple[Topic, ...]
+    groups: tuple[Group, ...]
+    aside: bool = False
+    tools: tuple[Message, ...] = ()
+    turns: tuple[int, ...] = (1, 2, 2, 3, 4)  # numbers of replies of its sessions
+    sessions: int = 200
+    samples: int = 4  # replies per held-out prompt, for a standard error of 0.03
+    writer: "World | None" = None  # whose model wrote the log, where that is not the student
+
+    @property
+    def systems(self) -> list[str | None]:
+        """Return the system prompts of all users."""
+        return [system for group in self.groups for system in group.systems]
+
+
+@cache
+def passes(topic: Topic, item: str, style: str, reply: str) -> bool:
+    """Return whether a reply is right and in this style."""
+    seen, check = visible(reply, thinking=False), topic.check(item, style)
+    found, unwanted = ([re.search(p, seen) for p in check.get(name, [])] for name in ("match", "absent"))
+    return all(found) and not any(unwanted)
+
+
+def draw_style(topic: Topic, rng: random.Random) -> Style:
+    """Return a style as the model draws one before training."""
+    return rng.choices(topic.styles, topic.habit)[0]
