@@ -1,4 +1,4 @@
-"""Worlds of the learning benchmark: what is held out stays out, labels are those of the log's turns, seeds decide all."""
+"""Worlds of the learning benchmark: held-out items stay out, labels are those of the turns, a seed decides all."""
 
 import json
 import random
