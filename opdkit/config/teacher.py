@@ -37,7 +37,24 @@ class TeacherConfig(WordedOptions):
         "one whose top tokens are most often the student's",
         choices=("judge", "longest", "shortest", "score", "overlap"),
     )
-    hint_placement: str = HOW.option("last-user", "place of the hint in the prompt", choices=PLACEMENTS)
+    check_hints: int = HOW.option(
+        0,
+        "test each hint on N fresh replies of the student with it and N without; a hint is dropped whose replies do "
+        "not do what it asks more often, unless nearly all do; 4 to 8 are enough; hints that people decided stay",
+        unit="replies",
+        low=0,
+        high=64,
+    )
+    judge_model: str | None = shared_option(
+        "judge_model",
+        HOW,
+        "of --check-hints; default: the model that judged the run, the student if rules did",
+        expert=True,
+        needs="check_hints",
+    )
+    judge_url: str | None = shared_option("judge_url", HOW, plan=False, expert=True, needs="judge_model")
+    api_key_env: str = shared_option("api_key_env", HOW)
+    hint_placement: str = HOW.expert("last-user", "place of the hint in the prompt", choices=PLACEMENTS)
     top_k: int = HOW.option(
         20,
         "most likely tokens to store per position; with their log-probs under both models; 0 stores none",
@@ -52,7 +69,9 @@ class TeacherConfig(WordedOptions):
     teacher_samples: int = HOW.option(
         0, "replies to sample from the hinted teacher; N per hinted turn, to train on too", unit="replies", low=0
     )
-    max_new_tokens: int = HOW.expert(512, "longest reply; with --teacher-samples", unit="tokens", low=1)
+    max_new_tokens: int = HOW.expert(
+        512, "longest reply; with --teacher-samples and --check-hints", unit="tokens", low=1
+    )
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once", unit="tokens", low=1)
     turn_by_turn: bool = SPEED.expert(
         False, "read every prompt from its beginning; same results up to rounding, and far slower"
@@ -76,9 +95,10 @@ class TeacherConfig(WordedOptions):
         if route is not None and self.teacher_share:
             raise ConfigError("--teacher-share is for teachers that are averaged; --teacher-route picks one of them")
         spread = [flag for flag in ("device_map", "tensor_parallel") if getattr(self, flag)]
-        if spread and self.teacher_samples:
-            flag = "--" + spread[0].replace("_", "-")
-            raise ConfigError(f"--teacher-samples needs the teacher on one device; leave out {flag} or it")
+        sampling = [flag for flag in ("teacher_samples", "check_hints") if getattr(self, flag)]
+        if spread and sampling:
+            sampler, flag = ("--" + name.replace("_", "-") for name in (sampling[0], spread[0]))
+            raise ConfigError(f"{sampler} needs the model that samples on one device; leave out {flag} or it")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.teacher_samples and len(self.teacher) > 1 and route is None:

@@ -27,7 +27,7 @@ The share before training shows how often ordinary replies look like echoes; tra
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -39,7 +39,6 @@ from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, did_you_mean
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import reward_of
 
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
@@ -181,11 +180,6 @@ def _check(check: Any) -> Patterns | Criterion:
     if not any(compiled.values()):
         raise ValueError("'check' has no pattern: every reply would pass")
     return Patterns(tuple(compiled["match"]), tuple(compiled["absent"]))
-
-
-def verdict_of(scores: Sequence[int | None]) -> bool | None:
-    """Return the judge's verdict from its votes; None if they tie, fail or cannot tell."""
-    return {1: True, -1: False}.get(reward_of(scores).reward or 0)
 
 
 MIN_WORDS = 5  # a shorter hint ("Use Celsius.") may be an ordinary sentence

@@ -10,10 +10,8 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints, verdict_of
-from opdkit.judge.criterion import criterion_messages, open_criterion_judge, question_id, visible
-from opdkit.judge.parse import parse_reward
-from opdkit.judge.votes import Question
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, question_id, visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
 from opdkit.model.sampling import Request, sample
@@ -104,27 +102,22 @@ def mark_echoes(
 
 def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     """Return the replies with `passed`: by patterns, or by a judge's votes. The judge reads equal replies once."""
-    questions: dict[str, Question] = {}
     texts = read_wording(config.wording)["criterion"]
+    asked: dict[str, FreshReply] = {}
     for reply in replies:
-        prompt, name = reply.prompt, question_id(reply.prompt.id, reply.seen)
-        if isinstance(prompt.check, Criterion) and reply.seen:
-            messages = criterion_messages(prompt.messages, prompt.check.text, reply.seen, prompt.check.hint, texts)
-            questions[name] = Question(name, "criterion", messages)
-    answers = open_criterion_judge(config)(list(questions.values())) if questions else []
-    verdicts = {
-        name: verdict_of([parse_reward(answer, texts["question"]).score for answer in of_question])
-        for name, of_question in zip(questions, answers, strict=True)
-    }
+        if reply.seen and isinstance(check := reply.prompt.check, Criterion):
+            fresh = FreshReply(reply.prompt.id, reply.prompt.messages, reply.seen, check.text, check.hint)
+            asked[question_id(reply.prompt.id, reply.seen)] = fresh
+    judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), list(asked.values()), texts)
+    verdicts = {name: reward.is_met for name, (_, reward) in zip(asked, judged, strict=True)}
     unknown = sum(verdict is None for verdict in verdicts.values())
     if unknown:
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     checked = []
     for reply in replies:
-        passed: bool | None = False  # an empty reply meets no criterion
         if isinstance(reply.prompt.check, Patterns):
-            passed = reply.prompt.check.passes(reply.seen)
-        elif reply.seen:
-            passed = verdicts[question_id(reply.prompt.id, reply.seen)]
+            passed: bool | None = reply.prompt.check.passes(reply.seen)
+        else:
+            passed = verdicts.get(question_id(reply.prompt.id, reply.seen), False)  # an empty reply meets no criterion
         checked.append(replace(reply, passed=passed))
     return checked

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from opdkit.chat.markup import final_answer
 from opdkit.chat.messages import message
@@ -10,11 +12,26 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.rollout import RolloutConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS, Texts
+from opdkit.judge.parse import parse_reward
 from opdkit.judge.prompts import defuse, quote, turn_text
-from opdkit.judge.votes import Ask
+from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
 
 _SECTION_CHARS = 6000
+# Of a reply that shows its reader nothing: rewarded, or left out, saying nothing would become a habit.
+EMPTY = Reward(-1, "empty", None)
+
+
+@dataclass(frozen=True)
+class FreshReply:
+    """Reply that nobody has reacted to, as its reader sees it, and what it is judged by."""
+
+    prompt_id: str
+    messages: Sequence[JSON]  # before it
+    seen: str
+    criterion: str
+    hint: str | None = None
 
 
 def visible(reply: str, thinking: bool) -> str:
@@ -47,19 +64,42 @@ def criterion_messages(
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
 
 
-def open_criterion_judge(config: EvalConfig | RolloutConfig, folder: Path | None = None) -> Ask:
+def judge_replies(
+    ask: Ask, replies: Sequence[FreshReply], texts: Texts = DEFAULTS["criterion"]
+) -> list[tuple[list[RewardVote], Reward]]:
+    """Return the votes on each reply, and the reward that they add up to: 1 where it meets the criterion, else -1.
+
+    Equal replies to one prompt are one question. A reply that shows its reader nothing is not asked about: it gets -1.
+    """
+    names = [question_id(reply.prompt_id, reply.seen) for reply in replies]
+    questions: dict[str, Question] = {}
+    for name, reply in zip(names, replies, strict=True):
+        if reply.seen:
+            messages = criterion_messages(reply.messages, reply.criterion, reply.seen, reply.hint, texts)
+            questions[name] = Question(name, "criterion", messages)
+    judged: dict[str, tuple[list[RewardVote], Reward]] = {}
+    for name, answers in zip(questions, ask(list(questions.values())) if questions else (), strict=True):
+        votes = [parse_reward(answer, texts["question"]) for answer in answers]
+        judged[name] = votes, reward_of([vote.score for vote in votes])
+    return [judged.get(name, ([], EMPTY)) for name in names]
+
+
+def open_criterion_judge(
+    config: EvalConfig | RolloutConfig | TeacherConfig, folder: Path | None = None, votes: int = 5, model: Any = None
+) -> Ask:
     """Return the judge that `--judge-model` names: a local model, or with `--judge-url` one on a server.
 
-    `folder`: of the stage that the votes are for, where they are given by more than one process.
+    `folder`: of the stage that the votes are for, where they are given by more than one process. `model`: the local
+    model, if it is loaded already.
     """
     judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
                         judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
                         device=config.device, dtype=config.dtype, seed=config.seed,
-                        batch_tokens=config.batch_tokens)  # fmt: skip
+                        batch_tokens=config.batch_tokens, votes=votes)  # fmt: skip
     if config.judge_url:
         from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client
 
         return Endpoint(judge, folder).ask
     from opdkit.judge.local import LocalJudge  # imported here: it brings torch
 
-    return LocalJudge(judge).ask
+    return LocalJudge(judge, model=model).ask

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
@@ -34,18 +35,18 @@ _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that 
 
 
 class LocalJudge:
-    """Chat model of `--judge-model`, loaded; with `--dry-run` without its weights.
+    """Chat model of `--judge-model`, loaded unless it is passed; with `--dry-run` without its weights.
 
     The votes depend on (seed, turn_id, question, vote) and on it alone, so nothing is kept in the stage's folder.
     """
 
-    def __init__(self, config: JudgeConfig, _folder: Path | None = None) -> None:
+    def __init__(self, config: JudgeConfig, _folder: Path | None = None, *, model: Any = None) -> None:
         assert config.judge_model is not None  # JudgeConfig sees to it
         self.config = config
         tokenizer = load_tokenizer(config.judge_model)
         resolve_device(config.device)  # a wrong one is an error in a dry run, too
         load = load_skeleton if config.dry_run else partial(load_model, device=config.device, dtype=config.dtype)
-        self.model = load(config.judge_model)
+        self.model = model or load(config.judge_model)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)

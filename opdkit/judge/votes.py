@@ -74,6 +74,11 @@ class Reward:
     status: str  # ok, tie, no_quorum, failed, outcome or not_judged
     agreement: float | None
 
+    @property
+    def is_met(self) -> bool | None:
+        """Verdict on a criterion; None where the votes tie, fail or cannot tell."""
+        return {1: True, -1: False}.get(self.reward or 0)
+
 
 NOT_JUDGED = Reward(None, "not_judged", None)  # nobody was asked
 

@@ -108,6 +108,7 @@ NOUNS = {
 SINGULAR = {
     "conversations": "conversation", "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
     "flags on turns rewarded +1": "flag on a turn rewarded +1", "hints": "hint",
+    "hints checked": "hint checked",
     "log sessions unread": "log session unread", "longer inputs": "longer input", "lost replies": "lost reply",
     "outcomes": "outcome",
     "questions not weighed": "question not weighed",

@@ -20,7 +20,7 @@ import xxhash
 
 from opdkit.store.atomic import sync
 
-_NAME = re.compile(r"(?P<table>[a-z]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32})")
+_NAME = re.compile(r"(?P<table>[a-z_]+)-(?P<part>\d{5,})-(?P<digest>[0-9a-f]{32})")
 
 
 def file_digest(path: Path) -> str:

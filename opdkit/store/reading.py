@@ -54,6 +54,8 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
         if columns is not None:  # read in the order of the file
             arrow = arrow.select(list(dict.fromkeys(column.partition(".")[0] for column in columns)))
     except FileNotFoundError:
+        if has_stage(run, spec.stage) and table not in manifest(run, spec.stage)["plan"]["schemas"]:
+            raise OpdkitError(f"{run} has no table {table}: no option of its {spec.stage} stage asked for it") from None
         raise _missing(run, spec.stage, path) from None
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise OpdkitError(
@@ -71,7 +73,8 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
 def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if a part of one of these stages has not been done, or is gone."""
     for table in TABLES.values():
-        for part in range(part_count(run, table.stage) if table.stage in stages else 0):
+        known = table.stage in stages and table.name in manifest(run, table.stage)["plan"]["schemas"]
+        for part in range(part_count(run, table.stage) if known else 0):
             if not (path := part_path(run, table.name, part)).exists():
                 raise _missing(run, table.stage, path)
 

@@ -79,6 +79,12 @@ def model_inputs(config: TeacherConfig) -> JSON:
         check_model_folder(path)
     teachers = {name: model_identity(path) for name, path in paths.items()}
     models: JSON = {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
+    if config.check_hints:
+        texts = read_wording(config.wording)["criterion"]
+        models |= {} if texts == DEFAULTS["criterion"] else {"criterion": texts}
+        if config.judge_model and not config.judge_url:
+            check_model_folder(config.judge_model)
+            models["judge"] = model_identity(config.judge_model)
     return models | wording_inputs("teacher", {"hint": hint_text_of(config)})
 
 

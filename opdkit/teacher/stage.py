@@ -17,17 +17,19 @@ from torch import isfinite
 from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
-from opdkit.console import counted, progress, warn
+from opdkit.console import counted, progress, say, warn
+from opdkit.judge.votes import Ask
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.part_writer import Stage
-from opdkit.store.reading import part_count, part_path
+from opdkit.store.reading import is_written, part_count, part_path, read_part
 from opdkit.store.reviews import part_inputs, reviews_in_force
-from opdkit.store.tables import TARGETS, to_arrow
+from opdkit.store.tables import HINT_CHECKS, TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
+from opdkit.teacher import hint_checks
 from opdkit.teacher.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, Row, make_example
 from opdkit.teacher.models import Scorer, Teacher, load_scorer, model_inputs
@@ -43,7 +45,7 @@ from opdkit.teacher.samples import HintedTurn, sample_replies
 from opdkit.teacher.scores import ScoreOptions, Scores, readings_by_model, score_session
 
 _OVERLAP_TOP = 4  # tokens that --teacher-hint overlap compares where --top-k is 0
-_UNROUTED, _DECIDED = "sessions without a teacher", "decided by people"
+_UNROUTED, _DECIDED, CHECKED = "sessions without a teacher", "decided by people", "hints checked"
 
 
 @dataclass
@@ -59,7 +61,8 @@ Results = dict[str, TurnResult]  # turn_id -> its result, in the order of the tu
 
 def run(config: TeacherConfig) -> Summary:
     """Score the judged turns of every part of this shard that is not done yet. Raises what `load_scorer` raises."""
-    group, config = join(replace(config, template_arg=template_args_of(config.run, "extract", config.template_arg)))
+    template_args = template_args_of(config.run, "extract", config.template_arg)
+    group, config = join(replace(config, template_arg=template_args, **hint_checks.judge_of(config)))
     # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
     # `--overwrite` deletes the old targets: only for models that can be loaded.
@@ -68,24 +71,39 @@ def run(config: TeacherConfig) -> Summary:
         stage = Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
             "teacher",
-            [TARGETS],
+            [TARGETS, HINT_CHECKS] if config.check_hints else [TARGETS],
             parts=part_count(config.run, "judge"),
             inputs=model_inputs(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
+            drawn=config.judge_url is not None,  # a server may answer otherwise the next time
         )
     todo = group.broadcast(stage.todo())
     if config.dry_run:
         group.leave()
         return report_work(config, stage, inputs_of_part)
+    ask: Ask | None = None
+    tested = list[Row]()
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
         with stage.writing(part) as out:
             sessions = list(judged_sessions(config.run, part, config.limit))
-            decided = inputs_of_part(part).get("reviews", {})
+            decided, checks = inputs_of_part(part).get("reviews", {}), list[Row]()
+            if config.check_hints:
+                if is_written(config.run, "hint_checks", part):  # decisions of people do not change them
+                    checks = read_part(config.run, "hint_checks", part)
+                else:
+                    scorer = scorer or load_scorer(config)
+                    ask = ask or hint_checks.open_judge(config, scorer)
+                    checks = hint_checks.check_hints(config, scorer, ask, sessions)
+                out.rows("hint_checks", checks)
+                sessions = hint_checks.without_dropped(sessions, checks, config.teacher_hint)
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
             if table is None:
                 scorer = scorer or load_scorer(config)
+                for row in checks:
+                    tested.append(row)
+                    out.counters.count(CHECKED, label=row["status"])
                 results = score_part(config, scorer, sessions, decided, out.counters)
                 table = targets_table(results, sessions, decided)
             else:
@@ -98,6 +116,8 @@ def run(config: TeacherConfig) -> Summary:
     summary = stage.summary()
     for message in warnings(config, summary.counters):
         warn(message)
+    for message in hint_checks.describe_dropped(tested):
+        say(message)
     check_rows_left(summary, f"none of {counted(summary.counters.rows_in, 'judged reply')} became a target")
     return summary
 
@@ -153,10 +173,12 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
 
 def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[int], JSON]) -> Summary:
     """Print what the parts to do would take (`--dry-run`): all of it follows from token ids, and no model runs."""
-    counters, scorer = Counters(), None
+    counters, scorer, tests = Counters(), None, Counter[str]()
     for part in stage.todo():
         scorer = scorer or load_scorer(config)  # without weights
         sessions = list(judged_sessions(config.run, part, config.limit))
+        if config.check_hints:
+            tests += hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer, sessions))
         decided = inputs_of_part(part).get("reviews", {})
         rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
         if rewarded is None or config.overwrite:
@@ -174,7 +196,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
     }
     if written := hinted * config.teacher_samples:
         work |= {"replies to sample": written, "tokens to write, at most": written * config.max_new_tokens}
-    return print_dry_run(stage, counters, "judged replies", work)
+    return print_dry_run(stage, counters, "judged replies", work | tests)
 
 
 def _make_examples(
@@ -309,5 +331,10 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
             f"too long for the model, with what came before: {counted(long, 'reply')}; --too-long cut leaves out the "
             "beginnings of such conversations"
         )
+    unread, checked = counters.labels(CHECKED)[hint_checks.NOT_JUDGED], counters.total(CHECKED)
+    if 2 * unread > checked:
+        messages.append(f"--check-hints: the judge could not say of {unread:,} of {counted(checked, 'hint')} whether "
+                        f"replies follow them, and they stay: is --judge-model {config.judge_model} a chat model that "
+                        "follows instructions?")  # fmt: skip
     off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
     return [*messages, off_policy] if off_policy else messages

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from opdkit.errors import ConfigError
-from opdkit.evaluate.checks import Criterion, Patterns, read_prompts, verdict_of
+from opdkit.evaluate.checks import Criterion, Patterns, read_prompts
+from opdkit.judge.votes import reward_of
 
 GOOD = {"id": "a", "domain": "dates", "prompt": "When?", "check": {"match": [r"\d{4}"]}}
 
@@ -131,8 +132,8 @@ def test_patterns(tmp_path, check, reply, passes) -> None:
 
 
 def test_votes_add_up_or_say_nothing() -> None:
-    assert verdict_of([1, 1, -1]) is True
-    assert verdict_of([-1, -1, 1]) is False
-    assert verdict_of([1, -1]) is None
-    assert verdict_of([0, 0, 1]) is None
-    assert verdict_of([None, None, 1]) is None
+    assert reward_of([1, 1, -1]).is_met is True
+    assert reward_of([-1, -1, 1]).is_met is False
+    assert reward_of([1, -1]).is_met is None
+    assert reward_of([0, 0, 1]).is_met is None
+    assert reward_of([None, None, 1]).is_met is None

@@ -212,6 +212,7 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("targets", ("response_ids",), "is empty", lambda ids: len(ids) < 1),
     ("targets", (*_LOGPROBS, *_SUPPORTS[1:]), "holds what is no log-prob: not finite, or over 0", _has_no_logprob),
     ("targets", _SUPPORTS[1:], "has probabilities that add up to more than 1", _has_mass_over_1),
+    ("hint_checks", ("with_hint", "without_hint"), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
     ("metrics", ("clip_fraction",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
@@ -266,6 +267,9 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
       for column in ("response_mask", *_LOGPROBS, *_SUPPORTS)],
     *[("targets", f"{column} does not have K values everywhere", lambda row, known, column=column:
         row[column] is not None and bool((row[column][0] != known.width).any())) for column in _SUPPORTS],
+    ("hint_checks", "judged more pairs than were sampled", lambda row, known: row["judged"] > row["samples"]),
+    ("hint_checks", "its hint is none of its verdict's", lambda row, known:
+        (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict[1]),
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
     ("metrics", "a turn that is no target", lambda row, known:
@@ -282,6 +286,7 @@ UNIQUE = {
     "sessions": (("session_id",), "the session id is not unique in the run"),
     "turns": (("turn_id",), "the turn id is not unique"),
     "verdicts": (("turn_id",), "the turn has two verdicts"),
+    "hint_checks": (("turn_id", "hint"), "(turn_id, hint) is not unique"),
     "targets": (("turn_id", "written"), "(turn_id, written) is not unique"),
     "replies": (("prompt_id", "model", "sample"), "(prompt_id, model, sample) is not unique"),
     "scores": (("metric", "domain"), "(metric, domain) is not unique"),
@@ -289,7 +294,8 @@ UNIQUE = {
 # Table -> the name of a row in a finding.
 NAMES = {
     "sessions": "{session_id}", "turns": "{turn_id}", "rejected": "{source}", "verdicts": "{turn_id}",
-    "targets": "{turn_id}", "metrics": "step {step}", "replies": "{prompt_id}", "scores": "{metric} {domain}",
+    "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}", "replies": "{prompt_id}",
+    "scores": "{metric} {domain}",
 }  # fmt: skip
 # Table -> the columns to read; a table that is not here is read whole.
 COLUMNS = {

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from opdkit.commands.report import stages
+from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts, reward_advantages
 from opdkit.commands.report.turn_list import draw
@@ -63,6 +63,7 @@ def collect(run: Path, rows: int) -> Collected:
         "funnel": stages.funnel(run, finished, seen, totals["total"].get("tokens", 0)),
         "votes": verdicts.votes() if "judge" in finished else None,
         "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
+        "hint_checks": tallies.hint_checks(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
         "reward_advantages": reward_advantages(finished) if "train" in finished else None,

@@ -4,6 +4,8 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -12,6 +14,7 @@ from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.config.fields import JSON
 from opdkit.store.counters import ADVANTAGES, Summary
+from opdkit.store.reading import is_written, read_part
 from opdkit.store.turn_ids import logged_session_id
 
 T = TypeVar("T")
@@ -225,6 +228,17 @@ def reward_advantages(finished: Mapping[str, Summary]) -> JSON | None:
         "bar": Advantages.BAR,
         "bars": [[n * Advantages.BAR, int(counts_N[bars == n].sum())] for n in range(bars[0], bars[-1] + 1)],
     }
+
+
+def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> JSON | None:
+    """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it."""
+    statuses = finished["teacher"].counters.labels("hints checked") if "teacher" in finished else Counter[str]()
+    if not statuses:
+        return None
+    parts = (part for part in range(finished["teacher"].parts) if is_written(run, "hint_checks", part))
+    rows = (row for part in parts for row in read_part(run, "hint_checks", part))
+    dropped = (row for row in rows if " than without" in row["status"])
+    return {"statuses": statuses.most_common(), "examples": list(islice(dropped, most))}
 
 
 class Shares:

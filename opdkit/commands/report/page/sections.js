@@ -118,6 +118,31 @@ function showFeedback(votes) {
 
 const part = (title, ...inside) => el("div", {}, el("h3", {}, title), inside);
 
+function showHintChecks(checks) {
+  if (!checks) return;
+  fill(
+    "hints",
+    el("h3", {}, "Do the hints help?"),
+    el("p", {class: "faint small"}, "Fresh replies of the student to the same prompt, judged by what the hint asks."),
+    barTable(["status", "hints"], checks.statuses, sum(Object.fromEntries(checks.statuses))),
+  );
+  if (checks.examples.length)
+    fill(
+      "hints",
+      table(
+        ["dropped hint", "why", {number: "replies that follow it"}, {number: "without the hint"}, "a reply with it", "turn"],
+        checks.examples.map((row) => [
+          {kind: "texts", node: quoted(row.hint)},
+          {node: row.status},
+          {number: share(row.with_hint, 1)},
+          {number: share(row.without_hint, 1)},
+          {kind: "texts", node: quoted(row.reply || "")},
+          {node: row.turn_id},
+        ]),
+      ),
+    );
+}
+
 function showHints(hints) {
   if (!hints) return fill("hints", absent("A hint", "opdkit judge"));
   const leaks = hints.rejected.find(([reason]) => reason === "leak")?.[1] || 0;

@@ -96,6 +96,7 @@ async function start() {
   showOverview(summary);
   showFeedback(summary.votes);
   showHints(summary.hints);
+  showHintChecks(summary.hint_checks);
   showAdvantages(summary.advantages);
   showRewardsByLength(summary.rewards_by_length);
   showRewardAdvantages(summary.reward_advantages);

@@ -1,0 +1,179 @@
+"""Test of each hint before it teaches: it must change what the student writes, in the direction that it asks for.
+
+The student answers the prompt of a turn afresh, N times with the hint and N times without; a judge says of each reply
+whether it does what the hint asks. Number k of both has the same random stream: where a hint changes nothing, the
+replies are equal, so that the judge's errors cancel. A hint that does not help has no place in the teacher's prompt:
+what it changes there is noise, and often more than a good hint changes.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.wording import read_wording
+from opdkit.console import counted
+from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, visible
+from opdkit.judge.votes import Ask
+from opdkit.model.load import token_generator
+from opdkit.model.sampling import Request, Sample, sample
+from opdkit.store.plans import manifest, stage_dir
+from opdkit.store.reviews import REVIEWED
+from opdkit.teacher.examples import Row, candidate_hints, fit_together
+from opdkit.teacher.models import Scorer
+from opdkit.teacher.review_changes import JudgedSession
+
+KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
+DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
+_NEARLY_ALL = 0.75  # of the replies with the hint; then it does no harm, and they need not be more than without
+
+Text = str | None  # a reply as its reader sees it; None: memory did not suffice for it
+Pair = tuple[bool | None, bool | None]  # verdicts on a reply with the hint and on one without; None: cannot be judged
+
+
+@dataclass(frozen=True)
+class TurnHints:
+    """Turn whose hints are tested: its messages up to the reply, and its prompts, without a hint and with each."""
+
+    turn_id: str
+    before: list[JSON]
+    hints: list[str]
+    prompts: list[list[int]]  # [] for a turn that cannot be tested
+    reason: str = ""  # why it cannot
+
+
+def status_of(pairs: Sequence[Pair]) -> str:
+    """Return KEPT, NOT_NEEDED or NOT_JUDGED for a hint that stays, or why it is dropped.
+
+    `NOT_JUDGED`: the judge has read both replies in less than half of the pairs.
+    """
+    judged = [(int(a), int(b)) for a, b in pairs if a is not None and b is not None]
+    if 2 * len(judged) < len(pairs) or not judged:
+        return NOT_JUDGED
+    hinted, unhinted = (sum(column) for column in zip(*judged, strict=True))
+    if hinted > unhinted:
+        return KEPT
+    if hinted >= _NEARLY_ALL * len(judged):
+        return NOT_NEEDED
+    return NO_BETTER if hinted == unhinted else WORSE
+
+
+def judge_of(config: TeacherConfig) -> JSON:
+    """Return the options that name the judge of `--check-hints`: given ones, else the model that judged the run.
+
+    Where rules judged it, that is the student.
+    """
+    if not config.check_hints or config.judge_model:
+        return {}
+    options = manifest(config.run, "judge").get("configuration", {})  # a rollout's has no `judge`
+    if options.get("judge") == "rules" or not options.get("judge_model"):
+        return {"judge_model": config.model}
+    return {"judge_model": options["judge_model"], "judge_url": options.get("judge_url")}
+
+
+def open_judge(config: TeacherConfig, scorer: Scorer) -> Ask:
+    """Return the judge that `judge_of` names, with one vote per reply; the student is not loaded a second time."""
+    model = scorer.student.model if config.judge_model == config.model and not config.judge_url else None
+    return open_criterion_judge(config, stage_dir(config.run, "teacher"), votes=1, model=model)
+
+
+def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[JudgedSession]) -> Iterator[TurnHints]:
+    """Yield the turns whose hints the judge's votes gave."""
+    student, room = scorer.student, scorer.max_tokens - config.max_new_tokens
+    for session, judged in sessions:
+        for turn, verdict in judged:
+            hints = candidate_hints(verdict, config.teacher_hint)
+            if not hints or verdict["hint_status"] == REVIEWED:
+                continue
+            before = session["messages"][: turn["message_index"]]
+            try:
+                hinted = [with_hint(before, hint, config.hint_placement, scorer.hint_text) for hint in hints]
+                renderings = [(student.chat, messages) for messages in (before, *hinted)]
+                prompts = fit_together(renderings, session["tools"], room, config.too_long)
+                yield TurnHints(turn["turn_id"], before, hints, [prompt.ids for prompt in prompts])
+            except ChatError as error:
+                yield TurnHints(turn["turn_id"], before, hints, [], error.reason)
+
+
+def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> Counter[str]:
+    """Count what `check_hints` would do, for `--dry-run`."""
+    work, samples = Counter[str](), config.check_hints
+    for turn in turns:
+        if turn.prompts:
+            work["hints to check"] += len(turn.hints)
+            work["  replies to sample"] += samples * len(turn.prompts)
+            work["  tokens to read, with prompts"] += sum(map(len, turn.prompts))
+            work["  tokens to write, at most"] += samples * len(turn.prompts) * config.max_new_tokens
+            work["  votes of the judge, at most"] += 2 * samples * len(turn.hints)
+    return work
+
+
+def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Sequence[JudgedSession]) -> list[Row]:
+    """Return the rows of `hint_checks` for the hints of a part.
+
+    Reply k to a turn comes from the random stream (seed, turn, k), with each hint and without.
+    """
+    student, texts = scorer.student, read_wording(config.wording)["criterion"]
+    turns = list(turns_to_check(config, scorer, sessions))
+    streams = partial(token_generator, config.seed, "check")
+    requests = [Request(ids, [streams(turn.turn_id, k) for k in range(config.check_hints)])
+                for turn in turns for ids in turn.prompts]  # fmt: skip
+    sampled = iter(sample(student.model, requests, temperature=1.0, max_new_tokens=config.max_new_tokens,
+                          stop_ids=student.chat.stop_ids, batch_tokens=config.batch_tokens))  # fmt: skip
+    asked, tested = list[FreshReply](), list[tuple[TurnHints, str, list[Text], list[Text]]]()
+    for turn in turns:
+        replies = [[_visible_text(scorer, ids, reply) for reply in next(sampled)] for ids in turn.prompts]
+        unhinted, *by_hint = replies or [[]] * (1 + len(turn.hints))
+        for hint, hinted in zip(turn.hints, by_hint, strict=True):
+            tested.append((turn, hint, hinted, unhinted))
+            asked += [FreshReply(f"{turn.turn_id}:{hint}", turn.before, text, texts["helps"], hint)
+                      for text in (*hinted, *unhinted) if text is not None]  # fmt: skip
+    verdicts = iter(judge_replies(ask, asked, texts))
+    rows = []
+    for turn, hint, *columns in tested:
+        judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
+        pairs = list(zip(*judged, strict=True))
+        both = [pair for pair in pairs if None not in pair]
+        shares: list[float | None] = [sum(map(bool, column)) / len(both) for column in zip(*both, strict=True)]
+        shares = shares or [None, None]
+        status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
+        rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
+                     "with_hint": shares[0], "without_hint": shares[1], "status": status,
+                     "reply": next(iter(columns[0]), None)})  # fmt: skip
+    return rows
+
+
+def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
+    if reply.finish_reason == "memory":
+        return None
+    chat = scorer.student.chat
+    text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
+    return visible(text, chat.opens_thinking(prompt_ids))
+
+
+def without_dropped(sessions: Sequence[JudgedSession], rows: Sequence[Row], select: str) -> list[JudgedSession]:
+    """Return the sessions without the hints that were dropped: such a turn is a turn without a hint.
+
+    `select` is --teacher-hint.
+    """
+    dropped = {(row["turn_id"], row["hint"]) for row in rows if row["status"] in DROPPED}
+
+    def drop(verdict: Row) -> Row:
+        hints = candidate_hints(verdict, select)
+        kept = [hint for hint in hints if (verdict["turn_id"], hint) not in dropped]
+        return verdict if kept == hints else verdict | {"hints": kept, "hint": kept[0] if kept else None}
+
+    return [(session, [(turn, drop(verdict)) for turn, verdict in judged]) for session, judged in sessions]
+
+
+def describe_dropped(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield, for each reason, how many hints were dropped, with an example."""
+    for reason in DROPPED:
+        if dropped := [row for row in rows if row["status"] == reason]:
+            row, number = dropped[0], counted(len(dropped), "hint")
+            shares = f"{row['with_hint']:.0%} of the replies with it follow, and {row['without_hint']:.0%} without"
+            yield f"{number} dropped, {reason}: for example {row['hint']!r} ({row['turn_id']}), which {shares}"

@@ -1,0 +1,273 @@
+"""opdkit/teacher/hint_checks.py: hints that do not change replies as they ask are dropped before they teach."""
+
+import json
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from http_server import completion, serving
+from judged_runs import HINT, one_part, prompts_of, talk, targets, turn, verdict, write_run
+
+from opdkit.commands.check.stage import examine
+from opdkit.commands.report.collect import collect
+from opdkit.errors import ConfigError
+from opdkit.judge.criterion import visible
+from opdkit.judge.votes import Answer
+from opdkit.model.load import token_generator
+from opdkit.model.sampling import Request, sample
+from opdkit.store.plans import manifest
+from opdkit.store.reading import part_path, read_all
+from opdkit.store.reviews import Review, append
+from opdkit.teacher import hint_checks
+from opdkit.teacher import stage as teacher
+from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
+
+OPTIONS = {"check_hints": 3, "max_new_tokens": 8, "top_k": 3}
+YES, NO, UNCLEAR = r"\boxed{1}", r"\boxed{-1}", "I would rather not say."
+
+
+def checks(run: Path) -> list[dict]:
+    return list(read_all(run, "hint_checks"))
+
+
+def findings(run: Path) -> list[tuple]:
+    return [(f.table, f.part, f.what) for f in examine(run).findings if f.stage == "teacher"]
+
+
+def reply_in(question) -> str:
+    """The reply that a judge is asked about."""
+    asked = question.messages[-1]["content"]
+    return re.sub(r"^\| ", "", asked.split("## Reply\n")[1].split("\n\n## Hint")[0], flags=re.MULTILINE)
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """Answer every question by a function of it, in place of a model; return the questions that were asked."""
+
+    def install(answer) -> list:
+        questions: list = []
+
+        def ask(asked):
+            questions.extend(asked)
+            return [[Answer(answer(question))] for question in asked]
+
+        monkeypatch.setattr(hint_checks, "open_judge", lambda config, scorer: ask)
+        return questions
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("pairs", "status"),
+    [
+        ([(True, False)] * 3, KEPT),
+        ([(True, False), (False, False), (False, False)], KEPT),
+        ([(False, False)] * 4, NO_BETTER),
+        ([(True, True), (False, False)], NO_BETTER),
+        ([(True, True)] * 3 + [(False, True)], NOT_NEEDED),
+        ([(False, True), (False, False), (False, False)], WORSE),
+        ([(None, True), (None, None), (True, None), (True, False)], NOT_JUDGED),
+        ([], NOT_JUDGED),
+    ],
+)
+def test_what_becomes_of_a_hint(pairs, status):
+    assert status_of(pairs) == status
+
+
+def test_replies_come_from_streams_of_their_own_with_the_hint_and_without(run, config, judge, tiny_model_dir):
+    questions = judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    scorer = teacher.load_scorer(config(run, **OPTIONS))
+    chat, expected = scorer.student.chat, set()
+    rows = checks(run)
+    assert len(rows) == 6
+    for row in rows:
+        for ids in prompts_of(run, tiny_model_dir, row, "last-user"):
+            for k in range(3):
+                request = Request(ids, [token_generator(0, "check", row["turn_id"], k)])
+                [[reply]] = sample(scorer.student.model, [request], temperature=1.0, max_new_tokens=8,
+                                   stop_ids=chat.stop_ids, batch_tokens=999)  # fmt: skip
+                text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
+                expected.add(" ".join(visible(text, False).split()))
+    assert {" ".join(reply_in(question).split()) for question in questions} == expected - {""}
+
+
+def test_a_turn_without_its_hint_is_a_turn_that_never_had_one(tmp_path, run, config, judge):
+    """Everything else in the targets is bit-identical; with no reward either, nothing is left of the turn."""
+    judge(lambda question: NO)
+    summary = teacher.run(config(run, **OPTIONS))
+    parts = []
+    for k in range(3):
+        names = [f"s{k}a", f"s{k}b"]
+        ids = [f"{name}:{index}" for name in names for index in (2, 4)]
+        verdicts = [verdict(name, None, reward) for name, reward in zip(ids, (None, 1, -1, None), strict=True)]
+        parts.append(([talk(n) for n in names], [turn(i) for i in ids], verdicts))
+    other = write_run(tmp_path / "other", parts)
+    plain = teacher.run(config(other, top_k=3))
+    assert targets(run) == targets(other)
+    assert summary.counters.dropped == plain.counters.dropped == Counter({"no signal": 6})
+    assert summary.counters.labels("hints checked") == {NO_BETTER: 6}
+
+
+def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, judge, tiny_model_dir, capsys):
+    """The judge says yes to replies that were sampled with the hint."""
+    other = shutil.copytree(run, tmp_path / "other")
+    teacher.run(config(other, top_k=3))
+    hinted = Counter()
+    seen = hint_checks._visible_text
+
+    def spy(scorer, prompt_ids, reply):
+        text = seen(scorer, prompt_ids, reply)
+        if "hint / instruction" in scorer.student.chat.text(prompt_ids):
+            hinted[" ".join(text.split())] += 1
+        return text
+
+    hint_checks._visible_text = spy
+    try:
+        judge(lambda question: YES if hinted[" ".join(reply_in(question).split())] else NO)
+        summary = teacher.run(config(run, **OPTIONS))
+    finally:
+        hint_checks._visible_text = seen
+    assert targets(run) == targets(other)
+    rows = checks(run)
+    assert {row["status"] for row in rows} == {KEPT}
+    assert all(row["with_hint"] > row["without_hint"] and row["reply"] for row in rows)
+    assert summary.counters.labels("hints checked") == {KEPT: 6}
+
+
+def test_a_hint_that_cannot_be_judged_stays_and_is_counted(tmp_path, run, config, judge):
+    other = shutil.copytree(run, tmp_path / "other")
+    teacher.run(config(other, top_k=3))
+    judge(lambda question: UNCLEAR)
+    summary = teacher.run(config(run, **OPTIONS))
+    assert targets(run) == targets(other)
+    assert [(row["status"], row["judged"], row["with_hint"]) for row in checks(run)] == [(NOT_JUDGED, 0, None)] * 6
+    assert any("--judge-model" in text for text in teacher.warnings(config(run, **OPTIONS), summary.counters))
+
+
+def test_a_prompt_without_room_for_a_reply_is_not_tested(run, config, judge):
+    judge(lambda question: NO)
+    options = OPTIONS | {"max_new_tokens": 500}
+    summary = teacher.run(config(run, **options, max_tokens=520))
+    assert summary.counters.labels("hints checked") == {"not tested: too long": 6}
+    assert {(row["samples"], row["reply"]) for row in checks(run)} == {(0, None)}
+    assert sum(row["hint"] is not None for row in targets(run)) == 6
+
+
+def by_parity(question) -> str:
+    return YES if sum(map(str.isalpha, reply_in(question))) % 2 else NO
+
+
+def test_shards_batches_and_resuming_give_the_same_rows(tmp_path, run, config, judge):
+    other, third = (shutil.copytree(run, tmp_path / name) for name in ("other", "third"))
+    judge(by_parity)
+    teacher.run(config(run, **OPTIONS))
+    for shard in ("1/2", "0/2"):
+        teacher.run(config(other, shard=shard, **OPTIONS))
+    teacher.run(config(third, **OPTIONS, batch_tokens=64))
+    assert checks(run) == checks(other) == checks(third)
+    assert len({row["status"] for row in checks(run)}) > 1
+    assert [(r["turn_id"], r["hint"]) for r in targets(run)] == [(r["turn_id"], r["hint"]) for r in targets(other)]
+    part_path(other, "targets", 1).unlink()  # killed between the two tables of a part
+    questions = judge(lambda question: NO)
+    teacher.run(config(other, **OPTIONS))
+    assert checks(other) == checks(run)
+    assert targets(other) == targets(run)
+    assert not questions, "what was tested is not tested again"
+
+
+def test_what_people_decide_is_not_dropped(run, config, judge):
+    judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    append(run, [Review("s0a:2", hint_decided=True, hint="Say yes."), Review("s1a:2", reward_decided=True, reward=-1)])
+    questions = judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    rows = {row["turn_id"]: row for row in targets(run)}
+    assert (rows["s0a:2"]["hint"], rows["s0a:2"]["reward"]) == ("Say yes.", None)
+    assert (rows["s1a:2"]["hint"], rows["s1a:2"]["reward"]) == (None, -1), "its hint was dropped, its reward is new"
+    assert not questions
+    assert findings(run) == []
+
+
+def test_of_several_candidates_those_that_help_remain(tmp_path, config, judge):
+    hints = ["Say red.", "Say green or blue."]
+    row = verdict("a:2") | {"hints": hints, "hint": hints[0], "hint_status": "ok"}
+    run = write_run(tmp_path / "run", one_part([talk("a", 1)], [turn("a:2")], [row]))
+    questions = judge(lambda question: UNCLEAR if hints[1] in question.messages[-1]["content"] else NO)
+    teacher.run(config(run, **OPTIONS, teacher_hint="overlap"))
+    assert [(row["hint"], row["status"]) for row in checks(run)] == [(hints[0], NO_BETTER), (hints[1], NOT_JUDGED)]
+    assert [row["hint"] for row in targets(run)] == [hints[1]]
+    assert len({question.turn_id for question in questions}) == len(questions)
+
+
+def test_the_dry_run_counts_the_work(run, config, judge, capsys):
+    questions = judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS, dry_run=True))
+    facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert not questions
+    assert (facts["hints to check"], facts["replies to sample"]) == ("6", "36")
+    assert int(facts["tokens to write, at most"]) == 36 * 8
+    teacher.run(config(run, **OPTIONS))
+    assert len(questions) <= int(facts["votes of the judge, at most"]) == 36
+
+
+def test_a_server_judges_in_the_words_of_the_plan(run, config, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    wording = tmp_path / "words.toml"
+    wording.write_text("[criterion]\nhelps = 'It heeds the hint.'\n", encoding="utf-8")
+    with serving(lambda body, number: completion(NO)) as server:
+        options = OPTIONS | {"judge_model": "any", "judge_url": server.url, "wording": wording}
+        teacher.run(config(run, **options))
+        assert {body["model"] for body in server.requests} == {"any"}
+        assert all("It heeds the hint." in body["messages"][-1]["content"] for body in server.requests)
+    assert {row["status"] for row in checks(run)} == {NO_BETTER}
+    plan = manifest(run, "teacher")["plan"]
+    assert plan["config"]["judge_model"] == "any"
+    assert plan["inputs"]["criterion"]["helps"] == "It heeds the hint."
+
+
+def test_the_judge_of_the_run_is_the_default(run, config):
+    assert judge_of(config(run)) == {}
+    assert judge_of(config(run, check_hints=2, judge_model="x")) == {}
+    assert judge_of(config(run, check_hints=2)) == {"judge_model": config(run).model}, "rules cannot judge a reply"
+    path = run / "judge/manifest.json"
+    document = json.loads(path.read_text())
+    document["configuration"] |= {"judge": "endpoint", "judge_model": "big", "judge_url": "http://a/v1"}
+    path.write_text(json.dumps(document))
+    assert judge_of(config(run, check_hints=2)) == {"judge_model": "big", "judge_url": "http://a/v1"}
+
+
+def test_the_student_judges_itself_without_a_second_copy(run, config, monkeypatch):
+    loaded = []
+    load = teacher.load_scorer
+    monkeypatch.setattr("opdkit.judge.local.load_model", lambda *args, **options: pytest.fail("loaded again"))
+    monkeypatch.setattr(teacher, "load_scorer", lambda config: loaded.append(1) or load(config))
+    teacher.run(config(run, **(OPTIONS | {"check_hints": 1})))
+    assert loaded == [1]
+    assert {row["status"] for row in checks(run)} == {NOT_JUDGED}, "a model of random weights does not vote"
+
+
+def test_the_report_shows_examples(run, config, judge):
+    judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    tests = collect(run, 10).summary["hint_checks"]
+    assert tests["statuses"] == [(NO_BETTER, 6)]
+    example = tests["examples"][0]
+    assert example["hint"].startswith(HINT)
+    assert (example["with_hint"], example["without_hint"], example["status"]) == (0, 0, NO_BETTER)
+
+
+def test_check_finds_what_does_not_fit(run, config, judge):
+    judge(lambda question: NO)
+    teacher.run(config(run, **OPTIONS))
+    assert findings(run) == []
+    part_path(run, "hint_checks", 1).unlink()
+    assert findings(run) == [("hint_checks", 1, "gone, although targets has the part that goes with it")]
+
+
+@pytest.mark.parametrize("options", [{"judge_model": "m"}, {"check_hints": 2, "device_map": "auto"}])
+def test_options_that_do_not_go_together(run, config, options):
+    with pytest.raises(ConfigError, match="check-hints"):
+        config(run, **options)
