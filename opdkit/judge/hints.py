@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import confidences_of, weight_of
+from opdkit.judge.votes import NOT_JUDGED, Reward, confidences_of, weight_of
 from opdkit.judge.words import specific_words, without_judgements
 
 LEAK_WORDS = 8  # a run this long, shared with the next state, is a quotation
@@ -117,8 +117,8 @@ def unquotable_text(judge: str, messages: Sequence[Message], index: int, next_co
     return "\n".join(message["content"] or "" for message in messages[index + 1 : index + 1 + next_count])
 
 
-def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> Choice:
-    """Return what users and tools said after the reply at `index` as its hint, whole, whatever it says.
+def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> tuple[Reward, Choice]:
+    """Return no reward, and as the hint what users and tools said after the reply at `index`, whole, whatever it says.
 
     This is the hint of SDPO on user interactions (arXiv 2603.12273). It passes no filter: neither its length nor its
     content counts, and a message of thanks is a hint, too.
@@ -126,7 +126,7 @@ def raw_reaction(messages: Sequence[Message], index: int, next_count: int) -> Ch
     following = messages[index + 1 : index + 1 + next_count]
     said = (message["content"] or "" for message in following if message["role"] in ("user", "tool"))
     hint = "\n\n".join(text for text in map(str.strip, said) if text)
-    return Choice([hint], hint, "ok") if hint else Choice([], None, "none")
+    return NOT_JUDGED, Choice([hint], hint, "ok") if hint else Choice([], None, "none")
 
 
 def words(text: str) -> list[str]:

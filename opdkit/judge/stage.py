@@ -18,17 +18,7 @@ from opdkit.judge.flags import flags
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import (
-    NOT_JUDGED,
-    TOO_LONG,
-    Ask,
-    HintVote,
-    Question,
-    Reward,
-    RewardVote,
-    confidences_of,
-    reward_of,
-)
+from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dry_run import print_dry_run
@@ -196,13 +186,14 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
     for question in (name for name in weights if config.weigh_votes and weights[name] is None):
         counters.count("questions not weighed", label=question)
     if config.judge == "reaction":
-        reward, choice = turn.outcome or NOT_JUDGED, hints.raw_reaction(*turn.place)
+        reward, choice = hints.raw_reaction(*turn.place)
     else:
-        reward = turn.outcome or reward_of([vote.score for vote in reward_votes], weights["reward"])
+        reward = reward_of([vote.score for vote in reward_votes], weights["reward"])
         unquotable = hints.unquotable_text(config.judge, *turn.place)
         choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
+    reward = turn.outcome or reward
     count_votes(counters, [*hint_votes, *reward_votes], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))

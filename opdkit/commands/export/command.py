@@ -3,26 +3,29 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from opdkit.commands.export.messages import dump_json, read_judged_turns
+from opdkit.chat.control_tokens import has_control_tokens
+from opdkit.commands.export.messages import CONTROL_TOKENS, JudgedTurn, dump_json, read_judged_turns
+from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
-from opdkit.config.export import REVIEW, ExportConfig
+from opdkit.config.export import REVIEW, RULES, ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.console import counted, progress, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.atomic import move_into_place, temporary_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.reviews import reviews_in_force
+from opdkit.store.turn_ids import logged_session_id
 
 _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress
 
@@ -36,36 +39,59 @@ def run(config: ExportConfig) -> Summary | Imported:
     if config.import_reviews is not None:
         return read_csv(config.run, config.import_reviews)
     start, parts, counters = time.monotonic(), part_count(config.run, "judge"), Counters()
-    suffixes = (".csv",) if config.to == REVIEW else TARGETS[str(config.to)].suffixes
+    suffixes = {REVIEW: (".csv",), RULES: (".md", ".txt")}.get(config.to or "") or TARGETS[str(config.to)].suffixes
     path = config.out or stage_dir(config.run, "export") / f"{config.to}{suffixes[0]}"
     if path.suffix not in suffixes:
         raise ConfigError(f"OUT is {str(path)!r}; --to {config.to} writes {' or '.join(suffixes)}")
     check_output(path, overwrite=config.overwrite)  # before anything is read
-    if config.to == REVIEW:
-        with replaced_file(path, overwrite=config.overwrite) as temporary:
+    with replaced_file(path, overwrite=config.overwrite) as temporary:
+        if config.to == REVIEW:
             counters.rows_in = counters.rows_out = write_csv(config.run, temporary)
-    else:
-        messages = pa.list_(message_type(config.run, parts))
-        columns = TARGETS[str(config.to)].columns.items()
-        schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns])
-        with replaced_file(path, overwrite=config.overwrite) as temporary:
-            write_rows(temporary, _rows(config, parts, counters), schema, jsonl=path.suffix == ".jsonl")
-            if not counters.rows_out:
-                reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
-                raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}")
-        if config.to == "openai" and (lines := counters.total("conversations")) < FEWEST_LINES:
-            warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {FEWEST_LINES}")
+        elif config.to == RULES:
+            write_rules(config, parts, temporary, path, counters)
+        else:
+            messages = pa.list_(message_type(config.run, parts))
+            columns = TARGETS[str(config.to)].columns.items()
+            schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns])
+            rewards = (1, 0) if config.include_neutral else (1,)
+            rows = (TARGETS[str(config.to)].rows(turns, rewards, counters) for turns in read(config, parts, counters))
+            write_rows(temporary, chain.from_iterable(rows), schema, jsonl=path.suffix == ".jsonl")
+        if not counters.rows_out and config.to != REVIEW:
+            reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
+            raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}")
+    if config.to == "openai" and (lines := counters.total("conversations")) < FEWEST_LINES:
+        warn(f"{path} has {counted(lines, 'line')}; OpenAI takes no fewer than {FEWEST_LINES}")
     counters.seconds = time.monotonic() - start
     return Summary(f"export {config.to}", counters, parts, parts, path)
 
 
-def _rows(config: ExportConfig, parts: int, counters: Counters) -> Iterator[JSON]:
-    """Yield the rows of all parts, and count them and the turns that they are made of."""
-    target, rewards = TARGETS[str(config.to)], ((1, 0) if config.include_neutral else (1,))
+def read(config: ExportConfig, parts: int, counters: Counters) -> Iterator[list[JudgedTurn]]:
+    """Yield the judged turns of each session of all parts, and count all turns."""
     reviews = reviews_in_force(config.run)
     for part in progress(range(parts), "export", parts, "parts"):
-        for turns in read_judged_turns(config.run, part, config.limit, reviews, counters):
-            yield from target.rows(turns, rewards, counters)
+        yield from read_judged_turns(config.run, part, config.limit, reviews, counters)
+
+
+def write_rules(config: ExportConfig, parts: int, temporary: Path, path: Path, counters: Counters) -> None:
+    """Write the hints as rules to `temporary`, and beside `path`, as JSONL, who asks for each of them."""
+    check_output(beside := path.with_suffix(".jsonl"), overwrite=config.overwrite)
+    hints = []
+    for turn in chain.from_iterable(read(config, parts, counters)):
+        hint = turn.verdict["hint"]
+        if hint is None or has_control_tokens(hint):
+            counters.drop(f"no hint ({turn.verdict['hint_status']})" if hint is None else CONTROL_TOKENS)
+        else:
+            hints.append((hint, turn.turn_id, logged_session_id(turn.session_id)))
+    prompt, evidence = prompt_and_evidence(merge_hints(hints)[: config.max_rules])
+    counters.rows_out = sum(row["turns"] for row in evidence)
+    if counters.rows_out < len(hints):
+        counters.drop("beyond --max-rules", len(hints) - counters.rows_out)
+    counters.count("rules", len(evidence))
+    temporary.write_text(prompt, encoding="utf-8")
+    if evidence:
+        write_text(beside, "".join(dump_json(row) + "\n" for row in evidence), replace=config.overwrite)
+    if disputed := [str(row["rule"]) for row in evidence if row["contradicts"]]:
+        warn(f"{path}: some of the rules {', '.join(disputed)} contradict each other; decide which to keep")
 
 
 def write_rows(path: Path, rows: Iterator[JSON], schema: pa.Schema, *, jsonl: bool) -> None:

@@ -25,6 +25,8 @@ from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import recorded_hint_text
 from opdkit.store.reviews import Review, Reviews
 
+CONTROL_TOKENS = "control tokens in the text"
+
 
 class NotExportedError(Exception):
     """Raised for a turn that has no place in the export. Its text is the reason that is counted."""
@@ -82,7 +84,7 @@ def check_not_cut_off(turn: JudgedTurn) -> None:
 def check_control_tokens(text: str) -> None:
     """Raise NotExportedError for text that a tokenizer would read as the control tokens of a chat template."""
     if has_control_tokens(text):
-        raise NotExportedError("control tokens in the text")
+        raise NotExportedError(CONTROL_TOKENS)
 
 
 def prompt_of(turn: JudgedTurn) -> list[Message]:

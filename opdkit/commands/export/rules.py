@@ -1,0 +1,91 @@
+"""Rules of a system prompt: the hints of a run, merged by what they say, those that most sessions ask for first. Pure.
+
+A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" claims (python, True) and (java, False);
+"be brief" and "not so long" claim the same. No model is asked: a paraphrase in other words is another rule.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from opdkit.config.fields import JSON
+from opdkit.judge.hints import words
+from opdkit.judge.words import FILLER, NEGATION, OPPOSITES, specific_words, without_judgements
+
+Claims = frozenset[tuple[str, bool]]
+Hint = tuple[str, str, str]  # its text, turn id, session
+
+NEAR = 4  # hints are one rule when the longer one makes at most one claim in so many beyond those of the shorter one
+EXAMPLES = 5  # wordings and turns that are named of each rule
+_HEAD = "Users of this assistant have asked for the following. Follow it where it applies.\n\n"
+_CLAUSE = re.compile(r"[.,;:!?](?=\s|\Z)|[。，、；：！？]|\bbut\b")
+
+
+def claims_of(hint: str) -> Claims:
+    """Return what a hint claims, without words that any hint could hold; all of its words where it has no others.
+
+    >>> sorted(claims_of("Please use Celsius, not miles."))
+    [('celsiu', True), ('kilometer', True)]
+    """
+    claims = set[tuple[str, bool]]()
+    for clause in _CLAUSE.split(hint.replace("’", "'")):
+        for place, piece in enumerate(NEGATION.split(clause)):
+            for word in specific_words(words(without_judgements(piece))) - FILLER:
+                about, wanted = OPPOSITES.get(word, (word, True))
+                claims.add((about.removesuffix("s") if len(about) > 3 else about, wanted == (place == 0)))
+    return frozenset(claims or {(word, True) for word in words(hint) or [hint]})
+
+
+def is_near(a: Claims, b: Claims) -> bool:
+    """Return whether one makes all claims of the other and few more, so that no word stands in place of another."""
+    shorter, longer = sorted((a, b), key=len)
+    return shorter <= longer and NEAR * (len(longer) - len(shorter)) <= len(longer)
+
+
+def contradicts(a: Claims, b: Claims) -> bool:
+    """Return whether one wants all of what the other denies, and beyond that at most one of them claims more."""
+    denied = frozenset((word, wanted) for word, wanted in a if (word, not wanted) in b)
+    unwanted = [{word for word, wanted in claims if not wanted} for claims in (a, b)]
+    is_whole = any(some and some <= {word for word, _ in denied} for some in unwanted)
+    rest_a, rest_b = a - denied, b - {(word, not wanted) for word, wanted in denied}
+    return is_whole and (rest_a <= rest_b or rest_b <= rest_a)
+
+
+def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:
+    """Return the rules, each with its hints, that of most sessions first: equal hints are merged, then near ones."""
+    equal, merged = defaultdict[Claims, list[Hint]](list), dict[Claims, list[Hint]]()
+    for text, turn_id, session in hints:
+        equal[claims_of(text)].append((" ".join(text.split()), turn_id, session))
+    numbers = {claims: n for n, claims in enumerate(sorted(equal, key=lambda claims: _rank(equal[claims])))}
+    holders = defaultdict[tuple[str, bool], list[Claims]](list)  # claim -> the rules that make it
+    for claims in numbers:
+        # A near rule lacks at most one claim in NEAR, so it makes one of these.
+        rarest = sorted(claims, key=lambda claim: (len(holders[claim]), claim))[: len(claims) // NEAR + 1]
+        near = [rule for claim in rarest for rule in holders[claim] if is_near(claims, rule)]
+        merged.setdefault(min(near, key=numbers.__getitem__, default=claims), []).extend(equal[claims])
+        for claim in claims if claims in merged else ():
+            holders[claim].append(claims)
+    return sorted(merged.items(), key=lambda rule: _rank(rule[1]))
+
+
+def _rank(hints: Sequence[Hint]) -> tuple[int, int, int, str]:
+    """Return what rules are sorted by, the text last: the most frequent wording, of several the shortest."""
+    wordings = Counter(text for text, _, _ in hints)
+    _, length, text = min((-number, len(wording), wording) for wording, number in wordings.items())
+    return -len({session for _, _, session in hints}), -len(hints), length, text
+
+
+def prompt_and_evidence(rules: Sequence[tuple[Claims, list[Hint]]]) -> tuple[str, list[JSON]]:
+    """Return the system prompt, and per rule who asks for it. Both name contradictions, and settle none."""
+    prompt, rows = _HEAD, list[JSON]()
+    for number, (claims, hints) in enumerate(rules, start=1):
+        others = [n for n, (claimed, _) in enumerate(rules, start=1) if contradicts(claims, claimed)]
+        sessions, turns, _, text = _rank(hints)
+        wordings, examples = (
+            Counter(wording for wording, _, _ in hints),
+            [turn_id for _, turn_id, _ in hints[:EXAMPLES]],
+        )
+        rows.append({"rule": number, "text": text, "sessions": -sessions, "turns": -turns, "contradicts": others,
+                     "wordings": dict(wordings.most_common(EXAMPLES)), "turn_ids": examples})  # fmt: skip
+        prompt += f"{number}. {text}" + f" (Others ask for the opposite: {str(others)[1:-1]}.)" * bool(others) + "\n"
+    return prompt, rows
