@@ -39,8 +39,8 @@ class TeacherConfig(WordedOptions):
     )
     check_hints: int = HOW.option(
         0,
-        "test each hint on N fresh replies of the student with it and N without; a hint is dropped whose replies do "
-        "not do what it asks more often, unless nearly all do; 4 to 8 are enough; hints that people decided stay",
+        "test each hint on N fresh replies of the student with it and N without; it is dropped if replies with it do "
+        "what it asks no more often than those without, and most do not; 8 are usual; hints that people decided stay",
         unit="replies",
         low=0,
         high=64,

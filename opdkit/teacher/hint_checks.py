@@ -2,8 +2,8 @@
 
 The student answers the prompt of a turn afresh, N times with the hint and N times without; a judge says of each reply
 whether it does what the hint asks. Number k of both has the same random stream: where a hint changes nothing, the
-replies are equal, so that the judge's errors cancel. A hint that does not help has no place in the teacher's prompt:
-what it changes there is noise, and often more than a good hint changes.
+replies are equal and have one vote, so that the judge's errors cancel. A hint that does not help has no place in the
+teacher's prompt: what it changes there is noise, and often more than a good hint changes.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ from opdkit.teacher.review_changes import JudgedSession
 
 KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
 DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
-_NEARLY_ALL = 0.75  # of the replies with the hint; then it does no harm, and they need not be more than without
+_MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
 
 Text = str | None  # a reply as its reader sees it; None: memory did not suffice for it
 Pair = tuple[bool | None, bool | None]  # verdicts on a reply with the hint and on one without; None: cannot be judged
@@ -54,12 +54,10 @@ def status_of(pairs: Sequence[Pair]) -> str:
     judged = [(int(a), int(b)) for a, b in pairs if a is not None and b is not None]
     if 2 * len(judged) < len(pairs) or not judged:
         return NOT_JUDGED
-    hinted, unhinted = (sum(column) for column in zip(*judged, strict=True))
-    if hinted > unhinted:
-        return KEPT
-    if hinted >= _NEARLY_ALL * len(judged):
-        return NOT_NEEDED
-    return NO_BETTER if hinted == unhinted else WORSE
+    hinted, unhinted = (sum(column) / len(judged) for column in zip(*judged, strict=True))
+    if abs(hinted - unhinted) > _MARGIN:
+        return KEPT if hinted > unhinted else WORSE
+    return NOT_NEEDED if hinted >= 0.5 else NO_BETTER
 
 
 def judge_of(config: TeacherConfig) -> JSON:
@@ -130,8 +128,9 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         unhinted, *by_hint = replies or [[]] * (1 + len(turn.hints))
         for hint, hinted in zip(turn.hints, by_hint, strict=True):
             tested.append((turn, hint, hinted, unhinted))
-            asked += [FreshReply(f"{turn.turn_id}:{hint}", turn.before, text, texts["helps"], hint)
-                      for text in (*hinted, *unhinted) if text is not None]  # fmt: skip
+            numbered = [*enumerate(hinted), *enumerate(unhinted)]
+            asked += [FreshReply(f"{turn.turn_id}:{hint}:{k}", turn.before, text, texts["helps"], hint)
+                      for k, text in numbered if text is not None]  # fmt: skip
     verdicts = iter(judge_replies(ask, asked, texts))
     rows = []
     for turn, hint, *columns in tested:
