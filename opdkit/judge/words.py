@@ -13,8 +13,9 @@ _ENGLISH, _SHARED = _FREQUENT.pop("english"), _FREQUENT.pop("shared")
 _OTHER = frozenset().union(*_FREQUENT.values())
 _UNSPACED = re.compile("|".join(sorted(_LISTS["empty"].pop("unspaced").split(), key=len, reverse=True)))
 _EMPTY = frozenset(word for words in _LISTS["empty"].values() for word in words.split())
-# What hints say, as rules: negations, fillers, word -> (the word for what it is about, whether it wants that).
-NEGATION, FILLER = re.compile(_LISTS["rules"]["negation"]), frozenset(_LISTS["rules"]["filler"].split())
+# What hints say, as rules: beginnings, negations, fillers, word -> (the word for its subject, whether it wants that).
+LEAD, NEGATION = re.compile(_LISTS["rules"]["lead"]), re.compile(_LISTS["rules"]["negation"])
+FILLER = frozenset(_LISTS["rules"]["filler"].split())
 OPPOSITES = {word: (yes.split()[0], wanted) for yes, no in _LISTS["rules"]["opposites"].items()
              for wanted, group in ((True, yes), (False, no)) for word in group.split()}  # fmt: skip
 _LETTERS = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")

@@ -10,14 +10,13 @@ from collections.abc import Iterable, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.judge.hints import words
-from opdkit.judge.words import FILLER, NEGATION, OPPOSITES, specific_words, without_judgements
+from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, without_judgements
 
 Claims = frozenset[tuple[str, bool]]
 Hint = tuple[str, str, str]  # its text, turn id, session
 
 NEAR = 4  # hints are one rule when the longer one makes at most one claim in so many beyond those of the shorter one
 EXAMPLES = 5  # wordings and turns that are named of each rule
-_HEAD = "Users of this assistant have asked for the following. Follow it where it applies.\n\n"
 _CLAUSE = re.compile(r"[.,;:!?](?=\s|\Z)|[。，、；：！？]|\bbut\b")
 
 
@@ -28,7 +27,7 @@ def claims_of(hint: str) -> Claims:
     [('celsiu', True), ('kilometer', True)]
     """
     claims = set[tuple[str, bool]]()
-    for clause in _CLAUSE.split(hint.replace("’", "'")):
+    for clause in _CLAUSE.split(LEAD.sub("", hint.replace("’", "'"))):
         for place, piece in enumerate(NEGATION.split(clause)):
             for word in specific_words(words(without_judgements(piece))) - FILLER:
                 about, wanted = OPPOSITES.get(word, (word, True))
@@ -77,15 +76,13 @@ def _rank(hints: Sequence[Hint]) -> tuple[int, int, int, str]:
 
 def prompt_and_evidence(rules: Sequence[tuple[Claims, list[Hint]]]) -> tuple[str, list[JSON]]:
     """Return the system prompt, and per rule who asks for it. Both name contradictions, and settle none."""
-    prompt, rows = _HEAD, list[JSON]()
+    lines, rows = list[str](), list[JSON]()
     for number, (claims, hints) in enumerate(rules, start=1):
-        others = [n for n, (claimed, _) in enumerate(rules, start=1) if contradicts(claims, claimed)]
+        others = {n: _rank(said)[3] for n, (claimed, said) in enumerate(rules, start=1) if contradicts(claims, claimed)}
         sessions, turns, _, text = _rank(hints)
-        wordings, examples = (
-            Counter(wording for wording, _, _ in hints),
-            [turn_id for _, turn_id, _ in hints[:EXAMPLES]],
-        )
-        rows.append({"rule": number, "text": text, "sessions": -sessions, "turns": -turns, "contradicts": others,
-                     "wordings": dict(wordings.most_common(EXAMPLES)), "turn_ids": examples})  # fmt: skip
-        prompt += f"{number}. {text}" + f" (Others ask for the opposite: {str(others)[1:-1]}.)" * bool(others) + "\n"
-    return prompt, rows
+        wordings, turn_ids = Counter(hint[0] for hint in hints), [hint[1] for hint in hints]
+        rows.append({"rule": number, "text": text, "sessions": -sessions, "turns": -turns, "contradicts": list(others),
+                     "wordings": dict(wordings.most_common(EXAMPLES)), "turn_ids": turn_ids[:EXAMPLES]})  # fmt: skip
+        disputed = f" (Others ask for the opposite: {' '.join(others.values())})" if others else ""
+        lines.append(f"- {text}{disputed}\n")
+    return "".join(lines), rows
