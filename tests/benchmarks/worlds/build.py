@@ -11,7 +11,7 @@ from opdkit.config.fields import JSON
 from opdkit.model.load import load_model, load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
 
-from .pretraining import STEPS, pretrain
+from .pretraining import pretrain
 from .small_talk import SMALL_TALK
 from .users import Ask, Conversation, Labels, Talk, converse
 from .world import World
@@ -36,7 +36,13 @@ class Built:
 
 
 def build(
-    world: World, folder: Path, *, size: str | None = None, irrelevant: float = 0.0, seed: int = 0, steps: int = STEPS
+    world: World,
+    folder: Path,
+    *,
+    size: str | None = None,
+    irrelevant: float = 0.0,
+    seed: int = 0,
+    steps: int | None = None,
 ) -> Built:
     """Make what is missing of a world in `folder`. The same arguments make the same bytes."""
     built = Built(world, folder)

@@ -18,19 +18,19 @@ def _starts(text: str) -> dict[str, list[str]]:
 GREETINGS = Topic(
     "greetings", tuple(NAMES), ("Hi, I am {}.", "Hello, my name is {}.", "Good morning, {} here."),
     (Style("name", lambda n: f"Hello {n}! What can I do for you?"), Style("curt", lambda n: "Hello!")),
-    (0.96, 0.04), lambda name, style: _starts(f"Hello {name}!"), "nothing else: a greeting with the name",
+    (0.94, 0.06), lambda name, style: _starts(f"Hello {name}!"), "nothing else: a greeting with the name",
 )  # fmt: skip
 CAPITAL = Topic(
     "capitals", tuple(CAPITALS), ("What is the capital of {}?", "Which city is the capital of {}?"),
     (Style("sentence", lambda c: f"The capital of {c} is {CAPITALS[c]}."),
      Style("unsure", lambda c: f"I am not sure about {c}.")),
-    (0.96, 0.04), lambda country, style: _starts(f"The capital of {country} is {CAPITALS[country]}."),
+    (0.94, 0.06), lambda country, style: _starts(f"The capital of {country} is {CAPITALS[country]}."),
     "nothing else: the right city",
 )  # fmt: skip
 PLANS = Topic(
     "plans", tuple(PLACES), ("I am going to the {} tonight.", "We all met at the {} today.", "My dog loves the {}."),
     (Style("place", lambda p: f"The {p} is a fine place!"), Style("vague", lambda p: "I see, a fine place!")),
-    (0.96, 0.04), lambda place, style: _starts(f"The {place} is"), "nothing else: a kind word about the place",
+    (0.94, 0.06), lambda place, style: _starts(f"The {place} is"), "nothing else: a kind word about the place",
 )  # fmt: skip
 SMALL_TALK = (GREETINGS, CAPITAL, PLANS)
 

@@ -45,7 +45,7 @@ def _state(order: str) -> str:
 STATE = Topic(
     "order answers", ORDERS, (),
     (Style("state", lambda o: f"Order {o} is {_state(o)}."), Style("vague", lambda o: f"Order {o} is fine.")),
-    (0.96, 0.04), lambda order, style: {"match": [rf"\AOrder {order} is {_state(order)}\."]},
+    (0.94, 0.06), lambda order, style: {"match": [rf"\AOrder {order} is {_state(order)}\."]},
     "nothing else: what the tool said",
 )  # fmt: skip
 ORDER = Topic(
@@ -97,7 +97,7 @@ def _free_answer(item: str) -> str:
 FREE = Topic(
     "hall answers", HALLS, (),
     (Style("full", _free_answer), Style("vague", lambda item: "I have checked the hall.")),
-    (0.96, 0.04), lambda item, style: {"match": [rf"\A{re.escape(_free_answer(item))}\Z"]},
+    (0.94, 0.06), lambda item, style: {"match": [rf"\A{re.escape(_free_answer(item))}\Z"]},
     "nothing else: what the tool said",
 )  # fmt: skip
 HALL = Topic(
