@@ -11,20 +11,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from opdkit.chat.control_tokens import has_control_tokens
-from opdkit.commands.export.messages import CONTROL_TOKENS, JudgedTurn, dump_json, read_judged_turns
+from opdkit.commands.export.messages import CONTROL_TOKENS, dump_json, read_judged_turns
 from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, RULES, ExportConfig
 from opdkit.config.fields import JSON
-from opdkit.console import counted, progress, warn
+from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import move_into_place, temporary_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_count, read_arrow
-from opdkit.store.reviews import reviews_in_force
 from opdkit.store.turn_ids import logged_session_id
 
 _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress
@@ -48,14 +47,15 @@ def run(config: ExportConfig) -> Summary | Imported:
         if config.to == REVIEW:
             counters.rows_in = counters.rows_out = write_csv(config.run, temporary)
         elif config.to == RULES:
-            write_rules(config, parts, temporary, path, counters)
+            write_rules(config, temporary, path, counters)
         else:
             messages = pa.list_(message_type(config.run, parts))
             columns = TARGETS[str(config.to)].columns.items()
             schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns])
             rewards = (1, 0) if config.include_neutral else (1,)
-            rows = (TARGETS[str(config.to)].rows(turns, rewards, counters) for turns in read(config, parts, counters))
-            write_rows(temporary, chain.from_iterable(rows), schema, jsonl=path.suffix == ".jsonl")
+            sessions = read_judged_turns(config.run, config.limit, counters)
+            rows = (row for turns in sessions for row in TARGETS[str(config.to)].rows(turns, rewards, counters))
+            write_rows(temporary, rows, schema, jsonl=path.suffix == ".jsonl")
         if not counters.rows_out and config.to != REVIEW:
             reasons = ", ".join(f"{reason} {n:,}" for reason, n in counters.dropped.most_common())
             raise OpdkitError(f"{config.run} has no turn for {config.to}: {reasons or 'it has no turns'}")
@@ -65,18 +65,11 @@ def run(config: ExportConfig) -> Summary | Imported:
     return Summary(f"export {config.to}", counters, parts, parts, path)
 
 
-def read(config: ExportConfig, parts: int, counters: Counters) -> Iterator[list[JudgedTurn]]:
-    """Yield the judged turns of each session of all parts, and count all turns."""
-    reviews = reviews_in_force(config.run)
-    for part in progress(range(parts), "export", parts, "parts"):
-        yield from read_judged_turns(config.run, part, config.limit, reviews, counters)
-
-
-def write_rules(config: ExportConfig, parts: int, temporary: Path, path: Path, counters: Counters) -> None:
+def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:
     """Write the hints as rules to `temporary`, and beside `path`, as JSONL, who asks for each of them."""
     check_output(beside := path.with_suffix(".jsonl"), overwrite=config.overwrite)
     hints = []
-    for turn in chain.from_iterable(read(config, parts, counters)):
+    for turn in chain.from_iterable(read_judged_turns(config.run, config.limit, counters)):
         hint = turn.verdict["hint"]
         if hint is None or has_control_tokens(hint):
             counters.drop(f"no hint ({turn.verdict['hint_status']})" if hint is None else CONTROL_TOKENS)

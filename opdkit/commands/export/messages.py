@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ from opdkit.chat.openai_messages import Message, openai_message, tool_definition
 from opdkit.commands.turns.line import signed
 from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS
+from opdkit.console import progress
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import recorded_hint_text
-from opdkit.store.reviews import Review, Reviews
+from opdkit.store.reading import part_count
+from opdkit.store.reviews import Review, reviews_in_force
 
 CONTROL_TOKENS = "control tokens in the text"
 
@@ -42,17 +44,16 @@ class JudgedTurn(JoinedTurn):
     hint_text: str = DEFAULTS["teacher"]["hint"]  # what the teacher reads, with {hint} in it
 
 
-def read_judged_turns(
-    run: Path, part: int, limit: int | None, reviews: Reviews, counters: Counters
-) -> Iterator[list[JudgedTurn]]:
-    """Yield the judged turns of each session of a part, within the first `limit` sessions of the run.
+def read_judged_turns(run: Path, limit: int | None, counters: Counters) -> Iterator[list[JudgedTurn]]:
+    """Yield the judged turns of each session, within the first `limit` sessions of the run.
 
-    `reviews` are the decisions of people that are in force: they win over the votes. All turns are counted in
-    `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as "not judged".
-    Raises what `read_part` raises.
+    The decisions of people that are in force win over the votes. All turns are counted in `rows_in`; those without a
+    verdict are dropped: for the reason that they cannot be trained on, or as "not judged". Raises what `read_part`
+    raises.
     """
-    hint_text = recorded_hint_text(run)
-    turns = joined_turns(run, part, limit=limit, reviews=reviews)
+    hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
+    of_parts = (joined_turns(run, part, limit=limit, reviews=reviews) for part in range(parts))
+    turns = chain.from_iterable(progress(of_parts, "export", parts, "parts"))
     for _, group in groupby(turns, key=lambda turn: turn.session_id):
         judged = []
         for joined in group:

@@ -124,8 +124,7 @@ def _chat(built: Built) -> Chat:
 
 
 def _turns(run: Path) -> Iterator[JudgedTurn]:
-    parts = range(part_count(run, "judge"))
-    return chain.from_iterable(chain.from_iterable(read_judged_turns(run, k, None, {}, Counters()) for k in parts))
+    return chain.from_iterable(read_judged_turns(run, None, Counters()))
 
 
 def everything_rows(run: Path) -> Iterator[JSON]:

@@ -17,4 +17,4 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def judged(run: Path) -> dict[str, JudgedTurn]:
     """Return turn_id -> turn, with session and verdict, in the run's order."""
-    return {turn.turn_id: turn for turns in read_judged_turns(run, 0, None, {}, Counters()) for turn in turns}
+    return {turn.turn_id: turn for turns in read_judged_turns(run, None, Counters()) for turn in turns}
