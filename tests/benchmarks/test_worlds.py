@@ -132,6 +132,18 @@ def test_what_is_there_is_not_built_again(built: Built) -> None:
     assert {path: path.stat().st_mtime_ns for path in built.folder.rglob("*")} == before
 
 
+def test_a_folder_of_other_settings_is_refused(built: Built) -> None:
+    with pytest.raises(ValueError, match="irrelevant"):
+        build(built.world, built.folder, size="small", steps=2, irrelevant=0.5)
+
+
+def test_a_model_is_shared_by_logs_with_other_reactions(built: Built, tmp_path: Path) -> None:
+    noisy = build(built.world, tmp_path, size="small", steps=2, irrelevant=0.5, models_of=built)
+    assert noisy.model.resolve() == built.model.resolve()
+    assert noisy.labels.read_text(encoding="utf-8").count('"irrelevant": true')
+    assert noisy.prompts.read_bytes() == built.prompts.read_bytes()
+
+
 def test_held_out_prompts_are_not_in_the_log(built: Built) -> None:
     log = built.logs.joinpath("log.jsonl").read_text(encoding="utf-8")
     prompts = read_prompts(built.prompts)

@@ -2,19 +2,25 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+
+from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.model.load import load_model, load_tokenizer, token_generator
 from opdkit.model.sampling import Request, sample
+from opdkit.store.atomic import replaced_folder, write_text
 
 from .pretraining import pretrain
 from .small_talk import SMALL_TALK
-from .users import Ask, Conversation, Labels, Talk, converse
-from .world import World
+from .users import Ask, Conversation, Labels, Talk, converse, reply_message
+from .world import Topic, World
 
 HELD_OUT_PROMPTS = 48  # of each kind, corrected or not
 
@@ -43,30 +49,57 @@ def build(
     irrelevant: float = 0.0,
     seed: int = 0,
     steps: int | None = None,
+    models_of: Built | None = None,
 ) -> Built:
-    """Make what is missing of a world in `folder`. The same arguments make the same bytes."""
+    """Make what is missing of a world in `folder`; the same arguments make the same bytes.
+
+    `irrelevant`: share of the users' reactions that have nothing to do with the reply. `steps` of pretraining; default:
+    the size's. `models_of`: a build of the same world, size and seed, whose models are used again. Raises ValueError
+    for a folder that was built with other arguments.
+    """
     built = Built(world, folder)
-    if not (built.model / "config.json").exists():
-        pretrain(built.model, world, size or world.size, seed, steps)
+    settings = {"world": world.name, "size": size or world.size, "irrelevant": irrelevant, "seed": seed, "steps": steps}
+    record = folder / "settings.json"
+    if not record.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(record, json.dumps(settings))
+    elif json.loads(record.read_text(encoding="utf-8")) != settings:
+        raise ValueError(f"{folder} was built with other settings: {record.read_text(encoding='utf-8')}")
+    models = {"model": world} | ({"writer": world.writer} if world.writer else {})
+    for name, pretrained in models.items():
+        if not (folder / name).exists() and models_of:
+            (folder / name).symlink_to((models_of.folder / name).resolve(), target_is_directory=True)
+        elif not (folder / name).exists():
+            with _one_thread(), replaced_folder(folder / name) as unfinished:
+                pretrain(unfinished, pretrained, size or pretrained.size, seed, steps)
     if not built.labels.exists():  # the last file that is written
-        built.logs.mkdir(parents=True, exist_ok=True)
-        writer, model = world, built.model
-        if world.writer:
-            writer, model = world.writer, folder / "writer"
-            pretrain(model, writer, writer.size, seed, steps)
-        sessions = play(writer, model, irrelevant, seed)
-        _write(built.logs / "log.jsonl", [_line(messages, k, writer) for k, (messages, _) in enumerate(sessions, 1)])
-        _write(built.prompts, held_out_prompts(world, seed))
-        _write(built.labels, [
+        with _one_thread():
+            sessions = play(world.writer or world, folder / ("writer" if world.writer else "model"), irrelevant, seed)
+        lines = [_line(messages, k, world.writer or world) for k, (messages, _) in enumerate(sessions, 1)]
+        labels = [
             {"turn_id": f"log:{k}:{index}", **asdict(label)}
             for k, (_, labels) in enumerate(sessions, 1)
             for index, label in labels.items()
-        ])  # fmt: skip
+        ]
+        built.logs.mkdir(exist_ok=True)
+        for path, rows in (
+            (built.logs / "log.jsonl", lines),
+            (built.prompts, held_out_prompts(world, seed)),
+            (built.labels, labels),
+        ):
+            write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return built
 
 
-def _write(path: Path, rows: list[JSON]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread, so that sums, and with them all bytes, do not depend on the number of cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _line(messages: list[Message], number: int, world: World) -> JSON:
@@ -110,22 +143,35 @@ def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple
 
 
 def held_out_prompts(world: World, seed: int) -> list[JSON]:
-    """Return first requests about items that neither the log nor pretraining has, with the check of the log's users."""
-    rows = []
-    for group_number, group in enumerate(world.groups):
-        asked = [(topic, group.wishes[topic.name]) for topic in world.topics if topic.name in group.wishes]
-        for topic, style in [*asked, *((topic, topic.styles[0].name) for topic in SMALL_TALK)]:
-            corrected = topic in world.topics
-            kind = len(asked) if corrected else len(SMALL_TALK)
-            rng = random.Random(f"prompts:{seed}:{group_number}:{topic.name}")
-            wordings = [(item, request) for item in topic.asked_items(held_out=True) for request in topic.requests]
-            count = HELD_OUT_PROMPTS // kind // len(world.groups)
-            for number, (item, request) in enumerate(rng.sample(wordings, min(count, len(wordings)))):
-                system = rng.choice(group.systems)
-                messages = [{"role": "system", "content": system}] if system else []
-                rows.append({
-                    "id": f"{topic.name}-{group_number}-{number}", "domain": topic.name,
-                    "check": topic.check(item, style), "corrected": corrected, "about": topic.about,
-                    "messages": [*messages, {"role": "user", "content": request.format(item)}],
-                })  # fmt: skip
-    return rows
+    """Return requests about held-out items, with the check of the log's users: what they correct, and what they do not.
+
+    Small talk is what nobody corrects, and in worlds with tools what the assistant says after a right call.
+    """
+    rows: list[JSON] = []
+    for number, group in enumerate(world.groups):
+        wished = [(topic, group.wishes[topic.name]) for topic in world.topics]
+        called = [(topic, wish) for topic, wish in wished if topic.tool]
+        small = [(topic, topic.styles[0].name) for topic in SMALL_TALK]
+        for corrected, asked in ((True, wished), (False, [*small, *called])):
+            for topic, wish in asked:
+                rng = random.Random(f"prompts:{seed}:{number}:{corrected}:{topic.name}")
+                count = HELD_OUT_PROMPTS // len(asked) // len(world.groups)
+                questions = [(i, r) for i in topic.asked_items(held_out=True) for r in topic.requests]
+                for k, (item, request) in enumerate(rng.sample(questions, min(count, len(questions)))):
+                    system = rng.choice(group.systems)
+                    messages = [message("system", system)] if system else []
+                    messages.append(message("user", request.format(item)))
+                    rows.append(_prompt(f"{number}-{k}", topic, item, wish, corrected, messages))
+    return [row | {"tools": list(world.tools)} if world.tools else row for row in rows]
+
+
+def _prompt(name: str, topic: Topic, item: str, wish: str, corrected: bool, messages: list[Message]) -> JSON:
+    """Return a row of the file of prompts; of a tool's topic that nobody corrects, after a right call."""
+    if topic.tool and not corrected:
+        messages = [*messages, reply_message(topic.style(wish).reply(item), len(messages))]
+        call_id = messages[-1]["tool_calls"][0]["id"]
+        messages.append(message("tool", topic.tool.run(item), tool_call_id=call_id))
+        topic = topic.tool.answer
+        wish = topic.styles[0].name
+    return {"id": f"{topic.name}-{name}", "domain": topic.name, "check": topic.check(item, wish),
+            "corrected": corrected, "about": topic.about, "messages": [_logged(m) for m in messages]}  # fmt: skip
