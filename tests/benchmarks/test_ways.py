@@ -1,5 +1,6 @@
 """What a user would do instead: each way on the sample model and its log, and how values are chosen and summed up."""
 
+import itertools
 import json
 from dataclasses import replace
 from itertools import islice
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.worlds import WORLDS, Built, ways
 from benchmarks.worlds.measure import prepared
-from benchmarks.worlds.ways import BASE, RATES, TUNING_SEEDS, WAYS, Outcome, run_way
+from benchmarks.worlds.ways import BASE, RATES, SEEDS, TUNING_SEEDS, WAYS, Outcome, run_way
 from sample_world import DATA, MODEL
 
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
@@ -53,16 +54,18 @@ def test_every_way_trains_another_model(built: Built, run: Path, way: str, tmp_p
     teachers = {"dpo": {"scored", "written"}, "everything": set(), "praised": set()}
     assert {name for name, number in outcome.tokens.items() if number} == {"trained"} | teachers.get(way, {"scored"})
     if way == "everything":
-        assert outcome.tokens["trained"] == ways.EPOCHS * sum(map(length, ways.everything_rows(run)))
+        assert outcome.tokens["trained"] == ways.EPOCHS * sum(
+            len(ids_of(row, "completion")) for row in ways.everything_rows(run)
+        )
     numbers = ways.measure_outcome(built, outcome, 0)
     assert 0 <= numbers["corrected"] <= 1
     assert numbers["prompt_tokens"] > numbers["reply_tokens"] > 0
 
 
-def length(row: dict) -> int:
-    """Return the number of tokens of a row of SFT."""
-    messages, tools = row["prompt"] + row["completion"], json.loads(row["tools"] or "null")
-    return len(load_tokenizer(str(MODEL)).apply_chat_template(messages, tools=tools)["input_ids"])
+def ids_of(row: dict, reply: str) -> list[int]:
+    """Return the tokens of a row's prompt and reply, as a trainer renders them."""
+    messages, tools = row["prompt"] + row[reply], json.loads(row["tools"] or "null")
+    return load_tokenizer(str(MODEL)).apply_chat_template(messages, tools=tools)["input_ids"]
 
 
 def test_everything_is_every_judged_reply(run: Path) -> None:
@@ -73,10 +76,13 @@ def test_everything_is_every_judged_reply(run: Path) -> None:
 
 def test_dpo_prefers_what_the_hinted_teacher_wrote(built: Built, run: Path) -> None:
     chat = ways._chat(built)
-    rows = list(ways.dpo_rows(ways._shared(run) / "written", chat))
+    run = ways._shared(run) / "written"
+    rows = list(ways.dpo_rows(run, chat))
     hinted = [row for row in read_all(run, "verdicts") if row["hint"]]
     assert len(hinted) // 2 < len(rows) <= len(hinted)
-    assert all(row["chosen"][0]["content"] for row in rows)
+    written = [row["response_ids"] for row in read_all(run, "targets") if row["written"] is not None]
+    rendered = [ids_of(row, "chosen") for row in rows]
+    assert all(any(ids[-len(reply) - 1 : -1] == list(reply) for reply in written) for ids in rendered)
     assert sum(row["chosen"][0]["content"] != row["rejected"][0].get("content") for row in rows) > len(rows) // 2
 
 
@@ -104,25 +110,22 @@ def test_a_training_that_hands_out_no_model_leaves_the_one_before(built: Built, 
     assert outcome.model == built.model
 
 
-def test_values_are_chosen_by_both_shares_and_summed_up_per_seed(tmp_path: Path) -> None:
-    built, run = Built(WORLDS["habit"], tmp_path), tmp_path / "run"
+def test_values_are_chosen_by_both_shares_and_reported_per_seed(tmp_path: Path) -> None:
+    built = Built(WORLDS["habit"], tmp_path / "habit-0.3")
     numbers = {}
-    for cell in ways.tuning_cells(built, run):
-        _, value = cell.settings["way"], cell.settings["value"]
-        best = value in (RATES[3], 5)
-        numbers[cell.name] = {"corrected": 0.8 if best else 0.9, "uncorrected": 0.9 if best else 0.1}
-    assert len(numbers) == 7 * 7 * len(TUNING_SEEDS)
-    best = {way: ways.best_value(built, run, way, numbers) for way in WAYS}
-    assert best == dict.fromkeys(WAYS, RATES[3]) | {"rules": 5}
-    for cell in ways.reported_cells(built, run, best):
-        is_base = cell.settings["way"] == BASE
-        numbers[cell.name] = {"corrected": 0.2 if is_base else 0.7 + cell.settings["seed"] / 10,
-                              "uncorrected": 1.0 if is_base else 0.95, "tokens": {"trained": 9},
-                              "prompt_tokens": 10.0, "reply_tokens": 2.0}  # fmt: skip
-    rows = ways.summary(built, run, best, numbers)
-    assert [row["way"] for row in rows] == list(WAYS)
-    for row in rows:
-        assert row["gain"] == pytest.approx(0.6)
-        assert row["gains"] == pytest.approx([0.5, 0.6, 0.7])
-        assert row["forgetting"] == pytest.approx(0.05)
-        assert (row["request_tokens"], row["tokens"]) == (12.0, {"trained": 9})
+    for way, values in WAYS.items():
+        assert len(values) == 7
+        for value, seed in itertools.product(values, TUNING_SEEDS):
+            best = value in (RATES[3], 5)
+            numbers[ways.cell(built, way, value, seed).name] = {
+                "corrected": 0.8 if best else 0.9, "uncorrected": 0.9 if best else 0.1}  # fmt: skip
+    assert {way: ways.best_value(built, way, numbers) for way in WAYS} == dict.fromkeys(WAYS, RATES[3]) | {"rules": 5}
+    for seed in SEEDS:
+        for name, value, corrected in ((BASE, 0.0, 0.2), ("kto", 1e-4, 0.7 + seed / 10)):
+            numbers[ways.cell(built, name, value, seed).name] = {
+                "corrected": corrected, "uncorrected": 1.0 if name == BASE else 0.95, "tokens": {"trained": 9},
+                "prompt_tokens": 10.0, "reply_tokens": 2.0}  # fmt: skip
+    row = ways.row_of(built, "kto", 1e-4, numbers)
+    assert row["gain"] == pytest.approx([0.5, 0.6, 0.7])
+    assert row["forgetting"] == pytest.approx([0.05] * 3)
+    assert (row["world"], row["request_tokens"], row["tokens"]) == ("habit-0.3", 12.0, {"trained": 9})

@@ -13,6 +13,7 @@ batches of 16; what else a trainer decides is its own default.
 """
 
 import argparse
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,6 @@ import pyarrow as pa
 import torch
 from transformers import GenerationConfig
 
-from opdkit import __version__
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat
@@ -249,12 +249,13 @@ def measure_outcome(built: Built, outcome: Outcome, seed: int) -> JSON:
     return shares | {"prompt_tokens": read, "reply_tokens": written}
 
 
-def measure_way(work: Path, world: str, folder: str, run: str, way: str, value: float, seed: int) -> JSON:
-    """Return the numbers of a way in a world that was built in `folder`, from its prepared `run`."""
-    built, here = Built(WORLDS[world], Path(folder)), work / "ways" / f"{world}-{way}-{value:g}-{seed}"
+def measure_way(work: Path, world: str, folder: str, way: str, value: float, seed: int) -> JSON:
+    """Return the numbers of a way in a world that was built in `folder`, and its run prepared."""
+    built = Built(WORLDS[world], Path(folder))
+    here = work / "ways" / f"{built.folder.name}-{way}-{value:g}-{seed}"
     rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
-    outcome = run_way(built, Path(run), way, value, seed, here)
+    outcome = run_way(built, built.folder / "run", way, value, seed, here)
     numbers = measure_outcome(built, outcome, seed) | {"tokens": dict(outcome.tokens)}
     rmtree(here)
     return numbers
@@ -263,73 +264,66 @@ def measure_way(work: Path, world: str, folder: str, run: str, way: str, value: 
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def cell(built: Built, run: Path, way: str, value: float, seed: int) -> Cell:
-    settings = {"world": built.world.name, "folder": str(built.folder), "run": str(run)}
-    return Cell(f"way-{built.world.name}-{way}-{value:g}-{seed}", measure_way,
-                settings | {"way": way, "value": value, "seed": seed})  # fmt: skip
+def cell(built: Built, way: str, value: float, seed: int) -> Cell:
+    settings = {"world": built.world.name, "folder": str(built.folder), "way": way, "value": value, "seed": seed}
+    return Cell(f"way-{built.folder.name}-{way}-{value:g}-{seed}", measure_way, settings)
 
 
-def tuning_cells(built: Built, run: Path) -> list[Cell]:
-    """Return a cell for every way at every value of its own."""
-    return [cell(built, run, way, value, seed) for way in WAYS for value in WAYS[way] for seed in TUNING_SEEDS]
-
-
-def best_value(built: Built, run: Path, way: str, numbers: dict[str, JSON]) -> float:
+def best_value(built: Built, way: str, numbers: dict[str, JSON]) -> float:
     """Return the value that ends best, corrected and uncorrected counting alike, over the tuning seeds."""
 
     def end(value: float) -> float:
-        found = [numbers[cell(built, run, way, value, seed).name] for seed in TUNING_SEEDS]
+        found = [numbers[cell(built, way, value, seed).name] for seed in TUNING_SEEDS]
         return sum(each[CORRECTED] + each[UNCORRECTED] for each in found)
 
     return max(WAYS[way], key=end)
 
 
-def reported_cells(built: Built, run: Path, best: dict[str, float]) -> list[Cell]:
-    """Return the cells of the reported seeds: each way at its best value, and the model before training."""
-    return [cell(built, run, way, value, seed) for way, value in {BASE: 0.0, **best}.items() for seed in SEEDS]
+def measure_world(built: Built, ways: Sequence[str], work: Path, workers: int) -> list[JSON]:
+    """Return a row per way in a world: values are chosen first, with seeds that nothing else uses."""
+    prepare_ways(built, prepared(built, built.folder / "run"))
+    tuning = [cell(built, way, value, seed) for way in ways for value in WAYS[way] for seed in TUNING_SEEDS]
+    tuned = measured(tuning, work, workers, {})
+    best = {way: best_value(built, way, tuned) for way in ways}
+    cells = [cell(built, way, value, seed) for way, value in {BASE: 0.0, **best}.items() for seed in SEEDS]
+    numbers = measured(cells, work, workers, {})
+    return [row_of(built, way, value, numbers) for way, value in best.items()]
 
 
-def summary(built: Built, run: Path, best: dict[str, float], numbers: dict[str, JSON]) -> list[JSON]:
-    """Return a row per way: its value, gain and forgetting per seed and on average, tokens in training and at work."""
-    rows = []
-    for way, value in best.items():
-        after, before = ([numbers[cell(built, run, name, v, seed).name] for seed in SEEDS]
-                         for name, v in ((way, value), (BASE, 0.0)))  # fmt: skip
-        gains = [a[CORRECTED] - b[CORRECTED] for a, b in zip(after, before, strict=True)]
-        losses = [b[UNCORRECTED] - a[UNCORRECTED] for a, b in zip(after, before, strict=True)]
-        requests = [a["prompt_tokens"] + a["reply_tokens"] for a in after if a["prompt_tokens"] is not None]
-        rows.append({
-            "world": built.world.name, "way": way, "value": value, "gain": _mean(gains), "gains": gains,
-            "forgetting": _mean(losses), "losses": losses, "tokens": after[0]["tokens"],
-            "request_tokens": _mean(requests) if requests else None,
-        })  # fmt: skip
-    return rows
+def row_of(built: Built, way: str, value: float, numbers: dict[str, JSON]) -> JSON:
+    """Return what a way reached with a value: per reported seed, with the differences to the model before training.
 
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def measure_world(built: Built, run: Path, work: Path, workers: int) -> list[JSON]:
-    """Return the `summary` of a world: values are chosen first, with seeds that nothing else uses."""
-    prepare_ways(built, run)
-    tuned = measured(tuning_cells(built, run), work, workers, {})
-    best = {way: best_value(built, run, way, tuned) for way in WAYS}
-    return summary(built, run, best, measured(reported_cells(built, run, best), work, workers, {}))
+    Its tokens are those of one training, and those of a request.
+    """
+    after, before = ([numbers[cell(built, name, used, seed).name] for seed in SEEDS]
+                     for name, used in ((way, value), (BASE, 0.0)))  # fmt: skip
+    requests = [each["prompt_tokens"] + each["reply_tokens"] for each in after if each["prompt_tokens"] is not None]
+    return {
+        "world": built.folder.name, "way": way, "value": value,
+        **{name: [each[name] for each in after] for name in (CORRECTED, UNCORRECTED)},
+        "gain": [a[CORRECTED] - b[CORRECTED] for a, b in zip(after, before, strict=True)],
+        "forgetting": [b[UNCORRECTED] - a[UNCORRECTED] for a, b in zip(after, before, strict=True)],
+        "tokens": after[0]["tokens"], "request_tokens": sum(requests) / len(requests) if requests else None,
+    }  # fmt: skip
 
 
 def main() -> None:
     own = [name for name, world in WORLDS.items() if not world.aside]
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.worlds.ways", description=__doc__)
     parser.add_argument("worlds", nargs="*", default=own, help="default: all that are not kept aside")
-    parser.add_argument("--work", type=Path, default=Path("runs/worlds"), help="worlds, runs, cells")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--irrelevant", type=float, default=0.0, help="share of irrelevant reactions in the logs")
+    parser.add_argument("--work", type=Path, default=Path("runs/worlds"), help="worlds, their runs, and the cells")
     parser.add_argument("--workers", type=int, default=1, help="trainings side by side, a core each")
     options = parser.parse_args()
-    rows = []
+    found = json.loads(RESULTS.read_text(encoding="utf-8"))["ways"] if RESULTS.exists() else []
+    rows = {(row["world"], row["way"]): row for row in found}
     for name in options.worlds:
-        built = build(WORLDS[name], options.work / name)
-        rows += measure_world(built, prepared(built, options.work / name / "run"), options.work, options.workers)
-    RESULTS.write_text(one_row_per_line({"version": [__version__], "ways": rows}), encoding="utf-8")
+        folder = options.work / (name + (f"-{options.irrelevant:g}" if options.irrelevant else ""))
+        built = build(WORLDS[name], folder, irrelevant=options.irrelevant)
+        measured_rows = measure_world(built, options.ways, options.work, options.workers)
+        rows |= {(row["world"], row["way"]): row for row in measured_rows}
+        RESULTS.write_text(one_row_per_line({"ways": list(rows.values())}), encoding="utf-8")
 
 
 if __name__ == "__main__":
