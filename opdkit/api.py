@@ -130,6 +130,10 @@ class Run:
         """Write the judged turns as other trainers read them."""
         return self._run("export", out=out, to=to, **options)
 
+    def forecast(self, *, model: MaybePath = None, hints: int | None = None, **options: Any) -> Any:
+        """Return what a training would bring and cost, which the command prints."""
+        return self._run("forecast", "opdkit.commands.forecast:predict", model=model, hints=hints, **options)
+
     def calibrate(self, labels: MaybePath = None, **options: Any) -> Any:
         """Measure the judge against labels of people; return the measures, which the command prints."""
         return self._run("calibrate", "opdkit.commands.calibrate.command:measure", labels=labels, **options)

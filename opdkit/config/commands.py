@@ -19,6 +19,7 @@ from opdkit.config.evaluate import EvalConfig
 from opdkit.config.export import ExportConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON, CommandConfig, convert, did_you_mean, fields_of, find_option, read_toml
+from opdkit.config.forecast import ForecastConfig
 from opdkit.config.init import InitConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.report import ReportConfig
@@ -101,6 +102,11 @@ COMMANDS: dict[str, Command] = {
     ),
     "calibrate": Command(
         CalibrateConfig, "opdkit.commands.calibrate.command:run", "opdkit calibrate runs/try sample_data/labels.jsonl"
+    ),
+    "forecast": Command(
+        ForecastConfig,
+        "opdkit.commands.forecast:run",
+        "opdkit forecast runs/try --model sample_data/model --hints 6 --max-new-tokens 48",
     ),
     "demo": Command(DemoConfig, "opdkit.commands.demo:run", "opdkit demo"),
 }

@@ -22,12 +22,9 @@ class RolloutConfig(WordedOptions):
         1, "sampled replies per prompt; several are a group for --group-normalise of train", unit="replies", low=1
     )
     max_new_tokens: int = HOW.option(512, "longest reply", unit="tokens", low=1)
-    template_arg: tuple[str, ...] = shared_option(
-        "template_arg", HOW, "default: those of the teacher stage of --from-run"
-    )
-    judge_model: str | None = shared_option(
-        "judge_model", REWARDS, "rewards replies that do what the hint asks; default: no rewards"
-    )
+    template_arg: tuple[str, ...] = shared_option("template_arg", HOW, "default: those of the teacher of --from-run")
+    judge_model: str | None = shared_option("judge_model", REWARDS, "rewards replies that do what the hint asks; "
+                                            "default: no rewards")  # fmt: skip
     judge_url: str | None = shared_option("judge_url", REWARDS, plan=False, needs="judge_model")
     api_key_env: str = shared_option("api_key_env", REWARDS)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; prompts and replies", unit="tokens", low=1)

@@ -32,36 +32,25 @@ class TeacherConfig(WordedOptions):
         "drop", "a turn that does not fit; drop it, or cut whole messages off its beginning", choices=("drop", "cut")
     )
     teacher_hint: str = HOW.option(
-        "judge",
-        "the accepted hint that the teacher reads; judge: the one that the judge chose; overlap: of up to three, the "
-        "one whose top tokens are most often the student's",
+        "judge", "the accepted hint that the teacher reads; judge: the one that the judge chose; overlap: of up to "
+        "three, the one whose top tokens are most often the student's",
         choices=("judge", "longest", "shortest", "score", "overlap"),
-    )
+    )  # fmt: skip
     check_hints: int = HOW.option(
-        0,
-        "test each hint on N fresh replies of the student with it and N without; it is dropped if replies with it do "
-        "what it asks no more often than those without, and most do not; 8 are usual; hints that people decided stay",
-        unit="replies",
-        low=0,
-        high=64,
-    )
+        0, "test each hint on N fresh replies of the student with it and N without; dropped if replies with it do what "
+        "it asks no more often than those without, and most do not; 8 are usual; hints that people decided stay",
+        unit="replies", low=0, high=64,
+    )  # fmt: skip
     judge_model: str | None = shared_option(
-        "judge_model",
-        HOW,
-        "of --check-hints; default: the model that judged the run, the student if rules did",
-        expert=True,
-        needs="check_hints",
+        "judge_model", HOW, "default: that of the run, else the student", expert=True, needs="check_hints"
     )
     judge_url: str | None = shared_option("judge_url", HOW, plan=False, expert=True, needs="judge_model")
     api_key_env: str = shared_option("api_key_env", HOW)
     hint_placement: str = HOW.expert("last-user", "place of the hint in the prompt", choices=PLACEMENTS)
     top_k: int = HOW.option(
-        20,
-        "most likely tokens to store per position; with their log-probs under both models; 0 stores none",
-        unit="tokens",
-        low=0,
-        high=1000,
-    )
+        20, "most likely tokens to store per position; with their log-probs under both models; 0 stores none",
+        unit="tokens", low=0, high=1000,
+    )  # fmt: skip
     top_k_of: str = HOW.expert("student", "the model whose top tokens are stored", choices=("student", "teacher"))
     score_unhinted: bool = HOW.expert(
         False, "also score without the hint; separates the effect of the hint from that of another model"

@@ -9,7 +9,6 @@ teacher's prompt: what it changes there is noise, and often more than a good hin
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import ChatError
@@ -61,16 +60,12 @@ def status_of(pairs: Sequence[Pair]) -> str:
 
 
 def judge_of(config: TeacherConfig) -> JSON:
-    """Return the options that name the judge of `--check-hints`: given ones, else the model that judged the run.
-
-    Where rules judged it, that is the student.
-    """
+    """Return the options that name the judge of `--check-hints`: the model that judged the run, else the student."""
     if not config.check_hints or config.judge_model:
         return {}
     options = manifest(config.run, "judge").get("configuration", {})  # a rollout's has no `judge`
-    if options.get("judge") == "rules" or not options.get("judge_model"):
-        return {"judge_model": config.model}
-    return {"judge_model": options["judge_model"], "judge_url": options.get("judge_url")}
+    model = None if options.get("judge") == "rules" else options.get("judge_model")
+    return {"judge_model": model, "judge_url": options.get("judge_url")} if model else {"judge_model": config.model}
 
 
 def open_judge(config: TeacherConfig, scorer: Scorer) -> Ask:
@@ -99,15 +94,12 @@ def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[Jud
 
 def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> Counter[str]:
     """Count what `check_hints` would do, for `--dry-run`."""
-    work, samples = Counter[str](), config.check_hints
-    for turn in turns:
-        if turn.prompts:
-            work["hints to check"] += len(turn.hints)
-            work["  replies to sample"] += samples * len(turn.prompts)
-            work["  tokens to read, with prompts"] += sum(map(len, turn.prompts))
-            work["  tokens to write, at most"] += samples * len(turn.prompts) * config.max_new_tokens
-            work["  votes of the judge, at most"] += 2 * samples * len(turn.hints)
-    return work
+    prompts = [turn.prompts for turn in turns if turn.prompts]
+    hints, replies = sum(len(ids) - 1 for ids in prompts), sum(map(len, prompts)) * config.check_hints
+    return Counter({"hints to check": hints, "  replies to sample": replies,
+                    "  tokens to read, with prompts": sum(len(ids) for of_turn in prompts for ids in of_turn),
+                    "  tokens to write, at most": replies * config.max_new_tokens,
+                    "  votes of the judge, at most": 2 * config.check_hints * hints})  # fmt: skip
 
 
 def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Sequence[JudgedSession]) -> list[Row]:
@@ -117,8 +109,8 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     """
     student, texts = scorer.student, read_wording(config.wording)["criterion"]
     turns = list(turns_to_check(config, scorer, sessions))
-    streams = partial(token_generator, config.seed, "check")
-    requests = [Request(ids, [streams(turn.turn_id, k) for k in range(config.check_hints)])
+    numbers, seed = range(config.check_hints), config.seed
+    requests = [Request(ids, [token_generator(seed, "check", turn.turn_id, k) for k in numbers])
                 for turn in turns for ids in turn.prompts]  # fmt: skip
     sampled = iter(sample(student.model, requests, temperature=1.0, max_new_tokens=config.max_new_tokens,
                           stop_ids=student.chat.stop_ids, batch_tokens=config.batch_tokens))  # fmt: skip
@@ -137,8 +129,9 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
         pairs = list(zip(*judged, strict=True))
         both = [pair for pair in pairs if None not in pair]
-        shares: list[float | None] = [sum(map(bool, column)) / len(both) for column in zip(*both, strict=True)]
-        shares = shares or [None, None]
+        shares: list[float | None] = [sum(map(bool, side)) / len(both) for side in zip(*both, strict=True)] or [
+            None
+        ] * 2
         status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
                      "with_hint": shares[0], "without_hint": shares[1], "status": status,
@@ -147,11 +140,8 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
 
 
 def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
-    if reply.finish_reason == "memory":
-        return None
-    chat = scorer.student.chat
-    text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
-    return visible(text, chat.opens_thinking(prompt_ids))
+    chat, ids = scorer.student.chat, reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids
+    return None if reply.finish_reason == "memory" else visible(chat.text(ids), chat.opens_thinking(prompt_ids))
 
 
 def without_dropped(sessions: Sequence[JudgedSession], rows: Sequence[Row], select: str) -> list[JudgedSession]:
@@ -173,6 +163,6 @@ def describe_dropped(rows: Sequence[Row]) -> Iterator[str]:
     """Yield, for each reason, how many hints were dropped, with an example."""
     for reason in DROPPED:
         if dropped := [row for row in rows if row["status"] == reason]:
-            row, number = dropped[0], counted(len(dropped), "hint")
-            shares = f"{row['with_hint']:.0%} of the replies with it follow, and {row['without_hint']:.0%} without"
-            yield f"{number} dropped, {reason}: for example {row['hint']!r} ({row['turn_id']}), which {shares}"
+            example = ("{hint!r} ({turn_id}), which {with_hint:.0%} of the replies with it follow, and "
+                       "{without_hint:.0%} without").format_map(dropped[0])  # fmt: skip
+            yield f"{counted(len(dropped), 'hint')} dropped, {reason}: for example {example}"

@@ -75,16 +75,14 @@ class Scorer:
 def model_inputs(config: TeacherConfig) -> JSON:
     """Return models and words of one's own for the stage's plan. Raises OpdkitError for a path that is not a model."""
     paths = parse_teachers(config.teacher)
-    for path in (config.model, *paths.values()):
+    judge = {"judge": config.judge_model} if config.judge_model and not config.judge_url else {}
+    for path in (config.model, *paths.values(), *judge.values()):
         check_model_folder(path)
     teachers = {name: model_identity(path) for name, path in paths.items()}
     models: JSON = {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
-    if config.check_hints:
-        texts = read_wording(config.wording)["criterion"]
-        models |= {} if texts == DEFAULTS["criterion"] else {"criterion": texts}
-        if config.judge_model and not config.judge_url:
-            check_model_folder(config.judge_model)
-            models["judge"] = model_identity(config.judge_model)
+    models |= {name: model_identity(path) for name, path in judge.items()}
+    texts = read_wording(config.wording)["criterion"]
+    models |= {} if not config.check_hints or texts == DEFAULTS["criterion"] else {"criterion": texts}
     return models | wording_inputs("teacher", {"hint": hint_text_of(config)})
 
 

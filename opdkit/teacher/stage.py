@@ -333,8 +333,7 @@ def warnings(config: TeacherConfig, counters: Counters) -> list[str]:
         )
     unread, checked = counters.labels(CHECKED)[hint_checks.NOT_JUDGED], counters.total(CHECKED)
     if 2 * unread > checked:
-        messages.append(f"--check-hints: the judge could not say of {unread:,} of {counted(checked, 'hint')} whether "
-                        f"replies follow them, and they stay: is --judge-model {config.judge_model} a chat model that "
-                        "follows instructions?")  # fmt: skip
+        messages.append(f"--check-hints: {unread:,} of {counted(checked, 'hint')} could not be judged, and stay: is "
+                        f"--judge-model {config.judge_model} a chat model that follows instructions?")  # fmt: skip
     off_policy = off_policy_warning(counters.labels(OTHER_MODEL), config.model)
     return [*messages, off_policy] if off_policy else messages

@@ -267,7 +267,6 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
       for column in ("response_mask", *_LOGPROBS, *_SUPPORTS)],
     *[("targets", f"{column} does not have K values everywhere", lambda row, known, column=column:
         row[column] is not None and bool((row[column][0] != known.width).any())) for column in _SUPPORTS],
-    ("hint_checks", "judged more pairs than were sampled", lambda row, known: row["judged"] > row["samples"]),
     ("hint_checks", "its hint is none of its verdict's", lambda row, known:
         (verdict := (known.verdicts or {}).get(row["turn_id"])) is not None and row["hint"] not in verdict[1]),
     ("metrics", "the steps are not 1, 2, 3, ...", lambda row, known: row["step"] != row["row"] + 1),

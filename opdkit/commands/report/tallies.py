@@ -232,13 +232,11 @@ def reward_advantages(finished: Mapping[str, Summary]) -> JSON | None:
 
 def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> JSON | None:
     """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it."""
-    statuses = finished["teacher"].counters.labels("hints checked") if "teacher" in finished else Counter[str]()
-    if not statuses:
+    if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels("hints checked")):
         return None
     parts = (part for part in range(finished["teacher"].parts) if is_written(run, "hint_checks", part))
-    rows = (row for part in parts for row in read_part(run, "hint_checks", part))
-    dropped = (row for row in rows if " than without" in row["status"])
-    return {"statuses": statuses.most_common(), "examples": list(islice(dropped, most))}
+    rows = (row for part in parts for row in read_part(run, "hint_checks", part) if " than without" in row["status"])
+    return {"statuses": statuses.most_common(), "examples": list(islice(rows, most))}
 
 
 class Shares:

@@ -1,0 +1,165 @@
+"""`opdkit forecast`: what a training would bring, and what it would cost, from some fifty turns of a judged run.
+
+Training can teach what the student does with the hint in its prompt. So it answers the prompts of hinted turns with the
+hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests like those whose hints help, is
+
+    gain = learned * (share that passes with the hint - share without it)      learned = n / (n + HALF_LEARNED)
+
+for n turns whose hints help. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of the log
+show them: one that was complained about does not do what its hint asks; the next one, where it was praised, does.
+"""
+
+import json
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from opdkit.chat.template import Chat
+from opdkit.commands.status import duration
+from opdkit.config.fields import JSON
+from opdkit.config.forecast import ForecastConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.config.wording import DEFAULTS
+from opdkit.console import counted, print_facts
+from opdkit.errors import OpdkitError
+from opdkit.evaluate.bootstrap import resample_sums
+from opdkit.judge.criterion import FreshReply, judge_replies, visible
+from opdkit.judge.votes import Ask
+from opdkit.store.counters import Counters
+from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.reading import part_count, summary_of
+from opdkit.store.reviews import reviews_in_force
+from opdkit.store.stable_hash import stable_hash
+from opdkit.store.template_args import template_args_of
+from opdkit.teacher import hint_checks
+from opdkit.teacher.examples import Row, reply_of
+from opdkit.teacher.models import load_scorer
+from opdkit.teacher.stage import score_part
+
+SAMPLES = 8  # replies with each hint, and without
+# Fitted to trainings of worlds of tests/benchmarks/forecast.py: turns of which half of the gain is learned, and
+HALF_LEARNED = 1.5
+SPREAD = 0.08  # the standard deviation of measured around expected gains, beside that of the drawn turns
+_NORMAL_90 = 1.645
+WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
+LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
+TRAINING_PASSES = 3  # a backward pass costs two forward passes
+Judge = dict[str, tuple[int, int]]  # replies that "follow" or "do not follow" a hint -> right verdicts, verdicts
+
+
+def run(config: ForecastConfig) -> None:
+    """Print the forecast, the decision first. Raises what `predict` raises."""
+    found = predict(config)
+    if config.json:
+        print(json.dumps(found, indent=2))
+        return
+    shares = ("complaints", "agreement", "without_hint", "with_hint")
+    percent = {name: "-" if found[name] is None else f"{found[name]:.0%}" for name in shares}
+    costs = {name: f"{duration(seconds)} on this machine" for name, seconds in found["seconds"].items()}
+    costs |= {name: f"{tokens:,} tokens, {costs[name]}" for name, tokens in found["tokens"].items()}
+    print_facts([
+        ("go" if found["go"] else "no-go", found["reason"]),
+        ("judged turns", f"{found['judged_turns']:,}, {percent['complaints']} complaints"),
+        ("hinted turns, in the whole log", f"{found['hinted_turns']:,}"),
+        ("hints tested", ", ".join(f"{count:,} {status}" for status, count in found["hints"].items())),
+        ("replies as wanted, where it helps", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
+        ("votes that agree on a reward", percent["agreement"]),
+        *((f"judge right where replies {kind}", f"{n:,} of {of:,}") for kind, (n, of) in found["judge"].items()),
+        *((f"cost of {name}", text) for name, text in costs.items()),
+    ])  # fmt: skip
+
+
+def predict(config: ForecastConfig) -> JSON:
+    """Return the forecast of a training on a judged run. Raises OpdkitError where no turn has a hint."""
+    args = template_args_of(config.run, "extract", config.template_arg)
+    teacher = TeacherConfig(
+        run=config.run, model=config.model, template_arg=args, check_hints=SAMPLES, judge_model=config.judge_model,
+        judge_url=config.judge_url, api_key_env=config.api_key_env, max_new_tokens=config.max_new_tokens,
+        device=config.device, dtype=config.dtype, seed=config.seed, shard="0/1",
+    )  # fmt: skip
+    teacher = replace(teacher, **hint_checks.judge_of(teacher))
+    reviews, parts = reviews_in_force(config.run), range(part_count(config.run, "judge"))
+    turns = [turn for k in parts for turn in joined_turns(config.run, k, reviews=reviews, partial=True)]
+    verdicts = {turn.turn_id: turn.decided for turn in turns if turn.decided is not None}
+    hinted = [turn for turn in turns if verdicts.get(turn.turn_id, {}).get("hint")]
+    if not hinted:
+        raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: only "
+                          "rewards could train it, and what they bring cannot be foreseen")  # fmt: skip
+    scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
+    drawn = sorted(hinted, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
+    sessions = [(turn.session, [(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})]) for turn in drawn]
+    scorer = load_scorer(teacher)
+    ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
+    rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
+    testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
+    judge = test_judge(scorer.student.chat, ask, drawn, [turn for turn in turns if turn.turn_id in verdicts])
+    helping = [row for row in rows if row["status"] == hint_checks.KEPT]
+    gain, low, high = expect(helping, judge, count * len(helping) / len(rows))
+    is_blind = skill_of(judge) < LEAST_SKILL or sum(row["with_hint"] is None for row in rows) > len(rows) / 2
+    reason = ("the judge cannot say whether replies do what the hints ask; --judge-model names another" if is_blind else
+              f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
+    rewards = [verdict["reward"] for verdict in verdicts.values()]
+    agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
+    begin = time.monotonic()
+    score_part(teacher, scorer, sessions, {}, counters := Counters())
+    speed = (reading := counters.total("tokens read")) / (time.monotonic() - begin)
+    training = round(reading / len(drawn) / 2 * len(verdicts) * scale)  # half of what is read is without the hint
+    scoring = training + round(reading / len(drawn) / 2 * count)
+    return {
+        "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
+        "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
+        "hints": Counter(row["status"] for row in rows), "judge": judge,
+        **{name: float(np.mean([row[name] for row in helping])) if helping else None
+           for name in ("with_hint", "without_hint")},
+        "agreement": float(np.mean(agreements)) if agreements else None,
+        "tokens": {"scoring": scoring, "training": training},
+        "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
+                    "testing the hints": testing * count, "scoring": scoring / speed,
+                    "training": TRAINING_PASSES * training / speed},
+    }  # fmt: skip
+
+
+def skill_of(judge: Judge) -> float:
+    """Return Youden's index: 1 without errors, 0 by chance. Ten verdicts of a kind with one error count as known."""
+    return sum((right + 9) / (count + 10) for right, count in judge.values()) - 1
+
+
+def expect(helping: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
+    """Return the expected gain, and the interval that holds it with probability 0.9.
+
+    `helping` are the tested hints that help, `turns` the turns of the whole log whose hints do.
+    """
+    if not helping:
+        return 0.0, -_NORMAL_90 * SPREAD, _NORMAL_90 * SPREAD
+    by_session = defaultdict[str, list[float]](list)
+    for row in helping:
+        difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
+        by_session[row["turn_id"].rpartition(":")[0]].append(min(1.0, difference))
+    sums = np.array([[sum(values), len(values)] for values in by_session.values()])
+    learned, means = turns / (turns + HALF_LEARNED), np.divide(*resample_sums(sums, 0).T)
+    gain = learned * float(np.divide(*sums.sum(0)))
+    half = _NORMAL_90 * math.hypot(means.std(), SPREAD, (1 - learned) / 2)
+    return gain, max(-1.0, gain - half), min(1.0, gain + half)
+
+
+def test_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:
+    """Return what the judge says of replies of the log to the prompts of `drawn`; `turns` are all judged ones."""
+    following, texts = {a.turn_id: b for a, b in pairwise(turns)}, DEFAULTS["criterion"]
+    judge: Judge = {}
+    for name, reward in (("follow", 1), ("do not follow", -1)):
+        replies = []
+        for turn in drawn:
+            one = following.get(turn.turn_id) if reward == 1 else turn
+            if one and one.session_id == turn.session_id and (one.decided or {})["reward"] == reward:
+                ids = reply_of(chat, one.session, one.turn, Counters())[0].ids
+                before, hint = turn.session["messages"][: turn.index], (turn.decided or {})["hint"]
+                seen = visible(chat.text([i for i in ids if i not in chat.stop_ids]), thinking=False)
+                replies.append(FreshReply(f"{turn.turn_id}:{name}", before, seen, texts["helps"], hint))
+        said = [one.is_met for _, one in judge_replies(ask, replies, texts) if one.is_met is not None]
+        judge[name] = (said.count(reward == 1), len(said))
+    return judge

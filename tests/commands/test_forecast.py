@@ -1,0 +1,168 @@
+"""opdkit/commands/forecast.py: what a training would bring, from replies with hints and without, and what it costs."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from judged_runs import message, one_part, session, turn, verdict, write_run
+from typer.testing import CliRunner
+
+from opdkit.api import Run
+from opdkit.cli import app
+from opdkit.commands.forecast import HALF_LEARNED, SPREAD, expect, predict, skill_of
+from opdkit.config.forecast import ForecastConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge.votes import Answer
+from opdkit.teacher import hint_checks
+
+
+def known(yes: tuple[int, int], no: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    return {"follow": yes, "do not follow": no}
+
+
+SURE = known((90, 90), (90, 90))
+HINT = "Answer in one short sentence."
+
+
+def talk(name: str) -> dict:
+    """A reply that is complained about, and the next one, which is praised."""
+    said = [("user", f"{name}?"), ("assistant", "A long and winding answer."), ("user", "Shorter."),
+            ("assistant", "Short."), ("user", "Thanks!")]  # fmt: skip
+    return session(name, *(message(role, text) for role, text in said))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    names = [f"s{k}" for k in range(8)]
+    turns = [turn(f"{name}:{index}") for name in names for index in (1, 3)]
+    verdicts = [v for name in names for v in (verdict(f"{name}:1", HINT, -1), verdict(f"{name}:3", None, 1))]
+    return write_run(tmp_path / "run", one_part([talk(name) for name in names], turns, verdicts))
+
+
+@pytest.fixture
+def config(run, tiny_model_dir):
+    return lambda **options: ForecastConfig(
+        run=run, **({"model": str(tiny_model_dir), "device": "cpu", "max_new_tokens": 6} | options)
+    )
+
+
+@pytest.fixture
+def judge(monkeypatch):
+    """Answer by the reply that is asked about and whether it was sampled with the hint."""
+
+    def install(answer) -> None:
+        hinted = set()
+        visible_text = hint_checks._visible_text
+
+        def spy(scorer, prompt_ids, reply):
+            text = visible_text(scorer, prompt_ids, reply)
+            if "hint / instruction" in scorer.student.chat.text(prompt_ids):
+                hinted.add(" ".join((text or "").split()))
+            return text
+
+        def ask(questions):
+            asked = (question.messages[-1]["content"].split("## Reply\n")[1] for question in questions)
+            replies = (re.sub(r"^\| ", "", text.split("\n\n## Hint")[0], flags=re.MULTILINE) for text in asked)
+            return [[Answer(answer(text, " ".join(text.split()) in hinted))] for text in replies]
+
+        monkeypatch.setattr(hint_checks, "_visible_text", spy)
+        monkeypatch.setattr(hint_checks, "open_judge", lambda config, scorer: ask)
+
+    return install
+
+
+def yes_if(is_right: bool) -> str:
+    return rf"\boxed{{{1 if is_right else -1}}}"
+
+
+def rows(*shares: tuple[float, float]) -> list[dict]:
+    return [{"turn_id": f"s{n}:1", "with_hint": a, "without_hint": b} for n, (a, b) in enumerate(shares)]
+
+
+def test_the_expected_gain_by_hand():
+    gain, low, high = expect(rows(*[(1.0, 0.25)] * 20), SURE, turns=3 * HALF_LEARNED)
+    assert gain == pytest.approx(0.75 * 0.75 / skill_of(SURE))
+    half = 1.645 * math.hypot(SPREAD, 0.25 / 2)  # a quarter is not learned
+    assert (high - gain, gain - low) == pytest.approx((half, half))
+
+
+def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
+    shares = [(1.0, 0.0), (0.5, 0.0), (1.0, 0.5), (0.25, 0.0)]
+    gain, low, high = expect(rows(*shares), SURE, 1e9)
+    more, more_low, more_high = expect(rows(*shares * 10), SURE, 1e9)
+    assert more == pytest.approx(gain)
+    assert more_high - more_low < high - low
+    assert expect(rows(*shares), known((80, 100), (80, 100)), 1e9)[0] > gain
+    assert expect(rows(*shares), SURE, HALF_LEARNED)[0] == pytest.approx(gain / 2)
+    assert expect([], SURE, 100.0)[0] == 0.0
+
+
+def test_hints_that_help_are_a_go(config, judge):
+    judge(lambda text, hinted: yes_if(hinted or text.startswith("Short.")))
+    found = predict(config(hints=6))
+    assert found["go"]
+    assert found["gain"] > 0.3
+    assert found["low"] < found["gain"] < found["high"]
+    assert (sum(found["hints"].values()), found["judged_turns"], found["complaints"], found["hinted_turns"]) == (
+        6,
+        16,
+        0.5,
+        8,
+    )
+    assert found["judge"] == known((6, 6), (6, 6)), "the first reply was complained about, the second one praised"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (lambda text, hinted: yes_if(text.startswith("Short.")), "gain"),  # no hint helps
+        (lambda text, hinted: "Who knows.", "judge"),
+        (lambda text, hinted: yes_if(hinted or "long" in text), "judge"),  # it is wrong about the log
+    ],
+)
+def test_hints_that_do_not_help_and_judges_that_do_not_know_are_a_no_go(config, judge, answer, reason):
+    judge(answer)
+    found = predict(config())
+    assert not found["go"]
+    assert reason in found["reason"]
+
+
+def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_dir, judge):
+    words = ["forecast", str(run), "--model", str(tiny_model_dir), "--device", "cpu", "--max-new-tokens", "6"]
+    for answer, decision in ((lambda text, hinted: yes_if(hinted or text.startswith("Short.")), "go "),
+                             (lambda text, hinted: yes_if(False), "no-go ")):  # fmt: skip
+        judge(answer)
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert done.stdout.startswith(decision)
+        document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+        assert document["go"] == (decision == "go ")
+    assert not (run / "forecast").exists()
+
+
+def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
+    """Close to what the teacher stage reads; the turns that were drawn stand for the others."""
+    judge(lambda text, hinted: yes_if(hinted))
+    found = predict(config())
+    Run(run).teacher(model=str(tiny_model_dir), device="cpu")
+    targets = list(Run(run).table("targets"))
+    assert found["tokens"]["training"] == pytest.approx(
+        sum(t["prompt_tokens"] + len(t["response_ids"]) for t in targets), rel=0.35
+    )
+    assert found["tokens"]["training"] < found["tokens"]["scoring"] < 3 * found["tokens"]["training"]
+    assert all(math.isfinite(s) and s >= 0 for s in found["seconds"].values())
+    assert set(found["seconds"]) == {"judging", "testing the hints", "scoring", "training"}
+
+
+def test_nothing_is_foreseen_without_hints(tmp_path, tiny_model_dir):
+    run = write_run(tmp_path / "none", one_part([talk("a")], [turn("a:1")], [verdict("a:1", None, -1)]))
+    with pytest.raises(OpdkitError, match="hint"):
+        predict(ForecastConfig(run=run, model=str(tiny_model_dir), device="cpu"))
+
+
+def test_the_python_method_returns_it(run, judge, tiny_model_dir):
+    judge(lambda text, hinted: yes_if(hinted))
+    found = Run(run).forecast(model=str(tiny_model_dir), hints=6, device="cpu", max_new_tokens=6)
+    assert {"go", "gain", "low", "high", "tokens", "seconds"} <= found.keys()
