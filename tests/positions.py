@@ -49,6 +49,7 @@ def tokens(
         behavior_logprobs_N=none if behavior is None else behavior,
         reward_N=none if reward is None else reward,
         supported_N=torch.zeros(n, dtype=torch.bool),
+        anchored_N=torch.zeros(n, dtype=torch.bool),
         support_ids_NK=torch.zeros(n, 0, dtype=torch.int64),
         support_old_NK=torch.zeros(n, 0, dtype=old.dtype),
         support_teacher_NK=torch.zeros(n, 0, dtype=old.dtype),
@@ -76,6 +77,8 @@ def example(n: int = 60, k: int = 4, turns: int = 6, seed: int = 0) -> Example:
     pick = lambda x_NV: x_NV.gather(-1, ids_N[:, None])[:, 0]  # noqa: E731
     supports_NK = old_NV.topk(k).indices
     reward_T = torch.randint(-1, 2, (turns,), generator=random).double()
+    anchored_N = ~hinted_N & (reward_T[turn_N] >= 0)
+    stored_N1 = (hinted_N | anchored_N)[:, None]
     return Example(
         Tokens(
             turn_N=turn_N,
@@ -87,8 +90,9 @@ def example(n: int = 60, k: int = 4, turns: int = 6, seed: int = 0) -> Example:
             behavior_logprobs_N=torch.where(logged_N, pick(logits(n, seed + 3).log_softmax(-1)), NAN),
             reward_N=torch.where(rewarded_N, reward_T[turn_N], NAN),
             supported_N=hinted_N,
-            support_ids_NK=torch.where(hinted_N[:, None], supports_NK, 0),
-            support_old_NK=torch.where(hinted_N[:, None], old_NV.gather(-1, supports_NK), NAN),
+            anchored_N=anchored_N,
+            support_ids_NK=torch.where(stored_N1, supports_NK, 0),
+            support_old_NK=torch.where(stored_N1, old_NV.gather(-1, supports_NK), NAN),
             support_teacher_NK=torch.where(hinted_N[:, None], teacher_NV.gather(-1, supports_NK), NAN),
         ),
         ids_N,

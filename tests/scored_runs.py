@@ -5,17 +5,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from runs import Messages, talk, write_extract
 
+from opdkit.chat.template import Chat
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.part_writer import Stage
 from opdkit.store.tables import VERDICTS
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
+from opdkit.train.objective.losses import gathered_logprobs
+from opdkit.train.targets import Support, load_prompts, load_turns
 
+# Options of a training in which nothing but the objective moves the weights, and every turn trains.
+ALONE = {"anchor_weight": 0.0, "step_limit": 0.0, "epsilon": 0.0, "validate": 0}
 WORDS = "red green blue old new small big first last other".split()
 
 
@@ -85,9 +94,9 @@ def write_run(
 
 
 def train_config(run: Path, model: Path, **options: Any) -> TrainConfig:
-    """Training of a toy run: small steps, a rate that is seen at once, the simplest objective."""
+    """Training of a toy run: a rate that is seen at once, the simplest objective, and nothing beside it."""
     defaults = {"objective": "opd", "batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
-    return TrainConfig(run=run, model=str(model), **(defaults | options))
+    return TrainConfig(run=run, model=str(model), **(defaults | ALONE | options))
 
 
 def _verdict(turn_id: str, said: Said) -> dict[str, Any]:
@@ -118,3 +127,17 @@ def train_and_kill(config: TrainConfig, steps: int, monkeypatch: pytest.MonkeyPa
     with pytest.raises(KeyboardInterrupt):
         train.run(config)
     monkeypatch.setattr(train, "optimizer_step", step)
+
+
+def read_supports(run: Path, model: Path) -> dict[str, tuple[Support, np.ndarray]]:
+    """Return turn -> its support with the teacher's log-probs, and the log-probs of its tokens under `model`."""
+    turns = [t for t in load_turns(run, supports="needed") if t.support and t.support.teacher is not None]
+    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
+    loaded = load_model(str(model), device="cpu", dtype="float32")
+    found = {}
+    with torch.no_grad():
+        for t in turns:
+            logits, _ = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
+            values = gathered_logprobs(logits, torch.from_numpy(t.support.ids.astype(np.int64)))
+            found[t.turn_id] = t.support, values.numpy()
+    return found

@@ -54,6 +54,9 @@ class TrainConfig(ModelOptions):
         high=1.0,
     )
     kl_coef: float = LOSS.expert(0.0, "weight of the KL to the reference; 0 is off", low=0.0)
+    anchor_weight: float = LOSS.expert(
+        0.1, "weight of the divergence from the untrained student; where nobody complained; 0 is off", low=0.0
+    )
     reference: str | None = LOSS.expert(
         None, "frozen model of that KL; with the student's tokenizer; default: the untrained student", needs="kl_coef"
     )
@@ -91,7 +94,11 @@ class TrainConfig(ModelOptions):
         choices=("token-mean", "turn-mean"),
     )
     epochs: int = HOW.option(1, "passes over the targets", unit="epochs", low=1)
-    learning_rate: float | None = HOW.option(None, "peak learning rate; default: 1e-5, with LoRA 1e-4", low=0.0)
+    learning_rate: float | None = HOW.option(None, "peak learning rate; default: found by --step-limit", low=0.0)
+    step_limit: float = HOW.expert(
+        0.02, "largest KL of one optimizer step; on some of its own replies; a larger step is made smaller; 0 is off",
+        unit="nats", low=0.0,
+    )  # fmt: skip
     batch_turns: int = HOW.option(
         16, "turns per optimizer step; over all processes; with whole sessions, at least this many", unit="turns", low=1
     )
@@ -100,6 +107,13 @@ class TrainConfig(ModelOptions):
         "draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once",
         choices=("session", "turn"),
     )
+    validate: int = HOW.option(
+        32,
+        "keep out so many prompts to measure the student on; of each kind: with a hint, and without complaint; the "
+        "best state is handed out, and none that is worse than before; 0 is off",
+        unit="prompts",
+        low=0,
+    )
     schedule: str = HOW.expert(
         "cosine", "learning rate after the warm-up; cosine: half a cosine down to 0", choices=("cosine", "constant")
     )
@@ -107,6 +121,9 @@ class TrainConfig(ModelOptions):
     weight_decay: float = HOW.expert(0.1, "AdamW weight decay", low=0.0)
     beta1: float = HOW.expert(0.9, "AdamW beta 1", low=0.0, high=1.0)
     beta2: float = HOW.expert(0.98, "AdamW beta 2", low=0.0, high=1.0)
+    epsilon: float = HOW.expert(
+        0.1, "AdamW epsilon, as a share of the largest gradient so far; of its root mean square", low=0.0
+    )
     max_grad_norm: float = HOW.expert(1.0, "scale gradients down to this norm; 0 is off", low=0.0)
     lora_rank: int = MEMORY.option(0, "train LoRA adapters of this rank, 0 for none; instead of all weights", low=0)
     lora_alpha: float = MEMORY.expert(32.0, "LoRA scale", low=0.0)

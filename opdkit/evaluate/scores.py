@@ -11,8 +11,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
-from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, sampled_replies
+from opdkit.model.comparison import Shift
 
 T = TypeVar("T")
 Unit = tuple[int, float, float]  # weight, before, after: sums over a prompt, a turn or a passage

@@ -24,7 +24,6 @@ from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.drift import (
     MAX_TURNS,
     choose_by_hash,
-    kl_shifts,
     passage_sequences,
     read_passages,
     reply_shifts,
@@ -32,6 +31,7 @@ from opdkit.evaluate.drift import (
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
+from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.scoring import PromptResponse

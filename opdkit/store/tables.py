@@ -58,11 +58,14 @@ def _tables(stage: str) -> list[Table]:
 SESSIONS, TURNS, REJECTED = _tables("extract")
 VERDICTS, REVIEWS = _tables("judge")
 TARGETS, HINT_CHECKS = _tables("teacher")
-(METRICS,) = _tables("train")
+METRICS, VALIDATIONS = _tables("train")
 REPLIES, SCORES = _tables("eval")
 
 # Written by the stages, part by part.
-TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, HINT_CHECKS, METRICS, REPLIES, SCORES)}
+TABLES = {
+    t.name: t
+    for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, HINT_CHECKS, METRICS, VALIDATIONS, REPLIES, SCORES)
+}
 # Stage -> its primary table, whose files say which parts are done.
 PRIMARY = {table.stage: table for table in reversed(TABLES.values())}
 # Written by people at any time, one file per decision. They lie in the folder of a stage, which never removes them.

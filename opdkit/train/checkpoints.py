@@ -27,8 +27,13 @@ from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
 from opdkit.train.student import load_student
 
 
-def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON], *, main: bool) -> None:
-    """Write the state after `len(rows)` steps, then remove older files. All processes must call it; `main` writes."""
+def save(
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows: list[JSON], more: JSON, *, main: bool
+) -> None:
+    """Write the state after `len(rows)` steps, then remove older files. All processes must call it; `main` writes.
+
+    `more` is kept with it.
+    """
     weights = {name: gather_on_cpu(parameter, keep=main) for name, parameter in trained_parameters(model).items()}
     state = optimizer.state_dict()
     moments = {
@@ -41,9 +46,30 @@ def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, rows:
     final = folder / f"step-{len(rows):08d}.pt"
     with temporary_file(final) as temporary:
         with temporary.open("wb") as handle:
-            torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows}, handle)
+            torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows, **more}, handle)
         move_into_place(temporary, final)  # on the disk before the older file is removed
-    clear(folder, keep=final)
+    _remove(folder, "step", keep=final)
+
+
+def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
+    """Write the trained weights after a step, the best so far, then remove older ones. `main` writes."""
+    if not main:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"best-{step:08d}.pt"
+    with temporary_file(final) as temporary:
+        with temporary.open("wb") as handle:
+            torch.save({name: parameter.detach() for name, parameter in trained_parameters(model).items()}, handle)
+        move_into_place(temporary, final)
+    _remove(folder, "best", keep=final)
+
+
+def restore_best(folder: Path, model: nn.Module, step: int) -> None:
+    """Load the weights that `save_best` wrote after a step."""
+    weights = torch.load(folder / f"best-{step:08d}.pt", map_location="cpu", weights_only=True, mmap=True)
+    with torch.no_grad():
+        for name, parameter in trained_parameters(model).items():
+            parameter.copy_(weights[name])
 
 
 def read_newest(folder: Path) -> JSON | None:
@@ -79,13 +105,19 @@ def restore(state: JSON, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
     optimizer.load_state_dict(state["optimizer"] | {"state": moments})
 
 
-def clear(folder: Path, keep: Path | None = None) -> None:
-    """Remove all checkpoints except `keep`, including partial files, and then the folder if it is empty."""
-    for path in [*folder.glob("step-*.pt"), *folder.glob(".step-*")]:
-        if path != keep:
-            path.unlink(missing_ok=True)
+def clear(folder: Path) -> None:
+    """Remove all checkpoints, including partial files, and then the folder if it is empty."""
+    _remove(folder, "step")
+    _remove(folder, "best")
     with contextlib.suppress(OSError):  # it is not empty, or gone
         folder.rmdir()
+
+
+def _remove(folder: Path, kind: str, keep: Path | None = None) -> None:
+    """Remove the files of a kind except `keep`, including partial ones."""
+    for path in [*folder.glob(f"{kind}-*.pt"), *folder.glob(f".{kind}-*")]:
+        if path != keep:
+            path.unlink(missing_ok=True)
 
 
 def epoch_dir(home: Path, epoch: int) -> Path:

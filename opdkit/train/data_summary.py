@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.judge import WARNINGS
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
+from opdkit.model.loops import ends_in_loop
 from opdkit.store.counters import ADVANTAGES
 from opdkit.store.plans import judge_of
 from opdkit.store.reading import part_count, read_arrow
@@ -89,20 +89,6 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
         for kind, turns in degenerate.items()
         if len(turns) >= MANY * len(data.turns) and turns
     ]
-
-
-def ends_in_loop(ids: NDArray[np.int32], longest: int = 32) -> bool:
-    """Return True if a reply ends in a repeated piece of at most `longest` tokens: 4 or more times, 32 or more tokens.
-
-    At most two tokens may follow the loop: white space and a stop token.
-    """
-    for after in range(min(3, len(ids))):
-        for period in range(1, longest + 1):
-            length = max(4 * period, 32)
-            tail = ids[: len(ids) - after][-length:]
-            if len(tail) == length and bool((tail[period:] == tail[:-period]).all()):
-                return True
-    return False
 
 
 def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:

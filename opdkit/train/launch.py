@@ -22,7 +22,7 @@ from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import check_upstream, stage_dir
 from opdkit.store.progress_marks import live_claims
 from opdkit.store.reviews import decided_in, plan_inputs
-from opdkit.store.tables import METRICS
+from opdkit.store.tables import METRICS, VALIDATIONS
 
 
 def check_launch(config: TrainConfig) -> None:
@@ -80,7 +80,7 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
         if main == accelerator.is_main_process:
             # Only the main process overwrites.
             own = dataclasses.replace(config, shard="0/1", overwrite=config.overwrite and main)
-            stage = Stage.open(own, "train", [METRICS], parts=1, inputs=inputs, upstream=["teacher"])
+            stage = Stage.open(own, "train", [METRICS, VALIDATIONS], parts=1, inputs=inputs, upstream=["teacher"])
         accelerator.wait_for_everyone()
     if config.tracker and stage.todo():
         settings: JSON = {k: v for k, v in config.effective().items() if isinstance(v, (int, float, str))}

@@ -16,19 +16,24 @@ HARDLY_MOVED, FAR_MOVED = 0.02, 0.25
 
 
 def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Sequence[Turn], seconds: float) -> JSON:
-    """Return the row of a step without its number, epoch and learning rate. A mean over nothing is null, not 0."""
+    """Return the row of a step without its number and epoch. A mean over nothing is null, not 0."""
     read = int(metrics["tokens_read"])
     penalties = [turn.length_penalty for turn in batch if turn.length_penalty is not None]
-    has_tokens = {name for name in (*TERMS, "kl") if metrics.get(f"{name}_tokens")}
+    terms = (*TERMS, "anchor", "kl")
+    has_tokens = {name for name in terms if metrics.get(f"{name}_tokens")}
     return {
         **{name: metrics[name] for name in ("loss", "approx_kl", "shift", "entropy", "grad_norm")},
-        **{f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in (*TERMS, "kl")},
+        **{
+            f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in (*TERMS, "anchor", "kl")
+        },
         **{f"{name}_advantage": metrics[f"{name}_advantage"] if name in has_tokens else None for name in ADVANTAGES},
         "length_penalty": sum(penalties) / len(penalties) if penalties else None,
         **{f"{name}_tokens": int(metrics.get(f"{name}_tokens", 0)) for name in TERMS},
         "clip_low": objective.clip_low,
         "clip_high": objective.clip_high,
         "clip_fraction": metrics.get("clip_fraction"),
+        "learning_rate": metrics["learning_rate"],
+        "step_kl": metrics.get("step_kl"),
         "skipped": not metrics["grad_norm"],
         "turns": len(batch),
         "turn_ids": [turn.turn_id for turn in batch],

@@ -5,12 +5,22 @@ Pure functions of the configuration.
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError
 from opdkit.train.objective.terms import PRESETS, TERMS, Objective
 
-FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4
+FULL_LEARNING_RATE, LORA_LEARNING_RATE = 1e-5, 1e-4  # where the search for a rate begins
+
+
+@dataclass(frozen=True)
+class Position:
+    """Place of an optimizer step in its training: its number from 1, its rate in the schedule, that over the peak."""
+
+    step: int
+    rate: float
+    share: float
 
 
 def objectives(config: TrainConfig) -> list[Objective]:
@@ -41,13 +51,15 @@ def objective_at(objective: Objective, config: TrainConfig, step: int, steps: in
     return dataclasses.replace(objective, clip_low=low, clip_high=high)
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
-    """Return the learning rate of a step (from 1) of `steps`: a linear rise, then constant or half a cosine to 0."""
+def position_at(config: TrainConfig, step: int, steps: int) -> Position:
+    """Return the position of a step (from 1) of `steps`: a linear rise, then constant or half a cosine to 0."""
     default = LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE
     peak = default if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
-        return peak * step / config.warmup_steps
-    if config.schedule == "constant":
-        return peak
-    progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
-    return peak * 0.5 * (1 + math.cos(math.pi * progress))
+        share = step / config.warmup_steps
+    elif config.schedule == "constant":
+        share = 1.0
+    else:
+        progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
+        share = 0.5 * (1 + math.cos(math.pi * progress))
+    return Position(step, peak * share, share)

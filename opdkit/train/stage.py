@@ -22,18 +22,21 @@ from opdkit.store.counters import Counters, Summary
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
+from opdkit.train.best_state import best, check_better, describe_state, is_over
 from opdkit.train.data_summary import check_signal, describe, reward_advantages
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
-from opdkit.train.schedule import learning_rate, objective_at, objectives
+from opdkit.train.schedule import objective_at, objectives, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
+from opdkit.train.trust_region import TrustRegion
+from opdkit.train.validation import open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -84,6 +87,16 @@ def run(config: TrainConfig) -> Summary:
         optimizer = make_optimizer(student, config)
         state = checkpoints.read_newest(folder)
         rows: list[JSON] = state["rows"] if state else []
+        validations: list[JSON] = state["validations"] if state else []
+        trust = TrustRegion(
+            config.step_limit, seeking=config.learning_rate is None, factor=state["factor"] if state else 1.0
+        )
+        validation = None
+        if data.validation and config.sharding == "none":
+            validation = open_validation(data.validation, chat, config, accelerator)
+            validations = validations or [validation.measure(student, 0)]
+            tokens = tokens_to_train(turns, config.epochs)
+            checked = steps_to_check(len(steps), tokens, validations[0]["tokens_read"])
         check_same_step(len(rows))
         if state:
             checkpoints.restore(state, student, optimizer)
@@ -99,12 +112,11 @@ def run(config: TrainConfig) -> Summary:
             step = steps[number - 1]
             batch = [turns[i] for i in step.turns]
             objective = objective_at(phases[step.phase], config, number, len(steps))
-            rate = learning_rate(config, number, len(steps))
-            metrics = optimizer_step(model, optimizer, batch, prompts, objective, config, accelerator, rate)
+            position = position_at(config, number, len(steps))
+            metrics = optimizer_step(model, optimizer, batch, prompts, objective, config, accelerator, position, trust)
             done += len(batch)
             seconds = time.monotonic() - start
-            position = {"step": number, "epoch": done / len(turns), "learning_rate": rate}
-            rows.append(position | metrics_row(metrics, objective, batch, seconds))
+            rows.append({"step": number, "epoch": done / len(turns)} | metrics_row(metrics, objective, batch, seconds))
             accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
             if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
                 say(metrics_line(rows[-1], len(steps)))
@@ -112,9 +124,20 @@ def run(config: TrainConfig) -> Summary:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
                 card = model_card(config, data, done // len(turns), number)
                 checkpoints.save_student(student, chat, config, epoch_dir, card, main=main, continues=True)
+            if validation and number in checked:
+                validations.append(validation.measure(student, number))
+                accelerator.log(
+                    {f"validation_{k}": v for k, v in validations[-1].items() if v is not None}, step=number
+                )
+                say(f"validation after step {number}: replies {describe_state(validations[-1])}")
+                if number < len(steps) and best(validations) is validations[-1]:
+                    checkpoints.save_best(folder, student, number, main=main)
+                if is_over(validations):
+                    break
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
-                checkpoints.save(folder, student, optimizer, rows, main=main)
+                more = {"validations": validations, "factor": trust.factor}
+                checkpoints.save(folder, student, optimizer, rows, more, main=main)
             if stop:
                 accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
                 stopping.count_finished()
@@ -122,7 +145,14 @@ def run(config: TrainConfig) -> Summary:
                 leave(accelerator, model)
                 raise stopping.Stopped
 
+        if validation:
+            check_better(validations, rows)
+            if (kept := best(validations)["step"]) < len(rows):
+                accelerator.wait_for_everyone()  # until the file is written
+                checkpoints.restore_best(folder, student, kept)
+                say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
         out.rows("metrics", rows)
+        out.rows("validations", validations)
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
         card = model_card(config, data, config.epochs, len(steps))

@@ -19,9 +19,11 @@ from opdkit.store import stopping
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Tree, plan_forwards
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
+from opdkit.train.schedule import Position
 from opdkit.train.sharding import gather, trained_parameters
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Prompts, Turn
+from opdkit.train.trust_region import TrustRegion, bound_step, raise_epsilon
 
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
@@ -34,7 +36,8 @@ def optimizer_step(
     objective: Objective,
     config: TrainConfig,
     accelerator: Accelerator,
-    rate: float,
+    position: Position,
+    trust: TrustRegion,
 ) -> dict[str, float]:
     """Do one step on `batch`, of which this process reads its share. Return the metrics of the whole step.
 
@@ -59,13 +62,15 @@ def optimizer_step(
             packed=accelerator.unwrap_model(model).packed,
         )
         shares: list[dict[str, Tensor]] = []
+        logprobs: dict[int, Tensor] = {}  # turn -> [R, 1 + K] before the step
         optimizer.zero_grad(set_to_none=True)
         for n, trees in enumerate(forwards, start=1):
             # Gradients are exchanged once per step, in its last backward.
             exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
             with Attempt() as attempt, exchange:
                 shares.append(add_gradients(
-                    model, trees or idle, batch, sequences, totals, objective, config, accelerator, counts=bool(trees)
+                    model, trees or idle, batch, sequences, totals, objective, config, accelerator, logprobs,
+                    counts=bool(trees)
                 ))  # fmt: skip
             if attempt.failed:
                 break
@@ -86,6 +91,9 @@ def optimizer_step(
             f"at turns {', '.join(suspects[:8])}{f' and {len(suspects) - 8} more' if len(suspects) > 8 else ''}. Look "
             "at their rows in the targets; a lower --learning-rate or --dtype float32 may help"
         )
+    weights = sum(parameter.numel() for parameter in trained_parameters(model).values())
+    raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], config.max_grad_norm or math.inf), weights)
+    rate = position.rate * trust.factor
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
     with Attempt() as attempt:
@@ -94,6 +102,11 @@ def optimizer_step(
             optimizer.step()
     if attempt.failed:  # perhaps halfway: training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
+    metrics |= {"learning_rate": rate}
+    if metrics["grad_norm"] and trust.is_measured(position.step):
+        bounded = bound_step(model, optimizer, batch, sequences, logprobs, config, accelerator, position, trust)
+        tokens_read += int(bounded.pop("tokens_read"))
+        metrics |= bounded
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
 
@@ -107,12 +120,14 @@ def add_gradients(
     objective: Objective,
     config: TrainConfig,
     accelerator: Accelerator,
+    logprobs: dict[int, Tensor],
     *,
     counts: bool,
 ) -> dict[str, Tensor]:
     """Add the gradients of one micro-batch. Return its share of the step's loss and metrics, detached.
 
-    Without `counts` all of these are 0: the process only takes part in the exchange of gradients.
+    The log-probs of its turns [R, 1 + K], of the sampled tokens and the supports, are added to `logprobs`. Without
+    `counts` all of these are 0: the process only takes part in the exchange of gradients.
     """
     device = next(model.parameters()).device
     tokens = tokens_of([batch[i] for tree in trees for i in tree.turns]).to(device)
@@ -124,6 +139,10 @@ def add_gradients(
         logprobs_NK, entropy_N = model(
             [[sequences[i] for i in tree.turns] for tree in trees], torch.cat([ids_N1, tokens.support_ids_NK], -1)
         )
+    if counts:
+        members = [i for tree in trees for i in tree.turns]
+        by_turn = logprobs_NK.detach().split([len(batch[i].response_ids) for i in members])
+        logprobs |= zip(members, by_turn, strict=True)
     terms = terms_of(objective, tokens)
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
     metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]

@@ -39,7 +39,7 @@ class Support:
 
     ids: NDArray[np.int32]  # [R, K]
     old: NDArray[np.float16]  # [R, K] student, no hint
-    teacher: NDArray[np.float16]  # [R, K] teacher, with the hint
+    teacher: NDArray[np.float16] | None  # [R, K] teacher, with the hint; None: no hint
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,16 @@ class Turn:
     behavior_logprobs: NDArray[np.float32] | None  # [R] nats; None: not in the log
     reward: int | None
     advantage: float | None  # the shaped reward; before `shape_rewards` the reward itself
-    support: Support | None = None  # None: no hint, or not loaded
+    support: Support | None = None  # None: not stored, or not loaded
     length_penalty: float | None = None  # the part of the advantage that is for its length; None: no reward, or off
 
     def __len__(self) -> int:
         return self.prompt_tokens + len(self.response_ids)
+
+    @property
+    def is_anchor(self) -> bool:
+        """True where nobody complained, and the log-probs before training are stored for a whole support."""
+        return self.teacher_logprobs is None and (self.reward or 0) >= 0 and self.support is not None
 
     @property
     def session_id(self) -> str:
@@ -70,28 +75,30 @@ class Turn:
         return self.turn_id.rpartition(":")[0]
 
 
-def load_turns(run: Path, limit: int | None = None, supports: bool = False) -> list[Turn]:
-    """Return the targets of the run, or of its first `limit` sessions, in order; with `supports` also their supports.
+def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> list[Turn]:
+    """Return the targets of the run, or of its first `limit` sessions, in order.
 
-    Raises OpdkitError when review decisions are newer than the targets, or when a turn with a hint has no support.
+    `supports`: "none", "any" for those that are stored, or "needed". Raises OpdkitError when review decisions are newer
+    than the targets, or when a turn with a hint has no support and they are needed.
     """
     check_targets_current(run)
     turns = []
     for part in range(part_count(run, "teacher")):
-        table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports else ())])
+        table = read_arrow(run, "targets", part, [*COLUMNS, *(SUPPORT_COLUMNS if supports != "none" else ())])
         count = sessions_within(run, part, limit)
         sessions = None
         if count is not None:
             sessions = set(read_arrow(run, "sessions", part, ["session_id"])["session_id"].to_pylist()[:count])
         rows = table.select(COLUMNS).to_pylist()
-        matrices = [_matrices(table[name]) if supports else repeat(None, len(rows)) for name in SUPPORT_COLUMNS]
+        matrices = [_matrices(table[name]) if name in table.column_names else repeat(None, len(rows))
+                    for name in SUPPORT_COLUMNS]  # fmt: skip
         for row, *support in zip(rows, *matrices, strict=True):
-            turn = _turn(row, None if any(matrix is None for matrix in support) else Support(*support))
+            turn = _turn(row, None if support[0] is None or support[1] is None else Support(*support))
             if sessions is None or turn.session_id in sessions:
                 turns.append(turn)
     hinted = [turn for turn in turns if turn.teacher_logprobs is not None]
-    without = sum(turn.support is None for turn in hinted)
-    if supports and without:
+    without = sum(turn.support is None or turn.support.teacher is None for turn in hinted)
+    if supports == "needed" and without:
         raise OpdkitError(
             f"{without} of {counted(len(hinted), 'turn')} with a hint {verb(without, 'has', 'have')} no support, the "
             "tokens that this objective compares student and teacher on: run "
@@ -179,12 +186,16 @@ def load_prompts(run: Path, turns: Sequence[Turn], chat: Chat) -> Prompts:
     return prompts
 
 
-def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
-    """Return the token ids of the messages before the turn, less those that the teacher stage cut."""
+def prompt_messages(session: JSON, turn: Turn) -> list[JSON]:
+    """Return the messages before the turn, less those that the teacher stage cut."""
     index = int(turn.turn_id.rpartition(":")[2])  # of the reply among the messages of its session
-    messages = without_first(session["messages"][:index], turn.cut_messages)
+    return without_first(session["messages"][:index], turn.cut_messages)
+
+
+def _prompt_ids(session: JSON, turn: Turn, chat: Chat) -> NDArray[np.int32]:
+    """Return the prompt of a turn as token ids."""
     try:
-        ids = chat.prompt_ids(messages, session["tools"])
+        ids = chat.prompt_ids(prompt_messages(session, turn), session["tools"])
     except ChatError as error:
         raise OpdkitError(f"the prompt of turn {turn.turn_id} cannot be rendered again: {error.reason}") from error
     if len(ids) != turn.prompt_tokens:

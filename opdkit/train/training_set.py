@@ -15,7 +15,9 @@ from opdkit.train.batches import tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
 from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
 from opdkit.train.targets import Prompts, Turn, is_held_out, load_prompts, load_turns
+from opdkit.train.validation import choose_turns
 
+FOR_VALIDATION = "kept for validation"
 OVER_LIMIT = "over --max-turns-per-session"
 _CHUNK = 256  # turns whose tensors are in memory together
 
@@ -31,17 +33,30 @@ class TrainingSet:
     tokens: int  # trained positions
     scored: int  # turns before any was dropped
     dropped: Counter[str]
+    validation: list[Turn]  # kept out of training
 
 
 def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
     """Return the training set, and the prompts where the normalisation of rewards needed them, else {}."""
     terms = {name for phase in phases for name in phase.weights}
-    scored = load_turns(config.run, config.limit, supports=not terms.isdisjoint(SUPPORTED))
+    supports = "any" if config.anchor_weight or config.step_limit else "none"
+    scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
     turns, dropped = select_turns(scored, terms, config.holdout)
+    inside = [turn for turn in scored if not is_held_out(turn.session_id, config.holdout)]
+    validation = choose_turns(inside, config.validate, config.epochs)
+    turns, kept_out = keep_out(turns, validation)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
-    return build_training_set(turns, phases, len(scored), dropped + over_limit), prompts
+    data = build_training_set(turns, phases, len(scored), dropped + kept_out + over_limit)
+    return replace(data, validation=validation), prompts
+
+
+def keep_out(turns: Sequence[Turn], validation: Sequence[Turn]) -> tuple[list[Turn], Counter[str]]:
+    """Return the turns outside the sessions of the validation, and the number of the others by reason."""
+    sessions = {logged_session_id(turn.session_id) for turn in validation}
+    inside = [turn for turn in turns if logged_session_id(turn.session_id) not in sessions]
+    return inside, Counter({FOR_VALIDATION: len(turns) - len(inside)} if validation else {})
 
 
 def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
@@ -64,7 +79,7 @@ def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | No
         missing.append("no hint")
     if len(missing) == len({term == "reward" for term in terms}):
         return " and ".join(missing)
-    support = [] if turn.support is None else [turn.support.old, turn.support.teacher]
+    support = [turn.support.old, turn.support.teacher] if turn.support else []
     numbers = [turn.old_logprobs, turn.teacher_logprobs, turn.behavior_logprobs, *support]
     if not all(np.isfinite(x[turn.sampled]).all() for x in numbers if x is not None):
         return "log-prob not finite"
@@ -119,7 +134,7 @@ def build_training_set(
     A turn belongs to the last phase that can use it. Advantages over a support are measured on the logged token, which
     shows as well where teacher and student differ.
     """
-    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped))
+    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped), [])
     advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
     trained_tokens = 0
     members: list[list[Turn]] = [[] for _ in phases]
@@ -132,7 +147,11 @@ def build_training_set(
         teacher_weight = sum(weight for name, weight in objective.weights.items() if name != "reward")
         weights = {"reward": objective.weights.get("reward", 0.0), "teacher": teacher_weight}
         on_logged_token = replace(
-            objective, weights={n: w for n, w in weights.items() if w}, kl_coef=0.0, aggregation="token-mean"
+            objective,
+            weights={n: w for n, w in weights.items() if w},
+            kl_coef=0.0,
+            anchor_weight=0.0,
+            aggregation="token-mean",
         )
         for start in range(0, len(members[phase]), _CHUNK):
             chunk = members[phase][start : start + _CHUNK]

@@ -9,12 +9,11 @@ from conftest import save_tiny_model
 from opdkit.errors import ConfigError
 from opdkit.evaluate.drift import (
     choose_by_hash,
-    kl_divergence,
-    kl_shifts,
     passage_sequences,
     read_passages,
     reply_shifts,
 )
+from opdkit.model.comparison import kl_divergence, kl_shifts
 from opdkit.model.load import load_model
 from opdkit.model.scoring import PromptResponse
 

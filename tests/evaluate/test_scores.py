@@ -7,7 +7,6 @@ import pytest
 
 from opdkit.chat.messages import message
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
-from opdkit.evaluate.drift import Shift
 from opdkit.evaluate.replies import Reply, mark_echoes
 from opdkit.evaluate.scores import (
     METRICS,
@@ -15,6 +14,7 @@ from opdkit.evaluate.scores import (
     reply_scores,
     shift_score,
 )
+from opdkit.model.comparison import Shift
 from opdkit.model.scoring import PromptResponse
 
 

@@ -44,7 +44,7 @@ def save_and_die(folder: Path, where: str) -> None:
         else:
             checkpoints.move_into_place = die
         model, optimizer = student()
-        checkpoints.save(folder, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
+        checkpoints.save(folder, model, optimizer, [{"step": 1}, {"step": 2}], {}, main=True)
         os._exit(0)
     _, status = os.waitpid(process, 0)
     assert os.WIFSIGNALED(status)
@@ -54,7 +54,7 @@ def save_and_die(folder: Path, where: str) -> None:
 @pytest.mark.parametrize("where", ["half-way", "before it moves"])
 def test_a_kill_leaves_the_checkpoint_before_it_and_no_half_of_the_next(tmp_path, capsys, where) -> None:
     model, optimizer = student()
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], {}, main=True)
     save_and_die(tmp_path, where)
     assert [path.name for path in tmp_path.glob("step-*.pt")] == ["step-00000001.pt"]
     state = checkpoints.read_newest(tmp_path)
@@ -62,13 +62,13 @@ def test_a_kill_leaves_the_checkpoint_before_it_and_no_half_of_the_next(tmp_path
     assert state["rows"] == [{"step": 1}]
     assert all(torch.equal(state["weights"][name], p) for name, p in model.named_parameters())
     assert not capsys.readouterr().err, "a half-written file was found and skipped"
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], {}, main=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.pt"]
 
 
 def test_an_interrupted_save_leaves_the_checkpoint_before_it(tmp_path, monkeypatch) -> None:
     model, optimizer = student()
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], {}, main=True)
 
     def interrupted(_state, handle):
         handle.write(b"half")
@@ -76,7 +76,7 @@ def test_an_interrupted_save_leaves_the_checkpoint_before_it(tmp_path, monkeypat
 
     monkeypatch.setattr(torch, "save", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], main=True)
+        checkpoints.save(tmp_path, model, optimizer, [{"step": 1}, {"step": 2}], {}, main=True)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
@@ -131,7 +131,7 @@ def test_a_training_does_not_resume_from_a_hostile_checkpoint(run, plain_model_d
 
 def test_a_damaged_checkpoint_is_skipped(tmp_path, capsys) -> None:
     model, optimizer = student()
-    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], main=True)
+    checkpoints.save(tmp_path, model, optimizer, [{"step": 1}], {}, main=True)
     whole = (tmp_path / "step-00000001.pt").read_bytes()
     (tmp_path / "step-00000002.pt").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "step-00000003.pt").write_bytes(b"")

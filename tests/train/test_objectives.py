@@ -9,38 +9,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from scored_runs import Said, Toy, toy_sessions, train_config, write_run
+from scored_runs import Said, Toy, read_supports, toy_sessions, train_config, write_run
 
 from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.model.load import load_model, load_tokenizer
-from opdkit.model.scoring import PromptResponse, response_logits
+from opdkit.model.load import load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.advantages import support_advantages
-from opdkit.train.objective.losses import gathered_logprobs
-from opdkit.train.targets import Support, load_prompts, load_turns
+from opdkit.train.targets import load_prompts, load_turns
 from opdkit.train.training_set import shape_rewards
-
-
-def supports(run: Path, model: Path) -> list[tuple[Support, np.ndarray]]:
-    """Return each support of the run with the log-probs of its tokens under `model`."""
-    turns = [t for t in load_turns(run, supports=True) if t.support is not None]
-    prompts = load_prompts(run, turns, Chat(load_tokenizer(str(model)), {}))
-    loaded = load_model(str(model), device="cpu", dtype="float32")
-    found = []
-    with torch.no_grad():
-        for t in turns:
-            logits, _ = response_logits(loaded, [PromptResponse(prompts[t.turn_id].tolist(), t.response_ids.tolist())])
-            values = gathered_logprobs(logits, torch.from_numpy(t.support.ids.astype(np.int64)))
-            found.append((t.support, values.numpy()))
-    return found
 
 
 def test_topk_moves_the_support_towards_the_teacher(run, plain_model_dir) -> None:
     train.run(train_config(run, plain_model_dir, objective="topk", epochs=4, learning_rate=3e-3))
-    before, after = supports(run, plain_model_dir), supports(run, run / "train/model")
+    before, after = (list(read_supports(run, m).values()) for m in (plain_model_dir, run / "train/model"))
     moved = np.concatenate([(b - a).ravel() for (_, a), (_, b) in zip(before, after, strict=True)])
     everywhere = [torch.ones(len(s.ids), dtype=torch.bool) for s, _ in before]
     old, teacher = (

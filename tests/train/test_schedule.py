@@ -12,7 +12,7 @@ from opdkit.errors import ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train.objective.terms import Objective
-from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, learning_rate, objective_at, objectives
+from opdkit.train.schedule import FULL_LEARNING_RATE, LORA_LEARNING_RATE, objective_at, objectives, position_at
 
 
 def weights(**options) -> list[dict[str, float]]:
@@ -73,18 +73,18 @@ SHARES = {
 @pytest.mark.parametrize("schedule", SHARES)
 def test_the_rate_of_every_step(schedule: str) -> None:
     config = train_config(Path("run"), Path("model"), schedule=schedule, warmup_steps=2, learning_rate=0.4)
-    rates = [learning_rate(config, step, 6) for step in range(1, 7)]
+    rates = [position_at(config, step, 6).rate for step in range(1, 7)]
     assert rates == pytest.approx([0.4 * share for share in SHARES[schedule]], rel=1e-12)
 
 
 def test_the_default_rates_and_the_ends_of_the_schedule() -> None:
     for lora_rank, peak in ((0, FULL_LEARNING_RATE), (4, LORA_LEARNING_RATE)):
         config = train_config(Path("run"), Path("model"), learning_rate=None, lora_rank=lora_rank)
-        rates = [learning_rate(config, step, 100) for step in range(1, 101)]
+        rates = [position_at(config, step, 100).rate for step in range(1, 101)]
         assert rates[0] == peak
         assert rates[50] == pytest.approx(peak / 2)
         assert 0 < rates[-1] < peak / 1000
-    assert learning_rate(config, 1, 1) == LORA_LEARNING_RATE
+    assert position_at(config, 1, 1).rate == LORA_LEARNING_RATE
 
 
 @pytest.mark.parametrize("schedule", SHARES)

@@ -11,6 +11,7 @@ trains on its reward alone, and does not count in the teacher's divisor. An obje
     teacher      the same, A = clip(l_T - l_old)
     support      clipped policy gradient of each of the K tokens, A_v = w_v clip(l_T(v) - l_old(v)), summed over v
     divergence   divergence of student and teacher over the K tokens and the rest
+    anchor       divergence of student and untrained student, over the K tokens and the rest, where nobody complained
     kl           KL to the reference (the old policy or a frozen model), at the positions where any other term applies
 
 Reward and teacher share one ratio, so their sum is clipped as one: with advantages a_s, weights w_s and divisors n_s,
@@ -59,6 +60,7 @@ class Objective:
     clip_high: float = 0.28
     dual_clip: float = 0.0
     divergence_alpha: float = 0.5
+    anchor_weight: float = 0.0
     kl_coef: float = 0.0
     kl_estimator: str = "k1"
     min_advantage: float = 0.0
@@ -81,7 +83,8 @@ class Tokens:
     teacher_logprobs_N: Tensor  # NaN where the turn has no hint
     behavior_logprobs_N: Tensor  # of the policy that wrote the log; NaN where the log has none
     reward_N: Tensor  # the turn's shaped reward; NaN where it has none
-    supported_N: Tensor  # bool: the position has a support
+    supported_N: Tensor  # bool: the position has a support, and the teacher's log-probs at it
+    anchored_N: Tensor  # bool: the position has a support, and nobody complained about its turn
     support_ids_NK: Tensor  # int64; 0 without a support. K is 0 where no turn has a support
     support_old_NK: Tensor
     support_teacher_NK: Tensor
@@ -98,12 +101,16 @@ class Term:
     name: str
     mask_N: Tensor  # bool
     scale_N: Tensor  # weight of the term x weight of the token, not yet divided by the term's divisor
-    advantages: Tensor | None  # [N], for support [N, K]; None for divergence and kl
+    advantages: Tensor | None  # [N], for support [N, K]; None for divergence, anchor and kl
 
 
 def terms_of(objective: Objective, tokens: Tokens) -> list[Term]:
     """Return the terms of an objective that have a weight."""
     terms = [_term(name, weight, objective, tokens) for name, weight in objective.weights.items() if weight]
+    if objective.anchor_weight:
+        mask_N = tokens.sampled_N & tokens.anchored_N
+        weight_N = objective.anchor_weight * torch.ones_like(tokens.old_logprobs_N)
+        terms.append(Term("anchor", mask_N, _scale(objective, tokens, mask_N, weight_N), None))
     if objective.kl_coef:
         mask_N = trained_positions(terms)
         scale_N = _scale(objective, tokens, mask_N, objective.kl_coef * torch.ones_like(tokens.old_logprobs_N))
@@ -199,8 +206,9 @@ def step_loss(
                 now, old, term.advantages[mask_N], objective.clip_low, objective.clip_high, objective.dual_clip
             )
             loss_N, clipped = loss_NK.sum(-1), clipped + clipped_NK.sum()
-        elif term.name == "divergence":
-            loss_N = divergence(support_NK[mask_N], tokens.support_teacher_NK[mask_N], objective.divergence_alpha)
+        elif term.name in ("divergence", "anchor"):
+            target_NK = tokens.support_teacher_NK if term.name == "divergence" else tokens.support_old_NK
+            loss_N = divergence(support_NK[mask_N], target_NK[mask_N], objective.divergence_alpha)
         else:
             now, old, reference = (x[mask_N] for x in (logprobs_N, tokens.old_logprobs_N, tokens.reference_N))
             loss_N = kl_to_reference(now, reference, objective.kl_estimator, old)

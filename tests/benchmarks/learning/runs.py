@@ -30,6 +30,8 @@ MODEL = DATA / "model"
 PROMPTS = DATA / "prompts.jsonl"
 SESSIONS = 88  # of the log: 200 turns
 REPLIES = 2  # that the teacher writes to a hinted prompt
+# The objectives are compared as they are: at a rate of their own, without what bounds a step or picks a state.
+ALONE: JSON = {"anchor_weight": 0.0, "step_limit": 0.0, "epsilon": 0.0, "validate": 0}
 SAMPLES = 6  # replies to every held-out prompt
 MAX_NEW_TOKENS = 64
 # run -> options of `opdkit teacher`
@@ -76,7 +78,7 @@ def trained(run: Path, model: Path, options: JSON, seed: int, epochs: int) -> JS
     """Train `model` on a run; return the cost, and how far the model went."""
     start = time.monotonic()
     train(TrainConfig(run=run, model=str(model), seed=seed, epochs=epochs, checkpoint_every=0,
-                      **options))  # fmt: skip
+                      **(ALONE | options)))  # fmt: skip
     rows = list(read_all(run, "metrics"))
     return {
         "seconds": time.monotonic() - start,

@@ -1,0 +1,64 @@
+"""Best state of a training by its validations; a training that only made the model worse hands out none.
+
+Pure functions of the rows of the table `validations`, the first of which is the student before training.
+"""
+
+from collections.abc import Sequence
+
+from opdkit.config.fields import JSON
+from opdkit.errors import OpdkitError
+
+BROKEN = 1.0  # nats per token by which a score is over that before training: nothing good comes after it
+MOVED = 0.2  # nats per token that replies nobody complained of may move where no hint says what to learn
+PATIENCE = 3  # measurements in a row without a better score, after which a training ends
+_NAMED = 8  # turns that an error names
+_DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
+
+
+def best(rows: Sequence[JSON]) -> JSON:
+    """Return the row of the best state: the least score, of equal ones the last.
+
+    Without hinted prompts no score shows what was learned: then it is the last state that moved little.
+    """
+    if rows[0]["hint_kl"] is None:
+        return next((row for row in reversed(rows) if row["score"] <= MOVED), rows[0])
+    return min(reversed(rows), key=lambda row: row["score"])
+
+
+def is_broken(rows: Sequence[JSON]) -> bool:
+    """Return True where the last state is so much worse than the student before training that it cannot recover."""
+    return bool(rows[-1]["score"] > rows[0]["score"] + BROKEN)
+
+
+def is_over(rows: Sequence[JSON]) -> bool:
+    """Return True where further training is in vain: the last state is broken, or the score no longer improves."""
+    return is_broken(rows) or len(rows) - 1 - rows.index(best(rows)) >= PATIENCE
+
+
+def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
+    """Raise OpdkitError where no state of the training is better than the student before it.
+
+    The message names the turns of the step that moved the replies most, among the steps before the worst state.
+    """
+    if best(rows)["step"] > 0:
+        return
+    worst = max(rows, key=lambda row: row["score"])
+    steps = [row for row in metrics if row["step"] <= worst["step"]]
+    broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
+    turns = ", ".join(broke["turn_ids"][:_NAMED]) + (", ..." if len(broke["turn_ids"]) > _NAMED else "")
+    distances = "; ".join(
+        f"{name} {rows[0][column]:.3f} before training, {worst[column]:.3f} after step {worst['step']}"
+        for column, name in _DISTANCES.items()
+        if worst[column] is not None
+    )
+    raise OpdkitError(
+        "training made the model no better, so none is handed out. Distances of its own replies to prompts kept out of "
+        f"training (nats per token): {distances}. Step {broke['step']} moved the replies most, at turns {turns}. Look "
+        "at their hints and rewards, try another --objective or a stronger --judge; --validate 0 hands out any model"
+    )
+
+
+def describe_state(row: JSON) -> str:
+    """Return the two distances of a row as text."""
+    known = {name: row[column] for column, name in _DISTANCES.items() if row[column] is not None}
+    return " and ".join(f"{value:.3f} nats {name}" for name, value in known.items())

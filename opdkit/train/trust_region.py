@@ -1,0 +1,164 @@
+"""Trust region of a training: how far one optimizer step may move the student's own replies.
+
+The same learning rate moves one model a little and destroys another. So the limit of a step is a KL: some turns of the
+step are read again after it, and a step that moved them too far is made smaller, as in TRPO (Schulman et al. 2015),
+which backtracks along one direction until a KL holds. Where no learning rate is given, the first step finds it: the
+rate that moves the replies by the limit.
+
+Shapes: N positions of the turns that are read again, K tokens of a support.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from opdkit.config.train import TrainConfig
+from opdkit.model.load import resolve_device
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.stable_hash import stable_hash
+from opdkit.train.batches import tokens_of
+from opdkit.train.objective.losses import divergence
+from opdkit.train.schedule import Position
+from opdkit.train.student import compute_dtype
+from opdkit.train.targets import Turn
+
+PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold at least so many
+EVERY_STEP, THEN_EVERY = 8, 4  # so many first steps are measured, then every fourth
+_SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
+_TRIES = 8  # sizes that are tried for one step
+_MOST = 100.0  # largest change of a rate from one try to the next
+
+
+@dataclass
+class TrustRegion:
+    """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it."""
+
+    limit: float  # nats per position, for a step at the peak of the schedule; 0: no limit
+    seeking: bool  # nobody gave a learning rate: the first steps may also raise the factor
+    factor: float = 1.0
+
+    def is_measured(self, step: int) -> bool:
+        """Return True for a step (from 1) whose movement is measured."""
+        return bool(self.limit) and (step <= EVERY_STEP or step % THEN_EVERY == 0)
+
+    def bound(
+        self, position: Position, move: Callable[[float, float], None], measure: Callable[[], float]
+    ) -> dict[str, float]:
+        """Make a step that was done as large as it may be. Return its KL, its rate, and how often it was measured.
+
+        The KL of a step grows with the square of its rate, so the limit falls with the square of the schedule.
+        `move(a, b)` turns the weights after the step at rate a into those at rate b. `measure()` returns the KL (nats).
+        """
+        limit, rate, measured = self.limit * position.share**2, position.rate * self.factor, 0
+        while True:
+            kl, measured = measure(), measured + 1
+            too_large = not kl <= _SLACK * limit  # NaN is too large
+            too_small = self.seeking and position.step == 1 and kl < limit / _SLACK
+            if measured == _TRIES or not (too_large or too_small):
+                break
+            change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 1 / _MOST if too_large else _MOST
+            change = min(max(change, 1 / _MOST), _MOST)
+            move(rate, rate * change)
+            rate, self.factor = rate * change, self.factor * change
+        if position.step <= EVERY_STEP and kl < limit / _SLACK**2:  # there is room in the next steps
+            self.factor = self.factor * math.sqrt(_SLACK) if self.seeking else min(self.factor * math.sqrt(_SLACK), 1.0)
+        return {"step_kl": kl, "learning_rate": rate, "measured": measured}
+
+
+def bound_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Sequence[Turn],
+    sequences: Sequence[PromptResponse],
+    logprobs: Mapping[int, Tensor],
+    config: TrainConfig,
+    accelerator: Accelerator,
+    position: Position,
+    trust: TrustRegion,
+) -> dict[str, float]:
+    """Keep the step that was just done within the trust region. Return `step_kl`, `learning_rate` and `tokens_read`.
+
+    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
+    """
+    probe = choose_probe(batch)
+    mine = {i: logprobs[i].cpu() for i in probe if i in logprobs}
+    before = {i: x_RK for share in gather_object([mine]) for i, x_RK in share.items()}
+    turns, read, known = [batch[i] for i in probe], [sequences[i] for i in probe], [before[i] for i in probe]
+    bounded = trust.bound(
+        position,
+        partial(change_rate, optimizer),
+        lambda: measure_movement(model, turns, read, known, config, accelerator),
+    )
+    return bounded | {"tokens_read": bounded.pop("measured") * sum(map(len, read))}
+
+
+@torch.no_grad()
+def change_rate(optimizer: torch.optim.Optimizer, before: float, after: float) -> None:
+    """Turn the weights after a step of AdamW at rate `before` into those after the same step at rate `after`.
+
+    A step is p (1 - rate decay) - rate u, with u from the optimizer's state alone (Loshchilov and Hutter 2019). So it
+    can be taken back without a copy of the weights, up to rounding.
+    """
+    for group in optimizer.param_groups:
+        beta1, beta2 = group["betas"]
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = optimizer.state[parameter]
+            step, decay = float(state["step"]), group["weight_decay"]
+            scale = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            update = (state["exp_avg"] / (1 - beta1**step)).div_(scale)
+            parameter.add_(update, alpha=before).mul_((1 - after * decay) / (1 - before * decay))
+            parameter.sub_(update, alpha=after)
+
+
+def raise_epsilon(optimizer: torch.optim.Optimizer, share: float, grad_norm: float, weights: int) -> None:
+    """Raise AdamW's epsilon to `share` of the largest gradient so far (root mean square over all weights).
+
+    AdamW divides each gradient by its own recent size. Once the replies are learned, gradients are a hundredth of the
+    first ones, and with the usual epsilon of 1e-8 the noise in them would still be followed at full rate.
+    """
+    for group in optimizer.param_groups:
+        group["eps"] = max(group["eps"], share * grad_norm / math.sqrt(weights))
+
+
+def choose_probe(batch: Sequence[Turn]) -> list[int]:
+    """Return the turns of a step that are read again after it, as indices: first turns with a hint, in random order."""
+    order = sorted(range(len(batch)), key=lambda i: (batch[i].teacher_logprobs is None, stable_hash(batch[i].turn_id)))
+    wanted, chosen = PROBE_SHARE * sum(map(len, batch)), list[int]()
+    while sum(len(batch[i]) for i in chosen) < wanted:
+        chosen.append(order[len(chosen)])
+    return chosen
+
+
+def measure_movement(
+    model: nn.Module,
+    turns: Sequence[Turn],
+    sequences: Sequence[PromptResponse],
+    before: Sequence[Tensor],
+    config: TrainConfig,
+    accelerator: Accelerator,
+) -> float:
+    """Return the mean KL(before || now) over the positions of `turns`, over each one's support and the rest (nats).
+
+    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. Without
+    supports, the two bins are the sampled token and the rest. All processes read the same turns.
+    """
+    tokens = tokens_of(turns)
+    device = next(model.parameters()).device
+    ids_N1 = torch.tensor([[i] for turn in turns for i in turn.response_ids.tolist()])
+    ids = torch.cat([ids_N1, tokens.support_ids_NK], -1).to(device)
+    half = compute_dtype(config) == torch.bfloat16
+    with torch.no_grad(), torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half):
+        now_NK, _ = accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
+    width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
+    bins = slice(1, width) if width > 1 else slice(0, 1)
+    before_NK = torch.cat([x_RK[:, bins] for x_RK in before]).to(now_NK)
+    kl = divergence(now_NK[:, bins], before_NK, 0.0).mean()
+    return float(accelerator.reduce(kl, "mean"))

@@ -1,0 +1,167 @@
+"""The trust region: steps that move the replies too far are made smaller, and the first one finds a rate."""
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from scored_runs import ALONE, read_supports, train_and_kill, train_config
+from torch import nn
+
+from opdkit.store.reading import read_all
+from opdkit.train import stage as train
+from opdkit.train.schedule import Position
+from opdkit.train.targets import Turn, load_turns
+from opdkit.train.trust_region import (
+    EVERY_STEP,
+    PROBE_SHARE,
+    THEN_EVERY,
+    TrustRegion,
+    change_rate,
+    choose_probe,
+    raise_epsilon,
+)
+
+REGION = ALONE | {"step_limit": 0.02}
+
+
+def _stepped(rate: float, steps: int = 3, decay: float = 0.3) -> tuple[nn.Module, torch.optim.AdamW]:
+    """Return a model after some steps of AdamW, the last one at `rate`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=decay)
+    inputs = torch.randn(steps, 16, 4, dtype=torch.float64)
+    for number in range(steps):
+        optimizer.zero_grad()
+        model(inputs[number]).square().sum().backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate if number == steps - 1 else 1e-2
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("after", [0.0, 1e-3, 0.5])
+def test_a_step_at_another_rate_is_the_step_that_adamw_does_at_it(after: float) -> None:
+    model, optimizer = _stepped(0.2)
+    change_rate(optimizer, 0.2, after)
+    wanted, _ = _stepped(after)
+    for ours, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+class Quadratic:
+    """A model whose KL is the square of its step, times `scale`; counts what it is asked."""
+
+    def __init__(self, scale: float, rate: float) -> None:
+        self.scale, self.rate = scale, rate
+
+    def move(self, before: float, after: float) -> None:
+        assert before == pytest.approx(self.rate)
+        self.rate = after
+
+    def measure(self) -> float:
+        return self.scale * self.rate**2
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e12])
+@pytest.mark.parametrize("share", [1.0, 0.1])
+def test_a_step_that_is_too_large_is_made_as_large_as_the_limit(scale: float, share: float) -> None:
+    trust, model = TrustRegion(0.02, seeking=False), Quadratic(scale, 0.1 * share)
+    bounded = trust.bound(Position(5, 0.1 * share, share), model.move, model.measure)
+    assert bounded["step_kl"] <= 2 * 0.02 * share**2
+    assert bounded["learning_rate"] == pytest.approx(model.rate)
+    assert trust.factor * 0.1 * share == pytest.approx(model.rate)
+    if scale <= 1:
+        assert trust.factor == 1.0, "a step within the limit was changed"
+
+
+@pytest.mark.parametrize("scale", [1e-2, 1e6, 1e12])
+def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
+    trust, model = TrustRegion(0.02, seeking=True), Quadratic(scale, 1e-5)
+    bounded = trust.bound(Position(1, 1e-5, 1.0), model.move, model.measure)
+    assert 0.01 <= bounded["step_kl"] <= 0.04
+    assert trust.factor * 1e-5 == pytest.approx(model.rate)
+
+
+def test_a_step_to_nothing_that_is_a_number_is_taken_back() -> None:
+    rates = []
+    trust = TrustRegion(0.02, seeking=False)
+    measured = iter([math.nan, math.inf, 0.01])
+    trust.bound(Position(20, 1.0, 1.0), lambda _, after: rates.append(after), lambda: next(measured))
+    assert rates == pytest.approx([1e-2, 1e-4])
+
+
+def test_a_given_rate_is_never_exceeded() -> None:
+    trust, model = TrustRegion(0.02, seeking=False, factor=0.1), Quadratic(1e-6, 1e-4)
+    for step in range(2, 20):
+        model.rate = 1e-3 * trust.factor
+        trust.bound(Position(step, 1e-3, 1.0), model.move, model.measure)
+    assert 0.1 < trust.factor <= 1.0
+
+
+def test_epsilon_is_a_share_of_the_largest_gradient() -> None:
+    _, optimizer = _stepped(0.1)
+    for norm in (3.0, 0.1):
+        raise_epsilon(optimizer, 0.1, norm, 900)
+    assert [group["eps"] for group in optimizer.param_groups] == [0.1 * 3.0 / 30]
+
+
+def test_the_turns_that_are_read_again_have_hints_first(run) -> None:
+    turns = load_turns(run)
+    probe = choose_probe(turns)
+    tokens = [len(turns[i]) for i in probe]
+    assert sum(tokens[:-1]) < PROBE_SHARE * sum(map(len, turns)) <= sum(tokens)
+    assert all(turns[i].teacher_logprobs is not None for i in probe)
+    assert choose_probe(turns) == probe
+    assert choose_probe([t for t in turns if t.teacher_logprobs is None][:2])
+
+
+@pytest.mark.parametrize("objective", ["opd", "blend"])
+def test_a_rate_that_destroys_the_model_is_made_smaller(run, tmp_path, plain_model_dir, objective: str) -> None:
+    free = Path(shutil.copytree(run, tmp_path / "free"))
+    for folder, options in ((run, REGION), (free, ALONE)):
+        train.run(train_config(folder, plain_model_dir, learning_rate=1.0, objective=objective, **options))
+    rows, wild = (list(read_all(folder, "metrics")) for folder in (run, free))
+    assert max(row["shift"] for row in rows) < 0.2 * max(row["shift"] for row in wild)
+    measured = [row["step"] for row in rows if row["step_kl"] is not None]
+    assert measured == [n for n in range(1, len(rows) + 1) if n <= EVERY_STEP or n % THEN_EVERY == 0]
+    assert all(row["step_kl"] <= 0.04 for row in rows if row["step_kl"] is not None)
+    assert all(row["step_kl"] is None and row["learning_rate"] <= 1.0 for row in wild)
+
+
+def test_without_a_rate_the_student_moves_by_the_limit(run, plain_model_dir) -> None:
+    train.run(train_config(run, plain_model_dir, learning_rate=None, **REGION))
+    first = next(read_all(run, "metrics"))
+    assert 0.01 <= first["step_kl"] <= 0.04
+    assert first["learning_rate"] > 1e-5
+
+
+def test_the_kl_is_that_of_the_models_before_and_after(run, plain_model_dir, tmp_path) -> None:
+    """The KL of a single step is that of two models on disk, over the support and the rest."""
+    train.run(train_config(run, plain_model_dir, learning_rate=1e-3, batch_turns=100, objective="distill", **REGION))
+    (row,) = read_all(run, "metrics")
+    by_id = {t.turn_id: t for t in load_turns(run)}
+    batch: list[Turn] = [by_id[i] for i in row["turn_ids"]]
+    probe = [batch[i] for i in choose_probe(batch)]
+    before, after = (read_supports(run, model) for model in (plain_model_dir, run / "train/model"))
+    kls = []
+    for turn in probe:
+        p, q = (np.c_[np.exp(x), 1 - np.exp(x).sum(1)] for _, x in (before[turn.turn_id], after[turn.turn_id]))
+        kls += (p * np.log(p / q)).sum(1).tolist()
+    assert row["step_kl"] == pytest.approx(np.mean(kls), rel=1e-3)
+
+
+def test_a_killed_training_goes_on_with_its_factor(run, tmp_path, plain_model_dir, monkeypatch) -> None:
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    options = REGION | {"learning_rate": 1.0, "checkpoint_every": 1, "epsilon": 0.1, "anchor_weight": 0.1,
+                        "objective": "blend", "epochs": 2}  # fmt: skip
+    train.run(train_config(whole, plain_model_dir, **options))
+    train_and_kill(train_config(run, plain_model_dir, **options), 3, monkeypatch)
+    train.run(train_config(run, plain_model_dir, **options))
+    rows, wanted = ([r["learning_rate"] for r in read_all(folder, "metrics")] for folder in (run, whole))
+    assert rows == wanted
+    ours, theirs = (load_file(folder / "train/model/model.safetensors") for folder in (run, whole))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

@@ -1,0 +1,236 @@
+"""On-policy validation: what it measures, which prompts it takes, and that no worse model is handed out."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scored_runs import ALONE, Toy, toy_sessions, train_and_kill, train_config, write_run
+
+from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
+from opdkit.config.fields import JSON
+from opdkit.errors import OpdkitError
+from opdkit.model.load import load_model, load_tokenizer, token_generator
+from opdkit.model.sampling import Request, sample
+from opdkit.model.scoring import PromptResponse, response_logits
+from opdkit.store.reading import read_all
+from opdkit.train import stage as train
+from opdkit.train.best_state import PATIENCE, best, check_better, is_over
+from opdkit.train.launch import start_accelerator
+from opdkit.train.targets import load_turns
+from opdkit.train.validation import (
+    COST,
+    FEWEST,
+    MOST_SHARE,
+    SAMPLES,
+    choose_turns,
+    open_validation,
+    steps_to_check,
+    tokens_to_train,
+)
+
+VALIDATED = ALONE | {"validate": 8, "objective": "distill", "batch_turns": 8, "learning_rate": 3e-3}
+SESSIONS = 120
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory, plain_model_dir) -> Path:
+    """Write a run with enough turns to keep some out of training."""
+    toys = [Toy(f"toy-{n}", toy.replies) for n, toy in enumerate(toy_sessions(SESSIONS))]
+    return write_run(tmp_path_factory.mktemp("large") / "run", plain_model_dir, toys, per_part=SESSIONS)
+
+
+@pytest.fixture
+def run(large, tmp_path) -> Path:
+    return Path(shutil.copytree(large, tmp_path / "run"))
+
+
+@pytest.fixture
+def any_state(monkeypatch) -> None:
+    """Hand out the last state whatever its score: a hint means nothing to a model of random weights."""
+    monkeypatch.setattr(train, "check_better", lambda *_: None)
+    monkeypatch.setattr(train, "best", lambda rows: rows[-1])
+    monkeypatch.setattr(train, "is_over", lambda rows: False)
+
+
+def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
+    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "score": (hint_kl or 0.0) + (kept_kl or 0.0)}
+
+
+# -- what it measures -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_path, plain_model_dir) -> None:
+    """Recomputed reply by reply from two models, with plain forwards of the whole sequences."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    before, after = (load_model(str(plain_model_dir), device="cpu", dtype="float32") for _ in range(2))
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, before.generation_config.eos_token_id)
+    turns = choose_turns(load_turns(run), 8, 1)
+    validation = open_validation(turns, chat, config, start_accelerator(config))
+    row = validation.measure(after, 3)
+    sessions = {s["session_id"]: s for s in read_all(run, "sessions")}
+    hints = {t["turn_id"]: t["hint"] for t in read_all(run, "targets")}
+    kls: dict[bool, list[float]] = {True: [], False: []}
+    for turn in turns:
+        messages = sessions[turn.session_id]["messages"][: int(turn.turn_id.rpartition(":")[2])]
+        hint = hints[turn.turn_id]
+        prompt = chat.prompt_ids(messages, None)
+        teacher = chat.prompt_ids(with_hint(messages, hint, "last-user"), None) if hint else prompt
+        streams = [token_generator(config.seed, "validation", turn.turn_id, g) for g in range(SAMPLES)]
+        (replies,) = sample(after, [Request(prompt, streams)], temperature=1.0, batch_tokens=8192,
+                            max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
+        for reply in replies:
+            with torch.no_grad():
+                p = response_logits(after, [PromptResponse(prompt, reply.ids)])[0].log_softmax(-1)
+                q = response_logits(before, [PromptResponse(teacher, reply.ids)])[0].log_softmax(-1)
+            kls[hint is not None].append(float((p.exp() * (p - q)).sum(-1).mean()))
+    assert row["replies"] == SAMPLES * len(turns)
+    assert row["hint_kl"] == pytest.approx(np.mean(kls[True]), rel=1e-4)
+    assert row["kept_kl"] == pytest.approx(np.mean(kls[False]), rel=1e-4)
+    assert row["score"] == row["hint_kl"] + row["kept_kl"]
+    assert row["ended"] + row["looped"] > 0
+
+
+def test_before_training_nothing_has_moved(run, plain_model_dir, any_state) -> None:
+    train.run(train_config(run, plain_model_dir, **VALIDATED))
+    first = next(read_all(run, "validations"))
+    assert first["step"] == 0
+    assert first["kept_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["hint_kl"] > 1e-4
+
+
+def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
+    pytest.importorskip("peft")
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    for folder, options in ((whole, {}), (run, {"lora_rank": 8, "learning_rate": 2e-2})):
+        train.run(train_config(folder, plain_model_dir, **(VALIDATED | options)))
+    ours, theirs = (next(read_all(folder, "validations")) for folder in (run, whole))
+    assert {k: v for k, v in ours.items() if v is not None} == pytest.approx(theirs, rel=1e-4, abs=1e-6)
+    *_, last = read_all(run, "validations")
+    assert last["kept_kl"] > 1e-3
+
+
+# -- its prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
+    train.run(train_config(run, plain_model_dir, **VALIDATED))
+    turns = load_turns(run)
+    chosen = choose_turns(turns, 8, 1)
+    kinds = [turn.teacher_logprobs is not None for turn in chosen]
+    assert FEWEST <= sum(kinds) <= 8
+    assert FEWEST <= kinds.count(False) <= 8
+    sessions = {turn.session_id for turn in chosen}
+    trained = {i for row in read_all(run, "metrics") for i in row["turn_ids"]}
+    assert not sessions & {i.rpartition(":")[0] for i in trained}
+    hinted = {t.turn_id for t in turns if t.teacher_logprobs is not None}
+    assert trained | {t.turn_id for t in turns if t.session_id in sessions} >= hinted
+
+
+def test_few_turns_all_train(run) -> None:
+    turns = load_turns(run)
+    hinted = [t for t in turns if t.teacher_logprobs is not None]
+    enough = int(FEWEST / MOST_SHARE)
+    assert len(choose_turns(hinted[:enough], 8, 1)) == FEWEST
+    assert choose_turns(hinted[: enough - 1], 8, 1) == []
+    assert choose_turns(turns, 0, 1) == []
+
+
+def test_it_costs_a_share_of_the_training() -> None:
+    for steps, tokens, cost in ((50, 100_000, 1000), (500, 10_000_000, 20_000), (50, 100_000, 2500)):
+        checked = steps_to_check(steps, tokens, cost)
+        assert max(checked) == steps
+        assert (len(checked) + 1) * cost <= COST * tokens + cost
+    assert steps_to_check(1, 100, 1000) == {1}
+
+
+def test_longer_trainings_pay_for_more_prompts(run) -> None:
+    turns = load_turns(run)
+    few, many = (choose_turns(turns, 100, epochs) for epochs in (1, 100))
+    assert len(few) < len(many) <= MOST_SHARE * len(turns) + 1
+    assert {t.turn_id for t in few} <= {t.turn_id for t in many}
+    assert tokens_to_train(turns, 4) == 4 * tokens_to_train(turns, 1)
+
+
+# -- the model that is handed out -----------------------------------------------------------------------------------
+
+
+def test_the_best_state_has_the_least_score() -> None:
+    rows = [_row(0, 0.3, 0.0), _row(5, 0.1, 0.1), _row(10, 0.05, 0.1), _row(15, 0.2, 0.3)]
+    assert best(rows)["step"] == 10
+    assert best([_row(0, 0.3, 0.0), _row(5, 0.4, 0.0)])["step"] == 0
+    assert best([_row(0, 0.3, 0.0), _row(5, 0.25, 0.05)])["step"] == 5, "of equal ones the last"
+
+
+def test_without_hints_the_best_state_is_the_last_that_moved_little() -> None:
+    rows = [_row(0, None, 0.0), _row(5, None, 0.1), _row(10, None, 0.15), _row(15, None, 3.0)]
+    assert best(rows)["step"] == 10
+    assert best([rows[0], rows[3]])["step"] == 0
+
+
+def test_a_training_ends_where_it_is_in_vain() -> None:
+    good, worse = [_row(0, 0.3, 0.0), _row(5, 0.1, 0.0)], _row(9, 0.2, 0.0)
+    assert not is_over([*good, *[worse] * (PATIENCE - 1)])
+    assert is_over([*good, *[worse] * PATIENCE])
+    assert is_over([*good, _row(9, 2.0, 3.0)])
+
+
+@pytest.mark.parametrize("objective", ["blend", "binary", "opd"])
+def test_a_broken_model_is_not_handed_out(run, plain_model_dir, objective: str) -> None:
+    config = train_config(run, plain_model_dir, **(VALIDATED | {"learning_rate": 3.0, "objective": objective}))
+    with pytest.raises(OpdkitError) as caught:
+        train.run(config)
+    said = str(caught.value)
+    assert "before training" in said
+    assert any(turn.turn_id in said for turn in load_turns(run))
+    assert not (run / "train/model").exists()
+    with pytest.raises(OpdkitError, match="before training"):  # the same command says the same
+        train.run(config)
+    train.run(replace(config, validate=0, overwrite=True))
+    assert (run / "train/model").exists()
+
+
+def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, monkeypatch) -> None:
+    """The scores are set so that the state in the middle is the best: its weights are those of the model."""
+    from opdkit.train import validation as module
+
+    scores, weights = iter([1.0, 0.5, 0.1, 0.6, 0.7]), []
+    measure = module.Validation.measure
+
+    def ranked(self, student, step):
+        weights.append({name: p.detach().clone() for name, p in student.named_parameters()})
+        return measure(self, student, step) | {"score": next(scores)}
+
+    monkeypatch.setattr(module.Validation, "measure", ranked)
+    monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})
+    train.run(train_config(run, plain_model_dir, **VALIDATED))
+    model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
+    kept = dict(model.named_parameters())
+    assert all(torch.equal(kept[name], value) for name, value in weights[2].items() if name in kept)
+    assert not (run / "train/checkpoints").exists()
+
+
+def test_a_killed_training_remembers_its_validations(run, tmp_path, plain_model_dir, monkeypatch, any_state) -> None:
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    options = VALIDATED | {"checkpoint_every": 1}
+    train.run(train_config(whole, plain_model_dir, **options))
+    train_and_kill(train_config(run, plain_model_dir, **options), 6, monkeypatch)
+    train.run(train_config(run, plain_model_dir, **options))
+    assert list(read_all(run, "validations")) == list(read_all(whole, "validations"))
+    ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
+    assert ours == theirs
+
+
+def test_the_error_names_the_step_that_moved_most() -> None:
+    rows = [_row(0, 0.3, 0.0), _row(4, 2.0, 1.0)]
+    metrics = [{"step": n, "step_kl": kl, "shift": 0.1, "turn_ids": [f"log:{n}:1"]}
+               for n, kl in enumerate((0.1, None, 0.9, 0.2), start=1)]  # fmt: skip
+    with pytest.raises(OpdkitError, match="log:3:1"):
+        check_better(rows, metrics)
+    check_better([rows[0], _row(4, 0.1, 0.1)], metrics)
