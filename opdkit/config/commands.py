@@ -70,7 +70,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         TrainConfig,
         "opdkit.train.stage:run",
-        "opdkit train runs/try --model sample_data/model --learning-rate 1e-3 --batch-turns 8",
+        "opdkit train runs/try --model sample_data/model --batch-turns 8",
     ),
     "eval": Command(
         EvalConfig,

@@ -109,8 +109,8 @@ class TrainConfig(ModelOptions):
     )
     validate: int = HOW.option(
         32,
-        "keep out so many prompts to measure the student on; of each kind: with a hint, and without complaint; the "
-        "best state is handed out, and none that is worse than before; 0 is off",
+        "prompts to find the best state on; of each kind, with a hint and without complaint, kept out of training; a "
+        "state that is worse than before training is not handed out; 0 is off",
         unit="prompts",
         low=0,
     )
@@ -137,7 +137,7 @@ class TrainConfig(ModelOptions):
         plan=False,
     )
     shard: str = WHERE.expert("auto", "which parts to do, as I/N; training has no parts: only auto", plan=False)
-    checkpoint_every: int = WHERE.option(
+    checkpoint_every: int = WHERE.expert(
         100, "steps between checkpoints; 0: only where the training is stopped", unit="steps", low=0, plan=False
     )
     keep_epochs: bool = WHERE.expert(

@@ -56,8 +56,10 @@ def metrics_line(row: JSON, steps: int) -> str:
     ])  # fmt: skip
 
 
-def report_movement(rows: Sequence[JSON], run: Path) -> None:
+def report_movement(rows: Sequence[JSON], run: Path, *, validated: bool) -> None:
     """Say how far the log-probs of the trained tokens moved, and warn where that is very little or very much.
+
+    A state that was `validated` is better than before, however far it moved.
 
     It is the mean of `shift` in the last quarter of the steps, from forwards that these steps did before their updates:
     nothing is read for it again. A single step has nothing before it to compare with.
@@ -74,6 +76,6 @@ def report_movement(rows: Sequence[JSON], run: Path) -> None:
     if moved < HARDLY_MOVED:
         warn(f"the model hardly moved, by less than {HARDLY_MOVED} nats per token: use a higher --learning-rate "
              "or more --epochs")  # fmt: skip
-    elif moved > FAR_MOVED:
+    elif moved > FAR_MOVED and not validated:
         warn(f"the model moved far, by more than {FAR_MOVED} nats per token: look at its replies before you use it "
              f"(`opdkit eval {quote(run)} --prompts FILE`); a lower --learning-rate moves it less")  # fmt: skip

@@ -159,7 +159,7 @@ def run(config: TrainConfig) -> Summary:
         checkpoints.save_student(student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)
-    report_movement(rows, config.run)
+    report_movement(rows, config.run, validated=validation is not None)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
