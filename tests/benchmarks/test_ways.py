@@ -114,12 +114,15 @@ def test_values_are_chosen_by_both_shares_and_reported_per_seed(tmp_path: Path) 
     built = Built(WORLDS["habit"], tmp_path / "habit-0.3")
     numbers = {}
     for way, values in WAYS.items():
-        assert len(values) == 7
+        assert len(values) == (1 if way == "unrated" else 7)
         for value, seed in itertools.product(values, TUNING_SEEDS):
             best = value in (RATES[3], 5)
             numbers[ways.cell(built, way, value, seed).name] = {
                 "corrected": 0.8 if best else 0.9, "uncorrected": 0.9 if best else 0.1}  # fmt: skip
-    assert {way: ways.best_value(built, way, numbers) for way in WAYS} == dict.fromkeys(WAYS, RATES[3]) | {"rules": 5}
+    assert {way: ways.best_value(built, way, numbers) for way in WAYS} == dict.fromkeys(WAYS, RATES[3]) | {
+        "rules": 5,
+        "unrated": 0,
+    }
     for seed in SEEDS:
         for name, value, corrected in ((BASE, 0.0, 0.2), ("kto", 1e-4, 0.7 + seed / 10)):
             numbers[ways.cell(built, name, value, seed).name] = {

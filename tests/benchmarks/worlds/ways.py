@@ -6,7 +6,8 @@
     dpo         TRL's DPO: a reply of the hinted teacher against the logged one, for each hint
     reaction    opdkit's default objective; each reaction itself is the hint (`--judge reaction`)
     rules       no training: the hints, merged, in the system prompt (`export --to rules`)
-    default     opdkit's default
+    default     opdkit's default, with a learning rate as all others
+    unrated     opdkit's default as it is, without a learning rate
 
 What is tuned is the learning rate; of `rules`, which has none, the number of rules. All trainings take two epochs in
 batches of 16; what else a trainer decides is its own default.
@@ -46,6 +47,7 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, HeldOutPrompt, read_prompts
 from opdkit.judge.stage import run as judge
@@ -53,9 +55,10 @@ from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.counters import Counters
 from opdkit.store.reading import part_count, read_all, summary_of
 from opdkit.teacher.stage import run as teach
+from opdkit.train.stage import run as train
 
 from ..learning.cells import Cell, measured
-from ..learning.runs import branch, final_model, first_replies, trained
+from ..learning.runs import branch, final_model, first_replies
 from ..pairs import one_row_per_line
 from . import WORLDS
 from .build import Built, build
@@ -67,7 +70,8 @@ RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 RULES = (1, 2, 3, 5, 8, 13, 20)  # as many values as there are rates
 TUNING_SEEDS, SEEDS = (100, 101), (0, 1, 2)
 RATED = ("everything", "praised", "kto", "dpo", "reaction", "default")
-WAYS: dict[str, tuple[float, ...]] = dict.fromkeys(RATED, RATES) | {"rules": RULES}  # way -> values to try
+# way -> values to try
+WAYS: dict[str, tuple[float, ...]] = dict.fromkeys(RATED, RATES) | {"rules": RULES, "unrated": (0.0,)}
 BASE = "base"  # the model before training
 _ROWS = {
     "everything": TARGETS["trl-sft"].columns,
@@ -79,8 +83,8 @@ _ROWS = {
 class Outcome:
     """What a way gives its user: a model, with a system prompt or none, and the tokens that models read for it.
 
-    `tokens`: read in training steps ("trained"), read without a gradient ("scored": by a teacher or a reference), and
-    "written" by the teacher.
+    `tokens`: read in training steps ("trained"), read without a gradient ("scored": by a teacher or a reference), in
+    validation ("validated"), and "written" by the teacher.
     """
 
     model: Path
@@ -157,20 +161,22 @@ def run_way(built: Built, run: Path, way: str, value: float, seed: int, work: Pa
     if way == "rules":
         out = export(ExportConfig(run=run, to="rules", out=work / "rules.md", max_rules=int(value))).where
         return Outcome(built.model, out.read_text(encoding="utf-8").strip())
-    if way in ("default", "reaction"):
-        return train_opdkit(built, run if way == "default" else _shared(run) / way, value, seed, work)
+    if way in ("default", "unrated", "reaction"):
+        return train_opdkit(built, _shared(run) / way if way == "reaction" else run, value or None, seed, work)
     return train_trl(built, run, way, value, seed, work)
 
 
-def train_opdkit(built: Built, source: Path, rate: float, seed: int, work: Path) -> Outcome:
-    """Train with opdkit's default objective. A training that hands out no model leaves the user the one before."""
+def train_opdkit(built: Built, source: Path, rate: float | None, seed: int, work: Path) -> Outcome:
+    """Train with opdkit's defaults. A training that hands out no model leaves the user the one before."""
     run = branch(source, work / "run")
     tokens = Counter(scored=summary_of(source, "teacher").counters.total("tokens read"))
     try:
-        tokens["trained"] = trained(run, built.model, {"learning_rate": rate}, seed, EPOCHS)["tokens"]
+        train(TrainConfig(run=run, model=str(built.model), seed=seed, epochs=EPOCHS, learning_rate=rate))
     except OpdkitError as error:
         print(f"no model: {error}")
         return Outcome(built.model, tokens=tokens)
+    for name, table in (("trained", "metrics"), ("validated", "validations")):
+        tokens[name] = sum(row["tokens_read"] for row in read_all(run, table))
     return Outcome(final_model(run), tokens=tokens)
 
 
