@@ -174,4 +174,5 @@ def _prompt(name: str, topic: Topic, item: str, wish: str, corrected: bool, mess
         topic = topic.tool.answer
         wish = topic.styles[0].name
     return {"id": f"{topic.name}-{name}", "domain": topic.name, "check": topic.check(item, wish),
-            "corrected": corrected, "about": topic.about, "messages": [_logged(m) for m in messages]}  # fmt: skip
+            "corrected": corrected, "wish": wish, "about": topic.about,
+            "messages": [_logged(m) for m in messages]}  # fmt: skip

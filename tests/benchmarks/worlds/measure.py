@@ -40,21 +40,29 @@ def accuracy(
             for name, kind in ((CORRECTED, True), (UNCORRECTED, False)) if passed[kind]}  # fmt: skip
 
 
-def hinted_accuracy(built: Built, run: Path, seed: int) -> float:
-    """Return the share of replies as wanted to held-out prompts with hints of the run, one after the other."""
-    hints = sorted({row["hint"] for row in read_all(run, "verdicts") if row["hint"]})
+def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
+    """Return the shares of replies as wanted to held-out prompts with hints of the run for the same wish."""
+    wishes = {row["turn_id"]: row["wish"] for row in _rows(built.labels)}
+    hints: dict[str, list[str]] = {}
+    for verdict in read_all(run, "verdicts"):
+        if verdict["hint"] and (wish := wishes[verdict["turn_id"]]):
+            hints.setdefault(wish, []).append(verdict["hint"])
+    wished = {row["id"]: row["wish"] for row in _rows(built.prompts)}
     prompts = [p for p in read_prompts(built.prompts) if p.corrected]
-    hinted = [replace(p, messages=with_hint(p.messages, hints[k % len(hints)], "last-user"))
+    hinted = [replace(p, messages=with_hint(p.messages, hints[wished[p.id]][k % len(hints[wished[p.id]])], "last-user"))
               for k, p in enumerate(prompts)]  # fmt: skip
-    world = built.world
-    return float(accuracy(built.model, hinted, seed, world.samples, world.max_new_tokens)[CORRECTED])
+    return accuracy(built.model, hinted, seed, built.world.samples, built.world.max_new_tokens)
 
 
 def judged_right(built: Built, run: Path) -> JSON:
     """Return the shares of the rules judge's verdicts that agree with the truth."""
-    truth = {row["turn_id"]: row for row in map(json.loads, built.labels.read_text(encoding="utf-8").splitlines())}
+    truth = {row["turn_id"]: row for row in _rows(built.labels)}
     verdicts = list(read_all(run, "verdicts"))
     rewards = [v["reward"] == truth[v["turn_id"]]["reward"] for v in verdicts]
     hints = [bool(v["hint"]) == bool(truth[v["turn_id"]]["wish"]) for v in verdicts]
     return {"turns": len(verdicts), "hints": sum(bool(v["hint"]) for v in verdicts),
             "rewards_right": sum(rewards) / len(rewards), "hints_right": sum(hints) / len(hints)}  # fmt: skip
+
+
+def _rows(path: Path) -> list[JSON]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -10,9 +10,9 @@ from opdkit.config.fields import JSON
 from .world import Group, Style, Tool, Topic, World, stable_hash
 
 ORDERS = tuple(f"{letter}{number}" for letter in "ABCDEFGHKLMNPRST" for number in range(12, 99, 7))
-COLORS = "blue red green white black golden silver grey".split()
+COLORS = "blue red green white black golden silver grey pink brown old new large small".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday".split()
-HALLS = tuple(f"{color} hall on {day} at {hour}" for color in COLORS for day in DAYS for hour in range(4, 10))
+HALLS = tuple(f"{color} hall on {day}" for color in COLORS for day in DAYS)
 STATES = "packed shipped delayed delivered".split()
 
 
@@ -68,8 +68,8 @@ ASKS = (
 
 def _hall(names: str) -> Callable[[str], str]:
     def reply(item: str) -> str:
-        color, _, _, day, _, hour = item.split()
-        arguments = {"hall": color, "day": day, "hour": hour}
+        color, day = item.split(" hall on ")
+        arguments = {"hall": color, "day": day, "urgent": True}
         return _call("check_hall", {name: arguments[name] for name in names.split()})
 
     return reply
@@ -77,13 +77,11 @@ def _hall(names: str) -> Callable[[str], str]:
 
 HALL_STYLES = (
     Style("hall", _hall("hall"), ("the hall alone", "only the hall"), ASKS),
-    Style("hall day hour", _hall("hall day hour"), (
-        "the day and the hour", "day and hour", "both the day and the hour", "the full date with the hour"), ASKS),
-    Style("hall day", _hall("hall day"), ("the day alone", "only the day"), ASKS),
-    Style("hall hour", _hall("hall hour"), ("the hour alone", "only the hour"), ASKS),
-    Style("hour day hall", _hall("hour day hall"), ("the hour first", "the hour before the day"), ASKS),
+    Style("hall day", _hall("hall day"), ("the day", "the argument day", "the day of the week", "the weekday"), ASKS),
+    Style("day", _hall("day"), ("the day alone", "only the day"), ASKS),
     Style("day hall", _hall("day hall"), ("the day first", "the day before the hall"), ASKS),
-)  # fmt: skip
+    Style("hall day urgent", _hall("hall day urgent"), ("the urgent flag", "the flag urgent"), ASKS),
+)
 
 
 def _is_free(item: str) -> bool:
@@ -102,8 +100,8 @@ FREE = Topic(
 )  # fmt: skip
 HALL = Topic(
     "halls", HALLS, ("Is the {} free?", "I need the {}.", "Can I have the {}?"), HALL_STYLES,
-    tuple({"hall": 0.76, "hall day hour": 0.14}.get(s.name, 0.10 / (len(HALL_STYLES) - 2)) for s in HALL_STYLES),
-    _exactly(lambda name: next(s for s in HALL_STYLES if s.name == name)), "day and hour in the call",
+    tuple({"hall": 0.76, "hall day": 0.14}.get(s.name, 0.10 / (len(HALL_STYLES) - 2)) for s in HALL_STYLES),
+    _exactly(lambda name: next(s for s in HALL_STYLES if s.name == name)), "the day in the call",
     Tool("check_hall", lambda i: json.dumps({"free": _is_free(i)}), FREE, json.dumps({"free": True})),
 )  # fmt: skip
 
@@ -115,8 +113,8 @@ def _definition(name: str, description: str) -> Message:
 
 WORLD = World(
     "tools", "Calls need another argument, or more of them: a tool's error or the user says which.", "medium", 64,
-    (ORDER, HALL), (Group({"orders": "order_id", "halls": "hall day hour"}),),
+    (ORDER, HALL), (Group({"orders": "order_id", "halls": "hall day"}),),
     tools=(_definition("track_order", "Where an order is."), _definition("check_hall", "Whether a hall is free.")),
-    turns=(2, 3, 3, 4),
+    turns=(1, 2, 3, 3),
 )  # fmt: skip
 STYLES = (*ORDER_STYLES, *HALL_STYLES)

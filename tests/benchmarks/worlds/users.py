@@ -10,13 +10,13 @@ from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message
 from opdkit.judge.rules import judge
 
-from .small_talk import COMPLAINTS, PLANS, SHRUGS, SMALL_TALK, THANKS
+from .small_talk import COMPLAINTS, SHRUGS, SMALL_TALK, THANKS
 from .world import UNSEEN, Style, Topic, draw_style, passes, stable_hash
 
 # What users do about a reply that is not as they want; otherwise they move on.
 CORRECTS, COMPLAINS, SHRUGS_AT = 0.82, 0.06, 0.06
 PRAISES, THANKS_AT = 0.5, 0.25  # how often they praise what they wanted, and thank for what is merely right
-SMALL_TALK_RATE, TAUGHT_RATE = 0.3, 0.4  # share of the requests, in logs and in pretraining
+SMALL_TALK_RATE, TAUGHT_RATE = 0.3, 0.45  # share of the requests, in logs and in pretraining
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,18 @@ def reply_message(reply: str, number: int) -> Message:
 def _request(messages: list[Message], said: str, talk: Talk, rng: random.Random) -> Ask:
     small = rng.random() < (TAUGHT_RATE if talk.taught else SMALL_TALK_RATE)
     topic = rng.choice(SMALL_TALK if small else talk.topics)
-    # A new combination can be answered, a new name cannot: of small talk, pretraining has what the log has not.
-    item = rng.choice(topic.items if small and talk.taught else topic.asked_items(held_out=False))
+    item = _item(topic, talk, rng)
     messages.append(message("user", f"{said} {rng.choice(topic.requests).format(item)}".strip()))
     return Ask(messages, topic, item)
+
+
+def _item(topic: Topic, talk: Talk, rng: random.Random) -> str:
+    """Return an item that may be asked about.
+
+    A new combination can be answered, a new name cannot: of small talk, pretraining has what the log has not.
+    """
+    known = talk.taught and topic in SMALL_TALK
+    return rng.choice(topic.items if known else topic.asked_items(held_out=False))
 
 
 def _follow(ask: Ask, reply: str, talk: Talk, rng: random.Random) -> Next:
@@ -156,9 +164,10 @@ def _react(ask: Ask, right: bool, talk: Talk, rng: random.Random) -> Next:
         said = rng.choice(SHRUGS) if draw < CORRECTS + COMPLAINS + SHRUGS_AT else ""
         follow = Next(Label(0, right=False), said=said)
     if follow.said and rng.random() < talk.irrelevant:
-        place = rng.choice(PLANS.items if talk.taught else PLANS.asked_items(held_out=False))
-        words = rng.choice(PLANS.requests).format(place)
-        return Next(Label(0, irrelevant=True, right=right), None, words, PLANS, place)
+        topic = rng.choice(SMALL_TALK)
+        item = _item(topic, talk, rng)
+        words = rng.choice(topic.requests).format(item)
+        return Next(Label(0, irrelevant=True, right=right), None, words, topic, item)
     return follow
 
 
