@@ -43,7 +43,7 @@ from opdkit.teacher.stage import score_part
 
 SAMPLES = 8  # replies with each hint, and without
 # Fitted to trainings of worlds of tests/benchmarks/forecast.py: turns of which half of the gain is learned, and
-HALF_LEARNED = 1.5
+HALF_LEARNED = 6.0
 SPREAD = 0.08  # the standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"

@@ -87,13 +87,16 @@ def measure(built: Built, run: Path, seed: int = 0) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--models", type=Path, help="folder of worlds that were built, NAME-0, whose models are used")
     parser.add_argument("--worlds", nargs="+", default=[name for name, world in WORLDS.items() if not world.aside])
     parser.add_argument("--sessions", type=int, nargs="+", default=[20, 200])
     parser.add_argument("--irrelevant", type=float, default=0.0)
     parser.add_argument("--errors", type=float, default=0.1)
     options = parser.parse_args(words)
     for name in options.worlds:
-        built = build(WORLDS[name], options.folder / f"{name}-{options.irrelevant}", irrelevant=options.irrelevant)
+        models = Built(WORLDS[name], options.models / f"{name}-0") if options.models else None
+        folder = options.folder / f"{name}-{options.irrelevant}"
+        built = build(WORLDS[name], folder, irrelevant=options.irrelevant, models_of=models)
         for sessions in options.sessions:
             run, cell = built.folder / f"run-{sessions}", built.folder / f"gain-{sessions}.json"
             extract(ExtractConfig(run=run, logs=(str(built.logs),), limit=sessions, shard="0/1"))

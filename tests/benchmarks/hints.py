@@ -1,9 +1,10 @@
 """Hint checks: how many planted bad hints `opdkit teacher --check-hints` drops, and how many good ones with them.
 
-    python -m tests.benchmarks.hints --judge FOLDER      # with the judge of tests/benchmarks/criterion_judge.py
+    python -m tests.benchmarks.hints --errors 0 0.1 0.2      # a judge that knows the world, and errs so often
+    python -m tests.benchmarks.hints --judge FOLDER          # the judge of tests/benchmarks/criterion_judge.py
 
 The hints are those of a perfect judge of the sample logs. A fifth of them is replaced: by a hint of another topic, by
-words without a meaning, or by something that the model cannot do. The sample model answers; `--judge` decides.
+words without a meaning, or by something that the model cannot do. The sample model answers.
 """
 
 import argparse
@@ -12,21 +13,27 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.extract import stage as extract
+from opdkit.judge.criterion import FreshReply
+from opdkit.judge.votes import Reward
 from opdkit.store.joined_turns import LOGGED, joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import VERDICTS
+from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
-from opdkit.teacher.hint_checks import DROPPED
 
-from .criterion_judge import NONSENSE, ROOT, TOPICS, hints_of
+from .criterion_judge import NONSENSE, ROOT, TOPICS, hints_of, is_met
 
 DATA = ROOT / "sample_data"
 BAD = 0.2
@@ -67,34 +74,62 @@ def plant(run: Path, topics: Sequence[str], seed: int, limit: int | None = None)
     return planted
 
 
-def measure(judge: Path, topics: Sequence[str], seed: int, samples: int, limit: int | None = None) -> dict[str, object]:
-    """Return recall and precision of the hints that are dropped, with the counts behind them."""
-    with tempfile.TemporaryDirectory() as folder:
+def judge_by_truth(errors: float) -> Callable[..., list[tuple[list[Any], Reward]]]:
+    """Return a stand-in for `judge_replies` that knows the world; each of its votes is wrong with this probability."""
+    topics = {style.name: topic for topic in TOPICS for style in topic.styles}
+    topic_of = {turn_id: topics[wanted] for turn_id, (_, wanted) in labels().items() if wanted}
+
+    def judge_replies(_ask: Any, replies: Sequence[FreshReply], _texts: Any) -> list[tuple[list[Any], Reward]]:
+        judged = []
+        for reply in replies:
+            turn_id = reply.prompt_id.partition(f":{reply.hint}:")[0]
+            errs = stable_hash(reply.prompt_id, reply.seen, bits=32) < errors * 2**32
+            met = is_met(topic_of[turn_id], str(reply.hint), reply.seen) != errs
+            judged.append(([], Reward(1 if met else -1, "ok", 1.0)))
+        return judged
+
+    return judge_replies
+
+
+def measure(
+    judge: Path | float, topics: Sequence[str], seed: int, samples: int, limit: int | None = None
+) -> dict[str, Any]:
+    """Return recall and precision of the hints that are dropped, with the counts behind them.
+
+    `judge`: a model, or the share of errors of one that knows the world.
+    """
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         run = Path(folder) / "run"
         planted = plant(run, topics, seed, limit)
-        teacher.run(TeacherConfig(run=run, model=str(DATA / "model"), check_hints=samples, judge_model=str(judge),
-                                  max_new_tokens=64, seed=seed, top_k=0, device="cpu", shard="0/1"))  # fmt: skip
+        if isinstance(judge, float):
+            patch.setattr(hint_checks, "judge_replies", judge_by_truth(judge))
+            patch.setattr(hint_checks, "open_judge", lambda *_: None)
+        model = str(DATA / "model" if isinstance(judge, float) else judge)
+        teacher.run(TeacherConfig(run=run, model=str(DATA / "model"), check_hints=samples, judge_model=model,
+                                  max_new_tokens=48, seed=seed, top_k=0, device="cpu", shard="0/1"))  # fmt: skip
         rows = list(read_all(run, "hint_checks"))
-    dropped = {row["turn_id"] for row in rows if row["status"] in DROPPED}
+    dropped = {row["turn_id"] for row in rows if row["status"] in hint_checks.DROPPED}
     found = len(dropped & planted.keys())
     return {
-        "topics": list(topics), "seed": seed, "samples": samples, "hints": len(rows), "planted": len(planted),
-        "dropped": len(dropped), "found": found, "recall": found / len(planted), "precision": found / len(dropped),
+        "judge": judge if isinstance(judge, float) else "model", "topics": list(topics), "seed": seed,
+        "samples": samples, "hints": len(rows), "planted": len(planted), "dropped": len(dropped), "found": found,
+        "recall": round(found / len(planted), 3), "precision": round(found / len(dropped), 3),
         "missed": Counter(planted[row["turn_id"]] for row in rows if row["turn_id"] in planted.keys() - dropped),
-        "dropped_good": Counter(row["status"] for row in rows if row["turn_id"] in dropped - planted.keys()),
     }  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--judge", type=Path, required=True)
-    parser.add_argument("--topics", nargs="+", default=["weather", "trains"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--judge", type=Path)
+    parser.add_argument("--errors", type=float, nargs="+", default=[])
+    parser.add_argument("--topics", nargs="+", default=["weather", "cooking", "trains", "orders"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--samples", type=int, nargs="+", default=[8])
     options = parser.parse_args(words)
-    for samples in options.samples:
-        for seed in options.seeds:
-            print(json.dumps(measure(options.judge, options.topics, seed, samples)), flush=True)
+    for judge in [*options.errors, *([options.judge] if options.judge else [])]:
+        for samples in options.samples:
+            for seed in options.seeds:
+                print(json.dumps(measure(judge, options.topics, seed, samples)), flush=True)
 
 
 if __name__ == "__main__":
