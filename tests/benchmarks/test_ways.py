@@ -12,6 +12,7 @@ from benchmarks.worlds.measure import prepared
 from benchmarks.worlds.ways import BASE, RATES, SEEDS, TUNING_SEEDS, WAYS, Outcome, run_way
 from sample_world import DATA, MODEL
 
+from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import HeldOutPrompt, Patterns
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import read_all
@@ -104,10 +105,14 @@ def test_where_the_rules_go() -> None:
     assert twice.messages[0]["content"] == "- Be brief.\n\n- Be kind."
 
 
-@pytest.mark.slow
-def test_a_training_that_hands_out_no_model_leaves_the_one_before(built: Built, run: Path, tmp_path: Path) -> None:
-    outcome = run_way(built, run, "default", 1e9, 0, tmp_path)
+def test_a_training_that_hands_out_no_model_leaves_the_one_before(built, run, tmp_path, monkeypatch) -> None:
+    def refuse(config) -> None:
+        raise OpdkitError("worse than before")
+
+    monkeypatch.setattr(ways, "train", refuse)
+    outcome = run_way(built, run, "default", 1e-2, 0, tmp_path)
     assert outcome.model == built.model
+    assert outcome.tokens["scored"] > 0
 
 
 def test_values_are_chosen_by_both_shares_and_reported_per_seed(tmp_path: Path) -> None:
