@@ -69,6 +69,7 @@ EPOCHS, BATCH = 2, 16
 RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
 RULES = (1, 2, 3, 5, 8, 13, 20)  # as many values as there are rates
 TUNING_SEEDS, SEEDS = (100, 101), (0, 1, 2)
+FINALISTS = 3  # values that are tried with all tuning seeds
 RATED = ("everything", "praised", "kto", "dpo", "reaction", "default")
 # way -> values to try
 WAYS: dict[str, tuple[float, ...]] = dict.fromkeys(RATED, RATES) | {"rules": RULES, "unrated": (0.0,)}
@@ -275,22 +276,30 @@ def cell(built: Built, way: str, value: float, seed: int) -> Cell:
     return Cell(f"way-{built.folder.name}-{way}-{value:g}-{seed}", measure_way, settings)
 
 
-def best_value(built: Built, way: str, numbers: dict[str, JSON]) -> float:
-    """Return the value that ends best, corrected and uncorrected counting alike, over the tuning seeds."""
+def best_values(built: Built, way: str, tried: dict[str, JSON], seeds: Sequence[int]) -> list[float]:
+    """Return the values that were tried with all of `seeds`, the best first: both shares count alike."""
 
     def end(value: float) -> float:
-        found = [numbers[cell(built, way, value, seed).name] for seed in TUNING_SEEDS]
-        return sum(each[CORRECTED] + each[UNCORRECTED] for each in found)
+        return sum(tried[name][CORRECTED] + tried[name][UNCORRECTED] for name in names(value))
 
-    return max(WAYS[way], key=end)
+    def names(value: float) -> list[str]:
+        return [cell(built, way, value, seed).name for seed in seeds]
+
+    return sorted((value for value in WAYS[way] if tried.keys() >= set(names(value))), key=end, reverse=True)
 
 
 def measure_world(built: Built, ways: Sequence[str], work: Path, workers: int) -> list[JSON]:
-    """Return a row per way in a world: values are chosen first, with seeds that nothing else uses."""
+    """Return a row per way in a world: values are chosen first, with seeds that nothing else uses.
+
+    All values are tried with one of these seeds, the best of them with the others, too.
+    """
     prepare_ways(built, prepared(built, built.folder / "run"))
-    tuning = [cell(built, way, value, seed) for way in ways for value in WAYS[way] for seed in TUNING_SEEDS]
-    tuned = measured(tuning, work, workers, {})
-    best = {way: best_value(built, way, tuned) for way in ways}
+    first, *others = TUNING_SEEDS
+    tried = measured([cell(built, way, value, first) for way in ways for value in WAYS[way]], work, workers, {})
+    finalists = {way: best_values(built, way, tried, [first])[:FINALISTS] for way in ways}
+    cells = [cell(built, way, value, seed) for way in ways for value in finalists[way] for seed in others]
+    tried |= measured(cells, work, workers, {})
+    best = {way: best_values(built, way, tried, TUNING_SEEDS)[0] for way in ways}
     cells = [cell(built, way, value, seed) for way, value in {BASE: 0.0, **best}.items() for seed in SEEDS]
     numbers = measured(cells, work, workers, {})
     return [row_of(built, way, value, numbers) for way, value in best.items()]
