@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from opdkit.errors import ConfigError
@@ -34,6 +34,16 @@ def shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) if half else MixedPrecisionPolicy()
     for module in [*layers, policy]:
         fully_shard(module, mesh=mesh, mp_policy=precision)
+
+
+def release_weights(policy: nn.Module) -> None:
+    """Free whole weights after a forward without a backward: the next forward would read them, not the changed shares.
+
+    Without sharding there are none.
+    """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -25,6 +25,7 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.losses import divergence
 from opdkit.train.schedule import Position
+from opdkit.train.sharding import release_weights
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Turn
 
@@ -157,6 +158,7 @@ def measure_movement(
     half = compute_dtype(config) == torch.bfloat16
     with torch.no_grad(), torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half):
         now_NK, _ = accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
+    release_weights(model)
     width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
     bins = slice(1, width) if width > 1 else slice(0, 1)
     before_NK = torch.cat([x_RK[:, bins] for x_RK in before]).to(now_NK)

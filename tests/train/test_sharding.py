@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from conftest import save_tiny_model
 from forked import Forked, ranks
 from sample_world import MODEL
-from scored_runs import Said, Toy, toy_sessions, train_config, write_run
+from scored_runs import ALONE, Said, Toy, toy_sessions, train_config, write_run
 from transformers import AutoModelForCausalLM
 
 from opdkit.chat.template import Chat
@@ -38,7 +38,7 @@ def uneven(tmp_path_factory, plain_model_dir) -> Path:
 
 
 def words(run: Path, model: Path, **options: object) -> list[str]:
-    given = (OPTIONS | options).items()
+    given = (ALONE | OPTIONS | options).items()
     flags = [x for name, value in given for x in (f"--{name.replace('_', '-')}", str(value))[: 1 + (value is not True)]]
     return ["train", str(run), "--model", str(model), "--objective", "opd", *flags]
 
@@ -75,7 +75,8 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
     """
     one, copies, shares = (Path(shutil.copytree(uneven, tmp_path / name)) for name in ("one", "copies", "shares"))
     reference = save_tiny_model(tmp_path / "reference", plain_tokenizer, seed=1)
-    options = OPTIONS | {"reference": str(reference), "learning_rate": 5e-4}
+    options = OPTIONS | {"reference": str(reference), "learning_rate": 5e-3, "step_limit": 1e-3, "epsilon": 0.1,
+                         "anchor_weight": 0.1}  # fmt: skip
     train.run(train_config(one, plain_model_dir, **options))
     finish(ranks(*[words(copies, plain_model_dir, **options)] * 2, logs=tmp_path / "said"))
     sharded = options | {"sharding": "fsdp", "checkpoint_every": 3}
@@ -86,8 +87,9 @@ def test_two_processes_are_one_with_and_without_sharding(uneven, tmp_path, plain
     for run in (copies, shares):
         rows = list(read_all(run, "metrics"))
         assert [row["turn_ids"] for row in rows] == [row["turn_ids"] for row in expected]
-        for name in ("loss", "kl_loss", "grad_norm", "entropy", "approx_kl"):
-            assert [row[name] for row in rows] == pytest.approx([row[name] for row in expected], rel=1e-5, abs=1e-6)
+        for name in ("loss", "kl_loss", "grad_norm", "entropy", "approx_kl", "learning_rate"):
+            # The KL of a step is a difference of float32 sums: the rates carry the rounding of its square root.
+            assert [row[name] for row in rows] == pytest.approx([row[name] for row in expected], rel=1e-4, abs=1e-5)
         found, wanted = weights(run), weights(one)
         assert all(torch.allclose(found[name], wanted[name], atol=1e-4) for name in wanted)
         assert not (run / "train/checkpoints").exists()
@@ -102,7 +104,7 @@ def test_all_processes_agree_that_a_step_has_nothing_to_learn(tmp_path, plain_mo
     options = {"objective": "binary", "batch_turns": 2, "batch_by": "turn", "learning_rate": 1e-4, "epochs": 2,
                "weight_decay": 0.5, "negative_below": 1.0, "device": "cpu"}  # fmt: skip
     train.run(train_config(one, plain_model_dir, **options))
-    flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [x for k, v in (ALONE | options).items() for x in (f"--{k.replace('_', '-')}", str(v))]
     finish(ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said"))
     rewards = {turn.turn_id: abs(turn.reward or 0) for turn in load_turns(one)}
     rows = list(read_all(two, "metrics"))

@@ -18,7 +18,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import save_tiny_model
-from scored_runs import Said, Toy, toy_sessions, train_and_kill, train_config, write_run
+from scored_runs import ALONE, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from opdkit.chat.template import Chat
@@ -204,7 +204,7 @@ def test_begun_by_two_processes_ended_by_one(run, tmp_path, plain_model_dir) -> 
     other = Path(shutil.copytree(run, tmp_path / "other"))
     options = EVERYTHING | {"batch_turns": 3, "micro_batch_tokens": 64, "epochs": 10, "learning_rate": 1e-3}
     train.run(train_config(run, plain_model_dir, **options))
-    flags = [x for k, v in (options | {"device": "cpu"}).items() for x in (f"--{k.replace('_', '-')}", str(v))]
+    flags = [x for k, v in (ALONE | options | {"device": "cpu"}).items() for x in (f"--{k.replace('_', '-')}", str(v))]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
                "-m", "opdkit", "train", str(other), "--model", str(plain_model_dir), *flags]  # fmt: skip
     log = tmp_path / "said"
