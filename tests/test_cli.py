@@ -132,7 +132,7 @@ def test_a_file_is_no_run_directory(command: str, tmp_path: Path) -> None:
     rest += ["--from-run", "there"] if command == "rollout" else []
     rest += ["--prompts", "x"] if command == "eval" else []
     rest += ["--to", "trl-kto"] if command == "export" else []
-    rest += ["--model", "x"] if command in ("teacher", "train", "rollout") else []
+    rest += ["--model", "x"] if command in ("teacher", "train", "rollout", "forecast") else []
     rest += ["--judge", "rules"] if command == "judge" else []
     for run in (file, file / "below"):
         done = CliRunner().invoke(app, [command, str(run), *rest])

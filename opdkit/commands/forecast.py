@@ -1,12 +1,13 @@
 """`opdkit forecast`: what a training would bring, and what it would cost, from some fifty turns of a judged run.
 
 Training can teach what the student does with the hint in its prompt. So it answers the prompts of hinted turns with the
-hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests like those whose hints help, is
+hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests like those that hints are about, is
 
-    gain = learned * (share that passes with the hint - share without it)      learned = n / (n + HALF_LEARNED)
+    gain = learned * mean of (share that passes with the hint - share without it)      learned = n^2 / (n^2 + h^2)
 
-for n turns whose hints help. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of the log
-show them: one that was complained about does not do what its hint asks; the next one, where it was praised, does.
+for n turns whose hints help, and h = HALF_LEARNED. The mean is over the hints that are needed; one that does not help
+counts 0. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of the log show them: one that
+was complained about does not do what its hint asks; the next one, where it was praised, does.
 """
 
 import json
@@ -42,9 +43,9 @@ from opdkit.teacher.models import load_scorer
 from opdkit.teacher.stage import score_part
 
 SAMPLES = 8  # replies with each hint, and without
-# Fitted to trainings of worlds of tests/benchmarks/forecast.py: turns of which half of the gain is learned, and
-HALF_LEARNED = 6.0
-SPREAD = 0.08  # the standard deviation of measured around expected gains, beside that of the drawn turns
+# Fitted to trainings of three worlds in tests/benchmarks/forecast.py.
+HALF_LEARNED = 10.0  # turns of which half of the gain is learned; half or twice as many at the ends of the interval
+SPREAD = 0.08  # standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
@@ -67,7 +68,7 @@ def run(config: ForecastConfig) -> None:
         ("judged turns", f"{found['judged_turns']:,}, {percent['complaints']} complaints"),
         ("hinted turns, in the whole log", f"{found['hinted_turns']:,}"),
         ("hints tested", ", ".join(f"{count:,} {status}" for status, count in found["hints"].items())),
-        ("replies as wanted, where it helps", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
+        ("replies as wanted, where one helps", f"{percent['without_hint']}, with the hint {percent['with_hint']}"),
         ("votes that agree on a reward", percent["agreement"]),
         *((f"judge right where replies {kind}", f"{n:,} of {of:,}") for kind, (n, of) in found["judge"].items()),
         *((f"cost of {name}", text) for name, text in costs.items()),
@@ -99,7 +100,7 @@ def predict(config: ForecastConfig) -> JSON:
     testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
     judge = test_judge(scorer.student.chat, ask, drawn, [turn for turn in turns if turn.turn_id in verdicts])
     helping = [row for row in rows if row["status"] == hint_checks.KEPT]
-    gain, low, high = expect(helping, judge, count * len(helping) / len(rows))
+    gain, low, high = expect(rows, judge, count * len(helping) / len(rows))
     is_blind = skill_of(judge) < LEAST_SKILL or sum(row["with_hint"] is None for row in rows) > len(rows) / 2
     reason = ("the judge cannot say whether replies do what the hints ask; --judge-model names another" if is_blind else
               f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
@@ -129,22 +130,21 @@ def skill_of(judge: Judge) -> float:
     return sum((right + 9) / (count + 10) for right, count in judge.values()) - 1
 
 
-def expect(helping: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
+def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, float, float]:
     """Return the expected gain, and the interval that holds it with probability 0.9.
 
-    `helping` are the tested hints that help, `turns` the turns of the whole log whose hints do.
+    `rows` are the tested hints, `turns` the turns of the whole log whose hints help.
     """
-    if not helping:
-        return 0.0, -_NORMAL_90 * SPREAD, _NORMAL_90 * SPREAD
     by_session = defaultdict[str, list[float]](list)
-    for row in helping:
+    for row in (row for row in rows if row["status"] in (hint_checks.KEPT, *hint_checks.DROPPED)):
         difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
-        by_session[row["turn_id"].rpartition(":")[0]].append(min(1.0, difference))
-    sums = np.array([[sum(values), len(values)] for values in by_session.values()])
-    learned, means = turns / (turns + HALF_LEARNED), np.divide(*resample_sums(sums, 0).T)
-    gain = learned * float(np.divide(*sums.sum(0)))
-    half = _NORMAL_90 * math.hypot(means.std(), SPREAD, (1 - learned) / 2)
-    return gain, max(-1.0, gain - half), min(1.0, gain + half)
+        gained = min(1.0, difference) if row["status"] == hint_checks.KEPT else 0.0
+        by_session[row["turn_id"].rpartition(":")[0]].append(gained)
+    sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
+    least, learned, most = (turns**2 / (turns**2 + (factor * HALF_LEARNED) ** 2) for factor in (2, 1, 0.5))
+    mean, spread = float(np.divide(*sums.sum(0))), np.divide(*resample_sums(sums, 0).T).std()
+    half = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
+    return learned * mean, max(-1.0, least * mean - half), min(1.0, most * mean + half)
 
 
 def test_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:

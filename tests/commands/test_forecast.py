@@ -16,6 +16,7 @@ from opdkit.config.forecast import ForecastConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge.votes import Answer
 from opdkit.teacher import hint_checks
+from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_NEEDED
 
 
 def known(yes: tuple[int, int], no: tuple[int, int]) -> dict[str, tuple[int, int]]:
@@ -77,15 +78,21 @@ def yes_if(is_right: bool) -> str:
     return rf"\boxed{{{1 if is_right else -1}}}"
 
 
-def rows(*shares: tuple[float, float]) -> list[dict]:
-    return [{"turn_id": f"s{n}:1", "with_hint": a, "without_hint": b} for n, (a, b) in enumerate(shares)]
+def rows(*shares: tuple[float, float], status: str = KEPT) -> list[dict]:
+    return [{"turn_id": f"s{n}:1", "with_hint": a, "without_hint": b, "status": status}
+            for n, (a, b) in enumerate(shares)]  # fmt: skip
 
 
 def test_the_expected_gain_by_hand():
-    gain, low, high = expect(rows(*[(1.0, 0.25)] * 20), SURE, turns=3 * HALF_LEARNED)
-    assert gain == pytest.approx(0.75 * 0.75 / skill_of(SURE))
-    half = 1.645 * math.hypot(SPREAD, 0.25 / 2)  # a quarter is not learned
-    assert (high - gain, gain - low) == pytest.approx((half, half))
+    found = expect(rows(*[(1.0, 0.25)] * 20), SURE, turns=2 * HALF_LEARNED)
+    full, half = 0.75 / skill_of(SURE), 1.645 * SPREAD * 0.8
+    assert found == pytest.approx((0.8 * full, 0.5 * full - half, 16 / 17 * full + half))
+
+
+def test_hints_that_do_not_help_count_0_and_those_that_are_not_needed_do_not_count():
+    gain, *_ = expect(rows((1.0, 0.0)), SURE, 1e9)
+    mixed = rows((1.0, 0.0)) + rows((0.5, 0.5), status=NO_BETTER) + rows((1.0, 1.0), status=NOT_NEEDED)
+    assert expect(mixed, SURE, 1e9)[0] == pytest.approx(gain / 2)
 
 
 def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
@@ -96,7 +103,7 @@ def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
     assert more_high - more_low < high - low
     assert expect(rows(*shares), known((80, 100), (80, 100)), 1e9)[0] > gain
     assert expect(rows(*shares), SURE, HALF_LEARNED)[0] == pytest.approx(gain / 2)
-    assert expect([], SURE, 100.0)[0] == 0.0
+    assert expect([], SURE, 0.0)[0] == 0.0
 
 
 def test_hints_that_help_are_a_go(config, judge):
