@@ -40,7 +40,7 @@ _MOST = 100.0  # largest change of a rate from one try to the next
 class TrustRegion:
     """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it."""
 
-    limit: float  # nats per position, for a step at the peak of the schedule; 0: no limit
+    limit: float  # nats per reply, for a step at the peak of the schedule; 0: no limit
     seeking: bool  # nobody gave a learning rate: the first steps may also raise the factor
     factor: float = 1.0
 
@@ -146,7 +146,9 @@ def measure_movement(
     config: TrainConfig,
     accelerator: Accelerator,
 ) -> float:
-    """Return the mean KL(before || now) over the positions of `turns`, over each one's support and the rest (nats).
+    """Return the mean KL(before || now) of the replies of `turns`, over supports and the rest (nats per reply).
+
+    It is the sum over a reply's positions: most tokens of a long reply follow from the ones before and never move.
 
     `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. Without
     supports, the two bins are the sampled token and the rest. All processes read the same turns.
@@ -162,5 +164,5 @@ def measure_movement(
     width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
     bins = slice(1, width) if width > 1 else slice(0, 1)
     before_NK = torch.cat([x_RK[:, bins] for x_RK in before]).to(now_NK)
-    kl = divergence(now_NK[:, bins], before_NK, 0.0).mean()
+    kl = divergence(now_NK[:, bins], before_NK, 0.0).sum() / len(turns)
     return float(accelerator.reduce(kl, "mean"))

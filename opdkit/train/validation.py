@@ -39,7 +39,7 @@ from opdkit.train.targets import Turn, prompt_messages
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
 FEWEST = 4  # with fewer prompts than this of a kind there is no validation
-SAMPLES = 4  # replies to each prompt
+SAMPLES = 2  # replies to each prompt
 COST = 0.08  # share of the training's tokens that validation may read and write
 CHECKS = 4  # the fewest measurements, that before training included, that the prompts are chosen for
 _LONGEST, _ROOM = 512, 1.25  # tokens of a sampled reply: up to 1.25 times the longest logged one
