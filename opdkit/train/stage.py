@@ -132,7 +132,9 @@ def run(config: TrainConfig) -> Summary:
                 say(f"validation after step {number}: replies {describe_state(validations[-1])}")
                 if number < len(steps) and best(validations) is validations[-1]:
                     checkpoints.save_best(folder, student, number, main=main)
-                if is_over(validations):
+                if is_over(validations) and number < len(steps):
+                    say(f"training ends after step {number} of {len(steps)}: the replies no longer improve")
+                    counters.count("steps left out", len(steps) - number)
                     break
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
@@ -145,6 +147,7 @@ def run(config: TrainConfig) -> Summary:
                 leave(accelerator, model)
                 raise stopping.Stopped
 
+        kept = len(rows)
         if validation:
             check_better(validations, rows)
             if (kept := best(validations)["step"]) < len(rows):
@@ -155,7 +158,7 @@ def run(config: TrainConfig) -> Summary:
         out.rows("validations", validations)
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
-        card = model_card(config, data, config.epochs, len(steps))
+        card = model_card(config, data, math.ceil(rows[kept - 1]["epoch"]), kept)
         checkpoints.save_student(student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)

@@ -74,15 +74,21 @@ class Validation:
         accelerator, config = self.accelerator, self.config
         half = compute_dtype(config) == torch.bfloat16
         autocast = torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
-        results, size = [], config.micro_batch_tokens
+        mine = self.prompts[accelerator.process_index :: accelerator.num_processes]
         with _evaluating(student) as model, autocast:
-            mine = self.prompts[accelerator.process_index :: accelerator.num_processes]
-            answered = [(p, reply) for p, replies in zip(mine, self._sample(model, mine), strict=True)
-                        for reply in replies if reply.ids]  # fmt: skip
-            read = [PromptResponse(p.prompt_ids, reply.ids) for p, reply in answered]
-            teacher_reads = [PromptResponse(p.teacher_ids, reply.ids) for p, reply in answered]
-            trees = read_trees([(model, read), (self.base, teacher_reads)], size)
-            shifts = kl_shifts(model, self.base, read, size, teacher_reads, trees.batch)
+            results, tokens = self._measure(model, mine) if mine else ([], 0)
+        return _row(gather_object(results), sum(gather_object([tokens])), step)
+
+    def _measure(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
+        """Return the results of the replies to `prompts`, and the tokens that both models read and wrote for them."""
+        size = self.config.micro_batch_tokens
+        answered = [(p, reply) for p, replies in zip(prompts, self._sample(student, prompts), strict=True)
+                    for reply in replies if reply.ids]  # fmt: skip
+        read = [PromptResponse(p.prompt_ids, reply.ids) for p, reply in answered]
+        teacher_reads = [PromptResponse(p.teacher_ids, reply.ids) for p, reply in answered]
+        trees = read_trees([(student, read), (self.base, teacher_reads)], size)
+        shifts = kl_shifts(student, self.base, read, size, teacher_reads, trees.batch)
+        results = []
         for (prompt, reply), shift in zip(answered, shifts, strict=True):
             results.append({
                 "hinted": prompt.hinted,
@@ -91,8 +97,8 @@ class Validation:
                 "looped": ends_in_loop(np.array(reply.ids, np.int32)),
                 "broke_call": _breaks_call(self.chat.text(reply.ids)),
             })  # fmt: skip
-        sampled = sum(len(p.prompt_ids) for p in mine) + sum(len(reply.ids) for _, reply in answered)
-        return _row(gather_object(results), sum(gather_object([sampled + trees.tokens])), step)
+        sampled = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
+        return results, sampled + trees.tokens
 
     def _sample(self, student: Any, prompts: Sequence[ValidationPrompt]) -> list[list[Sample]]:
         """Return the replies to each prompt; one that does not fit into memory has no tokens."""

@@ -1,5 +1,6 @@
 """On-policy validation: what it measures, which prompts it takes, and that no worse model is handed out."""
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import ranks
 from scored_runs import ALONE, Toy, toy_sessions, train_and_kill, train_config, write_run
 
 from opdkit.chat.hint_placement import with_hint
@@ -235,3 +237,17 @@ def test_the_error_names_the_step_that_moved_most() -> None:
     with pytest.raises(OpdkitError, match="log:3:1"):
         check_better(rows, metrics)
     check_better([rows[0], _row(4, 0.1, 0.1)], metrics)
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(run, tmp_path, plain_model_dir) -> None:
+    """Each samples replies to its share of the prompts; both hand out nothing, for the reason of one process."""
+    two = Path(shutil.copytree(run, tmp_path / "two"))
+    options = VALIDATED | {"learning_rate": 3.0, "device": "cpu"}
+    with pytest.raises(OpdkitError) as caught:
+        train.run(train_config(run, plain_model_dir, **options))
+    flags = [x for name, value in options.items() for x in (f"--{name.replace('_', '-')}", str(value))]
+    processes = ranks(*[["train", str(two), "--model", str(plain_model_dir), *flags]] * 2, logs=tmp_path / "said")
+    (before, *_), *ends = (re.findall(r"teacher (\S+) before", str(caught.value)), *(p.end() for p in processes))
+    assert [code for code, _ in ends] == [1, 1]
+    assert all(f"from the hinted teacher {before} before training" in said for _, said in ends)

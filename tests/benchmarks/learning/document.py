@@ -272,8 +272,10 @@ def _rates(found: Results) -> str:
 ## Learning rates
 
 Accuracy over all six topics, corrected or not, after {SHORT} epochs, with {len(TUNING_SEEDS)} seeds that the tables of
-results do not use; each objective takes its best rate. These rates suit a model of 1.4M parameters: for a model of some
-billions begin at a hundredth of them, the default. A rate that is best for {SHORT} epochs can be too high for more
+results do not use; each objective takes its best rate. These rates suit this model of 1.4M
+parameters and no other. All trainings on this page take the rate that they are given, without a limit for a step and
+without validation ([objectives.md](objectives.md#the-size-of-a-step)), to compare the objectives as they are; by
+default `opdkit train` has both, and finds its rate. A rate that is best for {SHORT} epochs can be too high for more
 epochs where an objective follows the sampled token alone: at {TOO_HIGH:g}, {LONG} epochs of `opd` ended at {fallen} in
 the corrected topics with {len(high)} seeds. So all long trainings take {LONG_RATE:g}.
 
