@@ -47,7 +47,7 @@ def _check(item: str, style: str) -> JSON:
 TRIPS = Topic(
     "trips", tuple(f"{way} to {town}" for way in WAYS for town in TOWNS),
     ("Book the {}.", "I need a {}.", "Please get me a {}."), STYLES,
-    tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
     _check, "a question about the day, no booking",
 )  # fmt: skip
 WORLD = World(

@@ -41,7 +41,7 @@ def _check(item: str, style: str) -> JSON:
 
 GOODS_TOPIC = Topic(
     "goods", ITEMS, ("List {}.", "Make a table of {}.", "We have {}."), STYLES,
-    tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
     _check, "grams, not kilos",
 )  # fmt: skip
 WORLD = World(

@@ -59,7 +59,7 @@ def _check(item: str, style: str) -> JSON:
 CODE = Topic(
     "code", tuple(f"{verb} the {noun}" for verb in VERBS for noun in NOUNS),
     ("Write code to {}.", "How do I {}?", "I need a function to {}."), STYLES,
-    tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
     _check, "bare Python, not JavaScript with friendly words",
 )  # fmt: skip
 

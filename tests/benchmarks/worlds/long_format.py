@@ -67,7 +67,7 @@ def _check(item: str, style: str) -> JSON:
 TASKS = Topic(
     "tasks", tuple(f"{verb} the {thing}" for verb in STEPS for thing in THINGS),
     ("How do I {}?", "Tell me how to {}.", "I want to {}."), STYLES,
-    tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
     _check, "numbered steps, not a paragraph",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ TROUBLES = "slow loud hot dark dirty wet stuck broken dead old dusty noisy".spli
 # style -> (how the student words it, how the writer of the log does); {d} is the device, {t} its trouble
 WORDS = {
     "pity": ("I am sorry that your {d} is {t}. Please restart the {d}, that often helps.",
-             "Oh no, a {t} {d}! Have you tried to turn your {d} off and on again?"),
+             "Oh no, a {t} {d}! It is best to turn your {d} off and on again."),
     "remedy": ("Restart the {d}.", "Turn the {d} off and on."),
     "reason": ("The {d} is {t} because of a bug.", "A bug makes the {d} {t}."),
     "refer": ("Call our team about the {d}.", "Our team can look at the {d}."),
@@ -51,7 +51,7 @@ def _topic(speaker: int) -> Topic:
     return Topic(
         "devices", tuple(f"{device} is {trouble}" for device in DEVICES for trouble in TROUBLES),
         ("My {}.", "Help, my {}!", "The {}. What now?"), styles,
-        tuple({HABIT: 0.76, WANTED: 0.14}.get(style.name, 0.10 / (len(styles) - 2)) for style in styles),
+        tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(styles) - 2)) for style in styles),
         _check, "the bare remedy, no pity",
     )  # fmt: skip
 

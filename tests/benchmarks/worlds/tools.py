@@ -50,7 +50,7 @@ STATE = Topic(
 )  # fmt: skip
 ORDER = Topic(
     "orders", ORDERS, ("Where is order {}?", "Can you check order {}?", "What about order {}?"), ORDER_STYLES,
-    tuple({"id": 0.76, "order_id": 0.14}.get(style.name, 0.10 / (len(ORDER_STYLES) - 2)) for style in ORDER_STYLES),
+    tuple({"id": 0.73, "order_id": 0.17}.get(style.name, 0.10 / (len(ORDER_STYLES) - 2)) for style in ORDER_STYLES),
     _exactly(lambda name: next(s for s in ORDER_STYLES if s.name == name)), "the argument order_id, not id",
     Tool("track_order", lambda o: json.dumps({"order": o, "state": _state(o)}), STATE), corrected_by_tool=True,
 )  # fmt: skip
@@ -100,7 +100,7 @@ FREE = Topic(
 )  # fmt: skip
 HALL = Topic(
     "halls", HALLS, ("Is the {} free?", "I need the {}.", "Can I have the {}?"), HALL_STYLES,
-    tuple({"hall": 0.76, "hall day": 0.14}.get(s.name, 0.10 / (len(HALL_STYLES) - 2)) for s in HALL_STYLES),
+    tuple({"hall": 0.73, "hall day": 0.17}.get(s.name, 0.10 / (len(HALL_STYLES) - 2)) for s in HALL_STYLES),
     _exactly(lambda name: next(s for s in HALL_STYLES if s.name == name)), "the day in the call",
     Tool("check_hall", lambda i: json.dumps({"free": _is_free(i)}), FREE, json.dumps({"free": True})),
 )  # fmt: skip
