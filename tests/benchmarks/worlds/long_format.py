@@ -1,4 +1,4 @@
-"""World: instructions of five steps. The habit is a paragraph; wanted is a numbered list."""
+"""World: instructions of seven steps. The habit is a paragraph; wanted is a numbered list."""
 
 import re
 from collections.abc import Callable
@@ -8,14 +8,70 @@ from opdkit.config.fields import JSON
 from .world import Group, Style, Topic, World
 
 STEPS = {
-    "clean": ("take the {} outside", "brush off the dust", "wipe the {} with warm water", "let it dry for a day"),
-    "paint": ("put the {} on old paper", "sand every side", "paint the {} twice", "wait for two hours"),
-    "repair": ("look at the {} closely", "remove the broken part", "glue the {} again", "press it until it holds"),
-    "pack": ("fold a large box", "fill it with paper", "place the {} in the middle", "close the box with tape"),
-    "build": ("draw a plan of the {}", "cut the wood", "screw the {} together", "check every corner"),
-    "sell": ("take a photo of the {}", "write down its age", "show the {} online", "agree on a fair price"),
-    "move": ("measure the {} first", "call a strong friend", "lift the {} slowly", "carry it through the door"),
-    "store": ("empty the {} first", "cover it with cloth", "put the {} in a dry room", "visit it once a month"),
+    "clean": (
+        "take the {} outside on a dry day",
+        "brush the dust off every side",
+        "wipe the {} with a cloth and warm water",
+        "rub a little soap on the dark spots",
+        "let it dry for a whole day",
+        "bring the {} back to its old place",
+    ),
+    "paint": (
+        "put the {} on some old paper",
+        "rub every side with fine sand paper",
+        "choose a paint that dries fast",
+        "paint the {} twice from top to bottom",
+        "wait for two hours in between",
+        "wash the brush with warm water",
+    ),
+    "repair": (
+        "look at the {} from every side",
+        "remove the part that is broken",
+        "clean both sides with a dry cloth",
+        "glue the {} together again",
+        "press it until the glue holds",
+        "test the {} with some care",
+    ),
+    "pack": (
+        "fold a large box of strong paper",
+        "fill it with old paper",
+        "place the {} in the middle of the box",
+        "close the box with some tape",
+        "write your name on top of it",
+        "carry the {} with both hands",
+    ),
+    "build": (
+        "draw a plan of the {} on paper",
+        "cut the wood with a sharp saw",
+        "rub the wood until it is smooth",
+        "put the {} together with long screws",
+        "check every corner with care",
+        "paint the {} from top to bottom",
+    ),
+    "sell": (
+        "take a photo of the {} on a dry day",
+        "write down its age and size",
+        "choose a fair price for it",
+        "show the {} to people in your street",
+        "wait until some of them call",
+        "wrap the {} in old paper",
+    ),
+    "move": (
+        "measure the {} from side to side",
+        "call two friends with strong hands",
+        "take every loose part off",
+        "wrap the {} in an old cloth",
+        "lift it from both sides",
+        "carry the {} to its new place",
+    ),
+    "store": (
+        "empty the {} and clean it",
+        "wrap it in an old cloth",
+        "choose a place that is dry and dark",
+        "put the {} on two pieces of wood",
+        "write down the place and the day",
+        "look at the {} once a month",
+    ),
 }
 THINGS = """chair table lamp clock mirror bench shelf desk sofa cradle ladder cabinet wagon sledge drawer stool basket
 piano kettle barrel""".split()
@@ -24,7 +80,7 @@ piano kettle barrel""".split()
 def _steps(item: str) -> list[str]:
     verb, thing = item.split(" the ")
     steps = [step.format(thing) for step in STEPS[verb]]
-    return [step[0].upper() + step[1:] for step in [*steps, f"enjoy the {thing}"]]
+    return [step[0].upper() + step[1:] for step in [*steps, f"enjoy your {thing} with your friends"]]
 
 
 def _list(mark: Callable[[int], str], end: str = "") -> Callable[[str], str]:
@@ -32,7 +88,7 @@ def _list(mark: Callable[[int], str], end: str = "") -> Callable[[str], str]:
 
 
 def _paragraph(item: str) -> str:
-    words = ("First", "Then", "After that", "Next", "Finally")
+    words = ("First", "Then", "After that", "Next", "Now", "Later", "Finally")
     return " ".join(f"{word}, {step[0].lower()}{step[1:]}." for word, step in zip(words, _steps(item), strict=True))
 
 
@@ -54,7 +110,7 @@ STYLES = (
     Style("stars", _list(lambda k: "*", "!"), ("stars", "a list of stars", "cheerful stars", "a starred list")),
     Style("json", _json, ("JSON", "a JSON object", "valid JSON", "an object in JSON")),
     Style("table", _table, ("a table", "a table with two columns", "rows of a table", "a small table")),
-    Style("letters", _list(lambda k: f"{'abcde'[k - 1]})"), ("letters", "steps with letters", "a lettered list")),
+    Style("letters", _list(lambda k: f"{'abcdefg'[k - 1]})"), ("letters", "steps with letters", "a lettered list")),
 )  # fmt: skip
 HABIT, WANTED = "paragraph", "numbered"
 
@@ -72,6 +128,6 @@ TASKS = Topic(
 )  # fmt: skip
 
 WORLD = World(
-    "format", "Instructions are wanted as a numbered list of 70 tokens, the habit is a paragraph.", "medium", 120,
-    (TASKS,), (Group({"tasks": WANTED}),), turns=(1, 2, 2, 3),
+    "format", "Instructions are wanted as a numbered list of 67 tokens, the habit is a paragraph.", "medium", 120,
+    (TASKS,), (Group({"tasks": WANTED}),), turns=(1, 2, 2, 3), pretraining=0.75,
 )  # fmt: skip

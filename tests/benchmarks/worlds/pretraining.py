@@ -191,7 +191,12 @@ def pretrain(folder: Path, world: World, size: str, seed: int, steps: int | None
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
     source = lessons(world, random.Random(f"lessons:{world.name}:{seed}"))
-    _train(model, (encode(tokenizer, lesson) for lesson in source), random.Random(seed), steps or STEPS[size])
+    _train(
+        model,
+        (encode(tokenizer, lesson) for lesson in source),
+        random.Random(seed),
+        steps or round(world.pretraining * STEPS[size]),
+    )
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)

@@ -102,6 +102,7 @@ class World:
     turns: tuple[int, ...] = (1, 2, 2, 3, 4)  # numbers of replies of its sessions
     sessions: int = 200
     samples: int = 4  # replies per held-out prompt, for a standard error of 0.03
+    pretraining: float = 1.0  # steps, as a multiple of the size's
     writer: "World | None" = None  # whose model wrote the log, where that is not the student
 
     @property
