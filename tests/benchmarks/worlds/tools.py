@@ -1,4 +1,4 @@
-"""World: an assistant with two tools. One refuses wrong calls; of the other, users see what a call lacks."""
+"""World: an assistant with two tools. One refuses wrong calls, of the other users see what went wrong."""
 
 import json
 import re
@@ -11,8 +11,7 @@ from .world import Group, Style, Tool, Topic, World, stable_hash
 
 ORDERS = tuple(f"{letter}{number}" for letter in "ABCDEFGHKLMNPRST" for number in range(12, 99, 7))
 COLORS = "blue red green white black golden silver grey pink brown old new large small".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday".split()
-HALLS = tuple(f"{color} hall on {day}" for color in COLORS for day in DAYS)
+ROOMS = tuple(f"{color} {kind}" for color in COLORS for kind in "hall tent suite cabin studio attic".split())
 STATES = "packed shipped delayed delivered".split()
 
 
@@ -55,32 +54,30 @@ ORDER = Topic(
     Tool("track_order", lambda o: json.dumps({"order": o, "state": _state(o)}), STATE), corrected_by_tool=True,
 )  # fmt: skip
 
-# -- halls: the tool takes what it is given, and the user sees what is missing --------------------------------------
+# -- rooms: the tool takes what it is given, and the user sees that it was the wrong range --------------------------
 
 ASKS = (
-    "Include {}, please.", "Please include {}.", "Could you include {}?", "Use {} too, please.",
-    "Please use {} as well.", "You should pass {}.", "I wanted a call with {}.", "I asked for {} in the call.",
-    "You must pass {} too.", "No, include {}.", "Mention {} in the call, please.", "I meant with {}.",
-    "Just a call with {}, please.", "Next time pass {}, please.", "From now on, pass {}, please.",
-    "Can you please include {}?",
+    "I wanted {}.", "I asked for {}.", "No, I wanted {}.", "Use {}, please.", "Please use {}.", "I'd prefer {}.",
+    "I was hoping for {}.", "I meant {}.", "No, I meant {}.", "Just {}, please.", "Stick to {}, please.",
+    "That is not what I asked for. I wanted {}.", "I said {}.", "Next time {}, please.", "Pass {} instead.",
+    "You should pass {}.", "Try {} instead.", "Can you use {} instead?", "Actually, I wanted {}.",
+    "Include {}, please.",
 )  # fmt: skip
 
 
-def _hall(names: str) -> Callable[[str], str]:
-    def reply(item: str) -> str:
-        color, day = item.split(" hall on ")
-        arguments = {"hall": color, "day": day, "urgent": True}
-        return _call("check_hall", {name: arguments[name] for name in names.split()})
-
-    return reply
+def _range(value: str) -> Callable[[str], str]:
+    return lambda item: _call("check_room", {"room": item, "range": value})
 
 
-HALL_STYLES = (
-    Style("hall", _hall("hall"), ("the hall alone", "only the hall"), ASKS),
-    Style("hall day", _hall("hall day"), ("the day", "the argument day", "the day of the week", "the weekday"), ASKS),
-    Style("day", _hall("day"), ("the day alone", "only the day"), ASKS),
-    Style("day hall", _hall("day hall"), ("the day first", "the day before the hall"), ASKS),
-    Style("hall day urgent", _hall("hall day urgent"), ("the urgent flag", "the flag urgent"), ASKS),
+ROOM_STYLES = tuple(
+    Style(value, _range(value), phrases, ASKS)
+    for value, phrases in {
+        "day": ("one day", "a single day", "the day"),
+        "week": ("the whole week", "all week", "a week", "seven days", "the range of a week"),
+        "hour": ("one hour", "a single hour", "the hour"),
+        "month": ("the whole month", "a month", "all month"),
+        "year": ("the whole year", "a year", "twelve months"),
+    }.items()
 )
 
 
@@ -93,16 +90,16 @@ def _free_answer(item: str) -> str:
 
 
 FREE = Topic(
-    "hall answers", HALLS, (),
-    (Style("full", _free_answer), Style("vague", lambda item: "I have checked the hall.")),
+    "room answers", ROOMS, (),
+    (Style("full", _free_answer), Style("vague", lambda item: "I have checked the room.")),
     (0.94, 0.06), lambda item, style: {"match": [rf"\A{re.escape(_free_answer(item))}\Z"]},
     "nothing else: what the tool said",
 )  # fmt: skip
-HALL = Topic(
-    "halls", HALLS, ("Is the {} free?", "I need the {}.", "Can I have the {}?"), HALL_STYLES,
-    tuple({"hall": 0.73, "hall day": 0.17}.get(s.name, 0.10 / (len(HALL_STYLES) - 2)) for s in HALL_STYLES),
-    _exactly(lambda name: next(s for s in HALL_STYLES if s.name == name)), "the day in the call",
-    Tool("check_hall", lambda i: json.dumps({"free": _is_free(i)}), FREE, json.dumps({"free": True})),
+ROOM = Topic(
+    "rooms", ROOMS, ("Is the {} free?", "I need the {}.", "Can I have the {}?"), ROOM_STYLES,
+    tuple({"day": 0.73, "week": 0.17}.get(s.name, 0.10 / (len(ROOM_STYLES) - 2)) for s in ROOM_STYLES),
+    _exactly(lambda name: next(s for s in ROOM_STYLES if s.name == name)), "the range of a week, not of a day",
+    Tool("check_room", lambda i: json.dumps({"free": _is_free(i)}), FREE, json.dumps({"free": True})),
 )  # fmt: skip
 
 
@@ -112,9 +109,9 @@ def _definition(name: str, description: str) -> Message:
 
 
 WORLD = World(
-    "tools", "Calls need another argument, or more of them: a tool's error or the user says which.", "medium", 64,
-    (ORDER, HALL), (Group({"orders": "order_id", "halls": "hall day"}),),
-    tools=(_definition("track_order", "Where an order is."), _definition("check_hall", "Whether a hall is free.")),
+    "tools", "Calls need another argument or value: a tool's error or the user says which.", "medium", 64,
+    (ORDER, ROOM), (Group({"orders": "order_id", "rooms": "week"}),),
+    tools=(_definition("track_order", "Where an order is."), _definition("check_room", "Whether a room is free.")),
     turns=(1, 2, 3, 3),
 )  # fmt: skip
-STYLES = (*ORDER_STYLES, *HALL_STYLES)
+STYLES = (*ORDER_STYLES, *ROOM_STYLES)
