@@ -69,6 +69,7 @@ def judge_reaction(said: str, request: str, reply: str) -> Judgement:
     if not is_english(own):
         return Judgement(0, None, NOT_ENGLISH)
     if hint := instruction(text, answering):
+        hint = instruction(own, answering) or hint  # in the user's words, without the "ok" and "good" put in for news
         return Judgement(-1, hint, "a correction that says what was wanted")
     if complaint := _complaint(text, answering):
         rest = phrases.COMPLAINT.sub(" ", phrases.OPENING_COMPLAINT.sub(" ", text)).casefold()

@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.worlds import WORLDS, Built, World, build, measure
 from benchmarks.worlds.pretraining import encode, lessons, make_tokenizer
 from benchmarks.worlds.users import Talk, answer_by_habit, converse, hint_of
@@ -21,6 +22,8 @@ from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.rules import judge
 from opdkit.store.reading import read_all
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the worlds are made with torch 2.9 or newer")
 
 
 def wishes(world: World) -> list[tuple]:

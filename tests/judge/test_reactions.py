@@ -21,7 +21,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge_stage
 from opdkit.judge.hints import rejection
-from opdkit.judge.rules import judge
+from opdkit.judge.rules import judge, judge_reaction
 from opdkit.store.joined_turns import LOGGED, joined_turns
 from opdkit.store.reading import read_all
 
@@ -130,3 +130,11 @@ def test_the_sample_data_judged_by_rules(sample) -> None:
     simply_true = sum(names_wish(hint, truth[turn]["wanted"]) for turn, hint in simple.items())
     assert true >= max(61, simply_true)
     assert len(hinted) - true <= 3
+
+
+def test_a_hint_has_the_users_words() -> None:
+    """Phrases that only look like complaints are read as others; the hint has what the user wrote."""
+    said = "No, I wanted plain Python and nothing else."
+    judged = judge_reaction(said, "How do I sort a list?", "Here is JavaScript: list.sort()")
+    assert judged.reward == -1
+    assert "plain Python and nothing else" in (judged.hint or "")
