@@ -32,6 +32,7 @@ from opdkit.evaluate.bootstrap import resample_sums
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
 from opdkit.judge.votes import Ask
 from opdkit.store.counters import Counters
+from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.reading import part_count, summary_of
 from opdkit.store.reviews import reviews_in_force
@@ -136,7 +137,7 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     `rows` are the tested hints, `turns` the turns of the whole log whose hints help.
     """
     by_session = defaultdict[str, list[float]](list)
-    for row in (row for row in rows if row["status"] in (hint_checks.KEPT, *hint_checks.DROPPED)):
+    for row in (row for row in rows if row["status"] in (hint_checks.KEPT, *DROPPED)):
         difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
         gained = min(1.0, difference) if row["status"] == hint_checks.KEPT else 0.0
         by_session[row["turn_id"].rpartition(":")[0]].append(gained)

@@ -19,7 +19,8 @@ from opdkit.model.folder import weights_name
 from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, sample
-from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.dropped_hints import DROPPED
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.plans import model_identity
 from opdkit.store.reviews import Reviews
@@ -43,10 +44,12 @@ class Student:
 def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[JoinedTurn]:
     """Return the turns of a part of the source run that have a hint, in order, within `--limit`.
 
-    `reviews` are the decisions on that run that are in force.
+    Those whose hint `--check-hints` dropped are among them, for their count. `reviews` are the decisions on that run
+    that are in force.
     """
-    turns = joined_turns(config.from_run, part, limit=config.limit, reviews=reviews)
-    return [turn for turn in turns if turn.decided is not None and turn.decided["hint"] is not None]
+    turns = joined_turns(config.from_run, part, CHECKED, limit=config.limit, reviews=reviews)
+    judged = ((turn, turn.decided) for turn in turns)
+    return [turn for turn, v in judged if v is not None and (v["hint"] is not None or v["hint_status"] in DROPPED)]
 
 
 def load_student(config: RolloutConfig) -> Student:
@@ -66,13 +69,16 @@ def load_student(config: RolloutConfig) -> Student:
 def write_replies(config: RolloutConfig, student: Student, turns: Sequence[JoinedTurn], out: PartWriter) -> None:
     """Write the sessions and turns of one part: `--samples` fresh replies to the prompt of each turn.
 
-    Sample g of a turn comes from the random stream (seed, turn, g). Prompts that cannot be read, and turns all of whose
-    replies are lost, are dropped and counted.
+    Sample g of a turn comes from the random stream (seed, turn, g). Turns whose hint was dropped, or whose prompt
+    cannot be read, and those all of whose replies are lost, are dropped and counted.
     """
     counters = out.counters
     answered, requests = [], []
     for turn in turns:
         counters.rows_in += 1
+        if (verdict := turn.decided or {})["hint"] is None:
+            counters.drop(f"hint {verdict['hint_status']}")
+            continue
         try:
             ids = prompt_ids(student, turn, config.max_new_tokens)
         except ChatError as error:

@@ -14,9 +14,10 @@ from opdkit.config.wording import read_wording
 from opdkit.judge.criterion import EMPTY, FreshReply, judge_replies, visible
 from opdkit.judge.stage import count_votes
 from opdkit.judge.votes import NOT_JUDGED, Ask, Reward, RewardVote
+from opdkit.rollout.replies import hinted_turns
 from opdkit.store.part_writer import PartWriter
 from opdkit.store.reading import read_part
-from opdkit.store.reviews import Reviews, read_verdicts
+from opdkit.store.reviews import Reviews
 from opdkit.store.turn_ids import answered_turn_id
 
 
@@ -28,7 +29,7 @@ def write_verdicts(
     `judge`: the model of `--judge-model`, and the chat template of the student; without one there are no rewards.
     """
     sessions, turns = read_part(config.run, "sessions", part), read_part(config.run, "turns", part)
-    logged = {verdict["turn_id"]: verdict for verdict in read_verdicts(config.from_run, part, reviews)}
+    logged = {turn.turn_id: turn.decided or {} for turn in hinted_turns(config, part, reviews)}
     verdicts = [logged[answered_turn_id(session["session_id"])] for session in sessions]
     out.counters.rows_in = len(sessions)
     judged: Sequence[tuple[list[RewardVote], Reward]] = [([], NOT_JUDGED)] * len(sessions)

@@ -23,6 +23,7 @@ from opdkit.model.load import load_tokenizer
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
+from opdkit.store.dropped_hints import has_hint_checks
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
 from opdkit.store.reading import part_count
@@ -70,13 +71,14 @@ def run(config: RolloutConfig) -> Summary:
 
 
 def check_hints(config: RolloutConfig, parts: int, reviews: Reviews) -> None:
-    """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint."""
-    if not any(hinted_turns(config, part, reviews) for part in range(parts)):
+    """Raise OpdkitError when no turn of the source run (within `--limit`) has a hint that is not dropped."""
+    hinted = (turn for part in range(parts) for turn in hinted_turns(config, part, reviews))
+    if not any((turn.decided or {})["hint"] is not None for turn in hinted):
         within = f" in its first {counted(config.limit, 'session')}" if config.limit else ""
         larger = " or a larger --limit" if config.limit else ""
         raise OpdkitError(f"{config.from_run} has no turn with a hint{within}, so there is nothing to answer: see in "
-                          f"the closing line of `opdkit judge {quote(config.from_run)}` why, and try a stronger "
-                          f"--judge{larger}")  # fmt: skip
+                          f"the closing line of `opdkit judge {quote(config.from_run)}`, or of the teacher stage with "
+                          f"--check-hints, why, and try a stronger --judge{larger}")  # fmt: skip
 
 
 def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[Stage, Stage]:
@@ -87,9 +89,10 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     """
     for name in (config.model, *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
+    source = (*_SOURCE, "teacher") if has_hint_checks(config.from_run) else _SOURCE
     inputs: JSON = {
         "model": model_identity(config.model),
-        "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in _SOURCE}
+        "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in source}
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
     # The new run's teacher takes the words around a hint from here, unless it is given others.

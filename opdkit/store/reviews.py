@@ -28,7 +28,7 @@ from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries
 from opdkit.store.counters import VERSION_KEY, read_inputs
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, stage_dir
-from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns, read_part
+from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns
 from opdkit.store.tables import REVIEWS, TABLES, to_arrow
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
@@ -114,15 +114,6 @@ def read_file(path: Path) -> list[Review]:
     if (table.schema.metadata or {}).get(VERSION_KEY) != str(REVIEWS.version).encode():
         raise OpdkitError(f"{path} was written by another version of opdkit, or by something else; move it away")
     return [Review(**row) for row in table.to_pylist()]
-
-
-def read_verdicts(run: Path, part: int, reviews: Reviews | None = None) -> list[JSON]:
-    """Read the verdicts of a part with the decisions in force applied, as every stage after the judge needs them.
-
-    `reviews` are decisions that were read before, if the stage must not see those that are made while it works.
-    """
-    known = reviews_in_force(run) if reviews is None else reviews
-    return [apply_review(row, known.get(row["turn_id"])) for row in read_part(run, "verdicts", part)]
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:

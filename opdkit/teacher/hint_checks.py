@@ -20,6 +20,7 @@ from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_jud
 from opdkit.judge.votes import Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample, sample
+from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
 from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.examples import Row, candidate_hints, fit_together
@@ -27,7 +28,6 @@ from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import JudgedSession
 
 KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
-DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
 _MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
 
 Text = str | None  # a reply as its reader sees it; None: memory did not suffice for it
@@ -144,19 +144,13 @@ def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
     return None if reply.finish_reason == "memory" else visible(chat.text(ids), chat.opens_thinking(prompt_ids))
 
 
-def without_dropped(sessions: Sequence[JudgedSession], rows: Sequence[Row], select: str) -> list[JudgedSession]:
-    """Return the sessions without the hints that were dropped: such a turn is a turn without a hint.
-
-    `select` is --teacher-hint.
-    """
-    dropped = {(row["turn_id"], row["hint"]) for row in rows if row["status"] in DROPPED}
-
-    def drop(verdict: Row) -> Row:
-        hints = candidate_hints(verdict, select)
-        kept = [hint for hint in hints if (verdict["turn_id"], hint) not in dropped]
-        return verdict if kept == hints else verdict | {"hints": kept, "hint": kept[0] if kept else None}
-
-    return [(session, [(turn, drop(verdict)) for turn, verdict in judged]) for session, judged in sessions]
+def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:
+    """Return the sessions without the hints that the rows of `hint_checks` drop."""
+    checks = by_turn(rows)
+    return [
+        (session, [(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in judged])
+        for session, judged in sessions
+    ]
 
 
 def describe_dropped(rows: Sequence[Row]) -> Iterator[str]:

@@ -97,7 +97,7 @@ def run(config: TeacherConfig) -> Summary:
                     ask = ask or hint_checks.open_judge(config, scorer)
                     checks = hint_checks.check_hints(config, scorer, ask, sessions)
                 out.rows("hint_checks", checks)
-                sessions = hint_checks.without_dropped(sessions, checks, config.teacher_hint)
+                sessions = hint_checks.sessions_without_dropped(sessions, checks)
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
             if table is None:
                 scorer = scorer or load_scorer(config)

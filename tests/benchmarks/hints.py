@@ -25,6 +25,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.extract import stage as extract
 from opdkit.judge.criterion import FreshReply
 from opdkit.judge.votes import Reward
+from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import LOGGED, joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all
@@ -108,7 +109,7 @@ def measure(
         teacher.run(TeacherConfig(run=run, model=str(DATA / "model"), check_hints=samples, judge_model=model,
                                   max_new_tokens=48, seed=seed, top_k=0, device="cpu", shard="0/1"))  # fmt: skip
         rows = list(read_all(run, "hint_checks"))
-    dropped = {row["turn_id"] for row in rows if row["status"] in hint_checks.DROPPED}
+    dropped = {row["turn_id"] for row in rows if row["status"] in DROPPED}
     found = len(dropped & planted.keys())
     return {
         "judge": judge if isinstance(judge, float) else "model", "topics": list(topics), "seed": seed,

@@ -13,6 +13,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
+from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all, read_part
 from opdkit.store.reviews import Ledger, Review, apply_review, reviews_in_force
@@ -26,6 +27,11 @@ def run(tmp_path):
     run = write_extract(tmp_path / "run", said)
     judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
     return run
+
+
+def decided(run, part: int) -> list[dict]:
+    """The verdicts of a part with the decisions in force applied, as every stage after the judge reads them."""
+    return [turn.decided for turn in joined_turns(run, part) if turn.decided is not None]
 
 
 def set_reward(turn_id: str, reward: int | None) -> Review:
@@ -57,7 +63,7 @@ def test_the_last_decision_on_a_turn_counts_and_a_strike_withdraws_it(run):
 
 def test_nobody_has_decided_anything(run):
     assert reviews_in_force(run) == {}
-    assert list(map(dict, read_all(run, "verdicts"))) == [v for k in (0, 1) for v in reviews.read_verdicts(run, k)]
+    assert list(map(dict, read_all(run, "verdicts"))) == [v for k in (0, 1) for v in decided(run, k)]
 
 
 def test_a_verdict_as_a_decision_leaves_it(run):
@@ -112,7 +118,7 @@ def test_the_verdicts_do_not_change_and_overwriting_them_leaves_the_decisions(ru
         judge.run(JudgeConfig(run=run, judge="rules", limit=3, shard="0/1"))
     judge.run(JudgeConfig(run=run, judge="rules", limit=3, overwrite=True, shard="0/1"))
     assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
-    assert next(v for v in reviews.read_verdicts(run, 0) if v["turn_id"] == "s0:1")["reward_status"] == "reviewed"
+    assert next(v for v in decided(run, 0) if v["turn_id"] == "s0:1")["reward_status"] == "reviewed"
     assert not list(run.glob(".judge-*")), "what was discarded is gone"
 
 
@@ -215,4 +221,4 @@ def test_decisions_can_be_made_while_there_are_verdicts_only(tmp_path):
     Stage.open(JudgeConfig(run=run, judge="rules"), "judge", [VERDICTS], parts=1, upstream=["extract"])
     reviews.append(run, [set_reward("s:1", 1)])
     judge.run(JudgeConfig(run=run, judge="rules", shard="0/1"))
-    assert next(iter(reviews.read_verdicts(run, 0)))["reward"] == 1
+    assert decided(run, 0)[0]["reward"] == 1

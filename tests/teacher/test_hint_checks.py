@@ -6,20 +6,28 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from http_server import completion, serving
-from judged_runs import HINT, one_part, prompts_of, talk, targets, turn, verdict, write_run
+from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, turn, verdict, write_run
 
 from opdkit.commands.check.stage import examine
+from opdkit.commands.export import command as export
 from opdkit.commands.report.collect import collect
-from opdkit.errors import ConfigError
+from opdkit.config.export import ExportConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.rollout import RolloutConfig
+from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.criterion import visible
 from opdkit.judge.votes import Answer
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, sample
+from opdkit.rollout import stage as rollout
+from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review, append
+from opdkit.store.tables import VERDICTS
 from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
@@ -268,6 +276,91 @@ def test_check_finds_what_does_not_fit(run, config, judge):
     assert findings(run) == []
     part_path(run, "hint_checks", 1).unlink()
     assert findings(run) == [("hint_checks", 1, "gone, although targets has the part that goes with it")]
+
+
+# -- exports and rollouts -------------------------------------------------------------------------------------------
+
+
+NOT_HELPING = f"{HINT} (1)"  # of the turn s1b:2
+
+
+@pytest.fixture
+def checked(run, config, judge) -> Path:
+    """The run of which the teacher stage has dropped one hint of six."""
+    judge(lambda question: NO if "(1)" in question.messages[-1]["content"] else UNCLEAR)
+    teacher.run(config(run, **OPTIONS))
+    assert {row["turn_id"] for row in checks(run) if row["status"] == NO_BETTER} == {"s1b:2"}
+    return run
+
+
+def export_rows(run: Path, **options) -> tuple[list[dict], Counter]:
+    summary = export.run(ExportConfig(run=run, **({"to": "trl-sdft"} | options), overwrite=True))
+    return pq.read_table(summary.where).to_pylist(), summary.counters.dropped
+
+
+def test_exports_leave_a_dropped_hint_out(tmp_path, run, checked):
+    rows, dropped = export_rows(checked)
+    assert [row["turn_id"] for row in rows] == ["s0a:2", "s0b:2", "s1a:2", "s2a:2", "s2b:2"]
+    assert dropped == {"no hint (none)": 6, f"no hint ({NO_BETTER})": 1}
+    rows, dropped = export_rows(checked, to="verl", out=tmp_path / "verl.parquet")
+    assert "s1b:2" not in {row["extra_info"]["turn_id"] for row in rows}
+    summary = export.run(ExportConfig(run=checked, to="rules"))
+    assert "(1)" not in summary.where.read_text() + summary.where.with_suffix(".jsonl").read_text()
+    assert summary.counters.dropped[f"no hint ({NO_BETTER})"] == 1
+
+
+def test_exports_take_what_people_decide_about_a_dropped_hint(checked):
+    append(checked, [Review("s1b:2", reward_decided=True, reward=1)])
+    assert export_rows(checked)[1][f"no hint ({NO_BETTER})"] == 1, "nobody decided its hint"
+    append(checked, [Review("s1b:2", hint_decided=True, hint=NOT_HELPING)])
+    rows, dropped = export_rows(checked)
+    assert [row["turn_id"] for row in rows if NOT_HELPING in row["privileged_context"]] == ["s1b:2"]
+    assert set(dropped) == {"no hint (none)"}
+
+
+def test_of_several_candidates_a_tested_one_is_exported(tmp_path, config, judge):
+    hints = ["Say red.", "Say green or blue."]
+    row = verdict("a:2") | {"hints": hints, "hint": hints[0], "hint_status": "ok"}
+    run = write_run(tmp_path / "run", one_part([talk("a", 1)], [turn("a:2")], [row]))
+    judge(lambda question: UNCLEAR if hints[1] in question.messages[-1]["content"] else NO)
+    teacher.run(config(run, **OPTIONS, teacher_hint="overlap"))
+    [row], _ = export_rows(run)
+    assert hints[1] in row["privileged_context"]
+    assert hints[0] not in row["privileged_context"]
+
+
+def test_tests_of_other_verdicts_drop_nothing(checked):
+    other = JudgeConfig(run=checked, judge="rules", max_hint_chars=99, overwrite=True)
+    judging = Stage.open(other, "judge", [VERDICTS], parts=3, upstream=["extract"])
+    for part, (_, _, verdicts) in enumerate(three_parts()):
+        with judging.writing(part) as out:
+            out.rows("verdicts", verdicts)
+    assert export_rows(checked)[1] == {"no hint (none)": 6}
+
+
+def test_a_part_whose_hints_are_not_tested_yet_is_an_error_that_names_it(checked, tmp_path, config):
+    for table in ("targets", "hint_checks"):
+        part_path(checked, table, 2).unlink()
+    with pytest.raises(OpdkitError, match="hint_checks/part-00002"):
+        export_rows(checked)
+    with pytest.raises(OpdkitError, match="hint_checks/part-00002"):
+        rollout.run(RolloutConfig(run=tmp_path / "new", from_run=checked, model=config(checked).model, device="cpu"))
+
+
+def test_a_rollout_answers_no_turn_whose_hint_was_dropped(checked, tmp_path, config, judge):
+    student = {"from_run": checked, "model": config(checked).model, "device": "cpu", "samples": 2, "max_new_tokens": 4}
+    summary = rollout.run(RolloutConfig(run=tmp_path / "new", **student))
+    assert (summary.counters.rows_in, summary.counters.dropped) == (6, {f"hint {NO_BETTER}": 1})
+    answered = {row["turn_id"].partition("/")[0]: row["hint"] for row in read_all(tmp_path / "new", "verdicts")}
+    assert answered == {row["turn_id"]: row["hint"] for row in checks(checked) if row["status"] != NO_BETTER}
+    assert examine(tmp_path / "new").findings == []
+    teacher.run(config(checked, **OPTIONS, overwrite=True, seed=1))
+    with pytest.raises(ConfigError, match=r"inputs\.from\.teacher"):
+        rollout.run(RolloutConfig(run=tmp_path / "new", **student))
+    judge(lambda question: NO)
+    teacher.run(config(checked, **OPTIONS, overwrite=True))
+    with pytest.raises(OpdkitError, match="check-hints"):
+        rollout.run(RolloutConfig(run=tmp_path / "other", **student))
 
 
 @pytest.mark.parametrize("options", [{"judge_model": "m"}, {"check_hints": 2, "device_map": "auto"}])

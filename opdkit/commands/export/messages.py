@@ -22,7 +22,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import progress
 from opdkit.store.counters import Counters
-from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.plans import recorded_hint_text
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Review, reviews_in_force
@@ -47,12 +47,12 @@ class JudgedTurn(JoinedTurn):
 def read_judged_turns(run: Path, limit: int | None, counters: Counters) -> Iterator[list[JudgedTurn]]:
     """Yield the judged turns of each session, within the first `limit` sessions of the run.
 
-    The decisions of people that are in force win over the votes. All turns are counted in `rows_in`; those without a
-    verdict are dropped: for the reason that they cannot be trained on, or as "not judged". Raises what `read_part`
-    raises.
+    Hints that `--check-hints` dropped are left out, and the decisions of people in force win over the votes. All turns
+    are counted in `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as
+    "not judged". Raises what `read_part` raises.
     """
     hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
-    of_parts = (joined_turns(run, part, limit=limit, reviews=reviews) for part in range(parts))
+    of_parts = (joined_turns(run, part, CHECKED, limit=limit, reviews=reviews) for part in range(parts))
     turns = chain.from_iterable(progress(of_parts, "export", parts, "parts"))
     for _, group in groupby(turns, key=lambda turn: turn.session_id):
         judged = []
