@@ -23,7 +23,7 @@ from opdkit.store.digests import forget_digest
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
 from opdkit.store.reading import part_path, read_all, read_part
-from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, Table, to_arrow
+from opdkit.store.tables import METRICS, REPLIES, SCORES, TABLES, TARGETS, VALIDATIONS, Table, to_arrow
 
 Row = dict[str, Any]
 K = 3
@@ -46,12 +46,13 @@ def whole_run(run: Path) -> Path:
             out.counters.rows_in = len(verdicts)
             out.counters.drop("no signal", len(verdicts) - len(rows))
             out.rows("targets", rows)
-    train = Stage.open(TrainConfig(run=run, model=str(MODEL), shard="0/1"), "train", [METRICS], parts=1,
-                       inputs=identity, upstream=["teacher"])  # fmt: skip
+    train = Stage.open(TrainConfig(run=run, model=str(MODEL), shard="0/1"), "train", [METRICS, VALIDATIONS],
+                       parts=1, inputs=identity, upstream=["teacher"])  # fmt: skip
     with train.writing(0) as out:
         shutil.copytree(MODEL, stage_dir(run, "train") / "model")
         names = [row["turn_id"] for row in read_all(run, "targets")]
         out.rows("metrics", [_step(n + 1, names[n::4]) for n in range(4)])
+        out.rows("validations", [_validation(0, 0.75, 0.0), _validation(2, 0.25, 0.125), _validation(4, 0.125, 0.5)])
         out.counters.rows_in = out.counters.rows_out = len(names)
         out.counters.count("steps", 4)
         for value in range(-10, 11):  # tokens in the reward term, by their advantage
@@ -85,6 +86,11 @@ def _step(number: int, turns: list[str]) -> Row:
     numbers = {f.name: 0.5 for f in METRICS.schema if pa.types.is_floating(f.type)}
     counts = {f.name: 1 for f in METRICS.schema if pa.types.is_integer(f.type)}
     return numbers | counts | {"step": number, "turns": len(turns), "turn_ids": turns, "skipped": False}
+
+
+def _validation(step: int, hint_kl: float, kept_kl: float) -> Row:
+    return {"step": step, "replies": 16, "hint_kl": hint_kl, "kept_kl": kept_kl, "score": hint_kl + kept_kl,
+            "ended": 1.0, "looped": 0.0, "broke_call": 0.0, "tokens_read": 900}  # fmt: skip
 
 
 def _reply(prompt: str, model: str, sample: int) -> Row:

@@ -257,6 +257,22 @@ DAMAGE: dict[str, tuple[Damage, str, str | None, str]] = {
                                            counters=lambda c: c.count("steps", -1)), "train", "metrics", "1, 2, 3"),
     "a loss that is no number": (lambda r: recommit(r, "metrics", 0, first("loss", float("inf"))), "train", "metrics",
                                  "loss is not finite"),
+    "no validation before training": (lambda r: recommit(r, "validations", 0, lambda rows: rows.pop(0)), "train",
+                                      "validations", "first row is not step 0"),
+    "a validation twice": (lambda r: recommit(r, "validations", 0, lambda rows: rows[2].update(step=2)), "train",
+                           "validations", "steps do not increase"),
+    "a validation after the end": (lambda r: recommit(r, "validations", 0, lambda rows: rows[2].update(step=5)),
+                                   "train", "validations", "a step that the training did not take"),
+    "a negative KL": (lambda r: recommit(r, "validations", 0, first("hint_kl", -0.25)), "train", "validations",
+                      "hint_kl is negative"),
+    "a KL that is no number": (lambda r: recommit(r, "validations", 0, first("kept_kl", float("nan"))), "train",
+                               "validations", "kept_kl is not finite"),
+    "a score of other numbers": (lambda r: recommit(r, "validations", 0, first("score", 0.5)), "train", "validations",
+                                 "score is not the sum"),
+    "a share over 1": (lambda r: recommit(r, "validations", 0, first("ended", 1.5)), "train", "validations",
+                       r"ended is not in \[0, 1\]"),
+    "fewer than no replies": (lambda r: recommit(r, "validations", 0, first("replies", -1)), "train", "validations",
+                              "replies is negative"),
     "an interval upside down": (lambda r: recommit(r, "scores", 0, first("low", 5.0)), "eval", "scores", "low is more"),
     # the model
     "no model": (lambda r: shutil.rmtree(at("train", "model")(r)), "train", None, "the folder is gone"),
@@ -441,7 +457,7 @@ def test_what_recomputing_cannot_mend_is_left(run: Path) -> None:
 def test_report_counts_what_was_read(healthy: Path) -> None:
     report = examine(healthy)
     assert isinstance(report, Report)
-    assert report.files == 3 * 5 + 3
+    assert report.files == 3 * 5 + 4
 
 
 def test_what_was_removed_is_to_do(run: Path) -> None:

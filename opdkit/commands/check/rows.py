@@ -21,7 +21,7 @@ from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
 from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.skip_reasons import NO_NEXT
-from opdkit.store.tables import METRICS
+from opdkit.store.tables import METRICS, VALIDATIONS
 from opdkit.store.turn_ids import turn_id
 
 Row = dict[str, Any]  # lists of numbers are arrays, lists of lists of numbers are (widths, values)
@@ -55,6 +55,8 @@ class Known:
     weighed: bool = False  # votes count by their confidences: --weigh-votes
     vocabulary: int | None = None
     width: int | None = None  # K of the supports
+    steps: int | None = None  # optimizer steps of the training
+    validated: list[int] = field(default_factory=list)  # steps after which it was validated
     replies: set[tuple[str, str, int]] = field(default_factory=set)  # prompt, model, sample
 
     def learn(self, table: str, rows: list[Row]) -> None:
@@ -71,6 +73,10 @@ class Known:
             self.seen.targets.update(hash(row["turn_id"]) for row in rows)
             supports = (row["support_ids"][0] for row in rows if row["support_ids"] is not None)
             self.width = next((int(widths[0]) for widths in supports if len(widths)), None)
+        elif table == "metrics":
+            self.steps = len(rows)
+        elif table == "validations":
+            self.validated = [row["step"] for row in rows]
         elif table == "replies":
             self.replies = {(row["prompt_id"], row["model"], row["sample"]) for row in rows}
 
@@ -186,6 +192,11 @@ def _has_other_length(row: Row, known: Known, column: str) -> bool:
     return values is not None and len(values) != len(row["response_ids"])
 
 
+def _is_no_sum(row: Row, known: Known) -> bool:
+    parts = (row["hint_kl"] or 0.0) + (row["kept_kl"] or 0.0)
+    return math.isfinite(parts) and not math.isclose(row["score"], parts, abs_tol=_ROUNDING)
+
+
 def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
     widths, values = support
     positions = np.repeat(np.arange(len(widths)), widths)
@@ -194,7 +205,9 @@ def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
 
 _LOGPROBS = ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_logprobs")
 _SUPPORTS = ("support_ids", "support_old", "support_teacher")
-_FLOATS = tuple(field.name for field in METRICS.schema if pa.types.is_floating(field.type))
+_FLOATS, _VALIDATION_FLOATS = (
+    tuple(field.name for field in table.schema if pa.types.is_floating(field.type)) for table in (METRICS, VALIDATIONS)
+)
 
 # Table, columns, what is said after a column's name, and the check of one value that is not null.
 VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
@@ -216,6 +229,10 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
     ("metrics", ("clip_fraction",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
+    ("validations", _VALIDATION_FLOATS, "is not finite", lambda number: not math.isfinite(number)),
+    ("validations", ("hint_kl", "kept_kl"), "is negative", lambda kl: kl < -_ROUNDING),
+    ("validations", ("replies", "tokens_read"), "is negative", lambda count: count < 0),
+    ("validations", ("ended", "looped", "broke_call"), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("replies", ("model",), "is neither before nor after", lambda model: model not in ("before", "after")),
     ("replies", ("sample",), "is negative", lambda sample: sample < 0),
     ("replies", ("finish_reason",), "is neither stop nor length", lambda reason: reason not in ("stop", "length")),
@@ -273,6 +290,13 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("metrics", "turn_ids are not as many as turns", lambda row, known: len(row["turn_ids"]) != row["turns"]),
     ("metrics", "a turn that is no target", lambda row, known:
         bool(known.seen.targets) and not all(hash(name) in known.seen.targets for name in row["turn_ids"])),
+    ("validations", "the first row is not step 0, before training", lambda row, known:
+        row["row"] == 0 and row["step"] != 0),
+    ("validations", "the steps do not increase", lambda row, known:
+        row["row"] > 0 and row["step"] <= known.validated[row["row"] - 1]),
+    ("validations", "a step that the training did not take", lambda row, known:
+        known.steps is not None and row["step"] > known.steps),
+    ("validations", "score is not the sum of hint_kl and kept_kl", _is_no_sum),
     ("replies", "a reply of one model that the other model lacks", lambda row, known:
         (other := {"before": "after", "after": "before"}.get(row["model"])) is not None
         and (row["prompt_id"], other, row["sample"]) not in known.replies),
@@ -293,8 +317,8 @@ UNIQUE = {
 # Table -> the name of a row in a finding.
 NAMES = {
     "sessions": "{session_id}", "turns": "{turn_id}", "rejected": "{source}", "verdicts": "{turn_id}",
-    "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}", "replies": "{prompt_id}",
-    "scores": "{metric} {domain}",
+    "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}",
+    "validations": "step {step}", "replies": "{prompt_id}", "scores": "{metric} {domain}",
 }  # fmt: skip
 # Table -> the columns to read; a table that is not here is read whole.
 COLUMNS = {

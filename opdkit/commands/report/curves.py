@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 
 from opdkit.config.fields import JSON
-from opdkit.store.reading import part_path, read_part
+from opdkit.store.reading import is_written, part_path, read_part
 from opdkit.store.tables import METRICS
+from opdkit.train.best_state import best
 
 BARS = 20  # of the drift, at most
 POINTS = 800  # more steps than this are averaged to so many points
@@ -32,7 +33,16 @@ def training(run: Path) -> JSON | None:
         if any(mean is not None for mean in means):
             curves[field.name] = {"values": means, "meaning": field.metadata[b"meaning"].decode()}
     steps, epochs = ([chunk[-1][name] for chunk in chunks] for name in ("step", "epoch"))
-    return {"steps": len(rows), "stride": stride, "step": steps, "epoch": epochs, "curves": curves}
+    return {"steps": len(rows), "stride": stride, "step": steps, "epoch": epochs, "curves": curves,
+            "validations": validations(run)}  # fmt: skip
+
+
+def validations(run: Path) -> JSON | None:
+    """Return the validations of a finished training, and the step whose state it handed out; None without any."""
+    rows = read_part(run, "validations", 0) if is_written(run, "validations", 0) else []
+    if not rows:
+        return None
+    return {name: [row[name] for row in rows] for name in ("step", "hint_kl", "kept_kl")} | {"kept": best(rows)["step"]}
 
 
 def evaluation(run: Path) -> JSON | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checked_runs import whole_run
+from checked_runs import recommit, whole_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,6 +91,17 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     }
     assert [s["stage"] for s in summary["stages"] if s["parts"]] == there
     assert {one["stage"] for one in summary["funnel"]} == set(there)
+
+
+def test_validations_name_the_step_that_was_handed_out(run: Path, tmp_path: Path) -> None:
+    assert collect(run, 10).summary["training"]["validations"] == {
+        "step": [0, 2, 4], "hint_kl": [0.75, 0.25, 0.125], "kept_kl": [0.0, 0.125, 0.5], "kept": 2
+    }  # fmt: skip
+    other = Path(shutil.copytree(run, tmp_path / "run"))
+    recommit(other, "validations", 0, lambda rows: rows[2].update(score=0.3))
+    assert collect(other, 10).summary["training"]["validations"]["kept"] == 4
+    recommit(other, "validations", 0, list.clear)
+    assert collect(other, 10).summary["training"]["validations"] is None
 
 
 def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_path: Path) -> None:

@@ -54,6 +54,30 @@ def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, ope
     assert largest.first.inner_text().split("\t") == ["a", "1", "0.5000", "Yes."]
 
 
+def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, opened: Opening) -> None:
+    watched = opened(report)
+    watched.says("#training", "step 2, whose state was handed out")
+    chart = watched.page.locator("#training .chart").first
+    chart.scroll_into_view_if_needed()
+    assert chart.locator(".u-legend .u-label").all_inner_texts() == ["step", "hint_kl", "kept_kl"]
+    # Share of the rows of the canvas with the text's colour near each step: the dashed line is at step 2 alone.
+    dark = watched.page.evaluate("""() => {
+        const {plot} = drawn.find((one) => one.place.closest("#training")), {left, top, width, height} = plot.bbox;
+        const {data} = plot.ctx.getImageData(left, top, width, height);
+        const isDark = (x, y) => data[4 * (y * width + x)] === 20 && data[4 * (y * width + x) + 3] === 255;
+        const xs = [0, 2, 4].map((step) => Math.round(plot.valToPos(step, "x", true) - left));
+        return xs.map((x) => Array.from({length: height}, (_, y) => y).filter((y) =>
+            [x - 2, x - 1, x, x + 1].some((near) => near >= 0 && near < width && isDark(near, y))).length / height);
+    }""")
+    assert dark[1] > 0.3 > 0.1 > max(dark[0], dark[2])
+    watched.page.locator("#training").get_by_text("As a table").first.click()
+    watched.says("#training .scroll", "handed out")
+    rows = watched.page.locator("#training .scroll").first.locator("tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in rows] == [
+        ["0", "0.75", "0", ""], ["2", "0.25", "0.125", "handed out"], ["4", "0.125", "0.5", ""]
+    ]  # fmt: skip
+
+
 def test_search_filters_and_order(report: Path, run: Path, opened: Opening) -> None:
     watched = opened(report)
     verdicts = {v["turn_id"]: v for v in read_all(run, "verdicts")}

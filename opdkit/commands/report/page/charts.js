@@ -75,34 +75,56 @@ const short = (x) =>
         ? x.toExponential(0)
         : x.toLocaleString("en-US", {maximumFractionDigits: 4});
 
-function lineChart(title, meaning, xLabel, xs, ys) {
+// Lines, [name, ys] each. `mark`: an x with a dashed line, and what it is.
+function lineChart(title, meaning, xLabel, xs, lines, [mark, markName] = []) {
+  const inks = ["more", "less"];
   return chart(
     title,
     meaning,
     () => ({
-      data: [xs, ys],
+      data: [xs, ...lines.map(([, ys]) => ys)],
       plot: {
         scales: {x: {time: false}},
         axes: axes(xLabel, ""),
         cursor: {drag: {x: true, y: false}},
         series: [
           {label: xLabel},
-          {
-            label: title,
-            stroke: colour("more"),
+          ...lines.map(([name], n) => ({
+            label: name,
+            stroke: colour(inks[n]),
             width: 2,
             points: {show: xs.length < 60, size: 5},
-            value: (plot, y) => (y === null ? MISSING : String(+y.toPrecision(5))),
-          },
+            value: (plot, y) => precise(y),
+          })),
         ],
+        hooks: mark === undefined ? {} : {draw: [(plot) => verticalLine(plot, mark)]},
       },
     }),
     {
-      head: [{number: xLabel}, {number: title}],
+      head: [{number: xLabel}, ...lines.map(([name]) => ({number: name})), ...(markName ? [""] : [])],
       body: () =>
-        xs.map((x, n) => [{number: count(x)}, {number: ys[n] === null ? MISSING : String(+ys[n].toPrecision(5))}]),
+        xs.map((x, n) => [
+          {number: count(x)},
+          ...lines.map(([, ys]) => ({number: precise(ys[n])})),
+          ...(markName ? [x === mark ? markName : ""] : []),
+        ]),
     },
   );
+}
+
+const precise = (y) => (y === null || y === undefined ? MISSING : String(+y.toPrecision(5)));
+
+function verticalLine(plot, x) {
+  const at = plot.valToPos(x, "x", true),
+    {top, height} = plot.bbox;
+  plot.ctx.save();
+  plot.ctx.strokeStyle = colour("text");
+  plot.ctx.setLineDash([6, 4]);
+  plot.ctx.beginPath();
+  plot.ctx.moveTo(at, top);
+  plot.ctx.lineTo(at, top + height);
+  plot.ctx.stroke();
+  plot.ctx.restore();
 }
 
 // Bars of one width, [start, count] each; those that start below zero are drawn as less. `steep`: heights by asinh.

@@ -32,14 +32,37 @@ function showTraining(training) {
       training.curves[name].meaning,
       "step",
       training.step,
-      training.curves[name].values,
+      [[name.replaceAll("_", " "), training.curves[name].values]],
     );
+  showValidations(training.validations);
   fill("training", el("div", {class: "cards"}, first.map(curve)));
   const others = lazily("The other curves", () =>
     el("div", {class: "cards"}, names.filter((name) => !first.includes(name)).map(curve)),
   );
   others.addEventListener("toggle", redrawCharts);
   fill("training", others);
+}
+
+function showValidations(found) {
+  if (!found) return;
+  const names = ["hint_kl", "kept_kl"].filter((name) => found[name].some((kl) => kl !== null));
+  fill(
+    "training",
+    el(
+      "div",
+      {class: "cards lines"},
+      lineChart(
+        "Distance of the model's own replies",
+        "In nats per token, on prompts kept out of training: hint_kl falls as the replies become those of the teacher " +
+          "that reads the hint, kept_kl rises as they move away from those before training where nobody complained; " +
+          `the dashed line is step ${count(found.kept)}, whose state was handed out.`,
+        "step",
+        found.step,
+        names.map((name) => [name, found[name]]),
+        [found.kept, "handed out"],
+      ),
+    ),
+  );
 }
 
 function showEvaluation(found) {
