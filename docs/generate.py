@@ -51,6 +51,8 @@ def tables() -> str:
     ]
     for table in sorted((*TABLES.values(), *APPENDED.values()), key=_place):
         parts.append(f"## {table.stage}/{table.name} (version {table.version})\n")
+        if table.option:
+            parts.append(f"Written only with `{table.option}`.\n")
         rows = [
             f"| `{f.name}` | {_arrow(f.type)}{' or null' if f.nullable else ''} | {f.metadata[b'meaning'].decode()} |"
             for f in table.schema

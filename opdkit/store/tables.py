@@ -24,12 +24,13 @@ _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Table:
-    """Table of a stage, with its version and columns."""
+    """Table of a stage, with its version, its columns, and the option without which it is not written."""
 
     stage: str
     name: str
     version: int
     schema: pa.Schema
+    option: str | None = None
 
 
 def _fields(columns: Mapping[str, Sequence[str]]) -> list[pa.Field]:
@@ -50,8 +51,14 @@ def _arrow_type(kind: str) -> pa.DataType:
 def _tables(stage: str) -> list[Table]:
     """Return the tables of a stage, the primary one first."""
     return [
-        Table(stage, name, columns["version"], pa.schema(_fields({c: columns[c] for c in columns if c != "version"})))
-        for name, columns in _DECLARED[stage].items()
+        Table(
+            stage,
+            name,
+            declared["version"],
+            pa.schema(_fields({key: value for key, value in declared.items() if isinstance(value, list)})),
+            declared.get("option"),
+        )
+        for name, declared in _DECLARED[stage].items()
     ]
 
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from opdkit.config.commands import COMMANDS
+from opdkit.config.fields import fields_of
 from opdkit.errors import OpdkitError
-from opdkit.store.tables import APPENDED, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, to_arrow
+from opdkit.store.tables import APPENDED, PRIMARY, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, to_arrow
 
 MESSAGE = {"role": "user", "content": "hi", "reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
 SESSION = {"session_id": "a:1", "source": "a", "line": 1, "format": "openai", "model": None, "messages": [MESSAGE],
@@ -30,6 +32,14 @@ def test_every_column_says_what_it_means():
         assert table.version >= 1
         for field in fields(table.schema):
             assert field.metadata[b"meaning"], f"{table.name}.{field.name}"
+
+
+def test_an_optional_table_names_an_option_of_its_stage():
+    optional = [table for table in TABLES.values() if table.option]
+    assert optional
+    for table in optional:
+        assert table.option in {field.flag for field in fields_of(COMMANDS[table.stage].config)}
+        assert table is not PRIMARY[table.stage]
 
 
 @pytest.mark.parametrize(("change", "named"), [

@@ -27,7 +27,7 @@ from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review, append
-from opdkit.store.tables import VERDICTS
+from opdkit.store.tables import TABLES, VERDICTS
 from opdkit.teacher import hint_checks
 from opdkit.teacher import stage as teacher
 from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_JUDGED, NOT_NEEDED, WORSE, judge_of, status_of
@@ -146,6 +146,13 @@ def test_hints_that_help_stay_and_so_does_every_number(tmp_path, run, config, ju
     assert {row["status"] for row in rows} == {KEPT}
     assert all(row["with_hint"] > row["without_hint"] and row["reply"] for row in rows)
     assert summary.counters.labels("hints checked") == {KEPT: 6}
+
+
+def test_without_the_option_there_is_no_table(run, config):
+    assert TABLES["hint_checks"].option == "--check-hints"
+    teacher.run(config(run))
+    with pytest.raises(OpdkitError, match="--check-hints"):
+        checks(run)
 
 
 def test_a_hint_that_cannot_be_judged_stays_and_is_counted(tmp_path, run, config, judge):
