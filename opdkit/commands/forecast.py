@@ -99,7 +99,7 @@ def predict(config: ForecastConfig) -> JSON:
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
     rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
     testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
-    judge = test_judge(scorer.student.chat, ask, drawn, [turn for turn in turns if turn.turn_id in verdicts])
+    judge = measure_judge(scorer.student.chat, ask, drawn, [turn for turn in turns if turn.turn_id in verdicts])
     helping = [row for row in rows if row["status"] == hint_checks.KEPT]
     gain, low, high = expect(rows, judge, count * len(helping) / len(rows))
     is_blind = skill_of(judge) < LEAST_SKILL or sum(row["with_hint"] is None for row in rows) > len(rows) / 2
@@ -148,8 +148,8 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     return learned * mean, max(-1.0, least * mean - half), min(1.0, most * mean + half)
 
 
-def test_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:
-    """Return what the judge says of replies of the log to the prompts of `drawn`; `turns` are all judged ones."""
+def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:
+    """Return how often the judge is right about replies of the log to `drawn`; `turns` are all judged ones."""
     following, texts = {a.turn_id: b for a, b in pairwise(turns)}, DEFAULTS["criterion"]
     judge: Judge = {}
     for name, reward in (("follow", 1), ("do not follow", -1)):

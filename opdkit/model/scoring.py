@@ -8,7 +8,7 @@ over the whole vocabulary at temperature 1, in float32.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
@@ -131,16 +131,6 @@ def response_logits(model: nn.Module, sequences: Sequence[PromptResponse]) -> tu
     """
     logits_NV = PaddedBatch(model, sequences, keep_hidden=False)(slice(None))
     return logits_NV.float(), [len(s.response_ids) for s in sequences]
-
-
-def response_logits_by_rows(model: nn.Module, sequences: Sequence[PromptResponse]) -> Iterator[Tensor]:
-    """Yield the rows of `response_logits`, at most `rows_at_once` at a time, to bound memory for long replies.
-
-    The layers below the output layer run once.
-    """
-    batch, step = PaddedBatch(model, sequences), rows_at_once(model)
-    for start in range(0, sum(len(s.response_ids) for s in sequences), step):
-        yield batch(slice(start, start + step)).float()
 
 
 def rows_at_once(*models: nn.Module) -> int:

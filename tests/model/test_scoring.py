@@ -12,7 +12,6 @@ from opdkit.model.scoring import (
     logprobs_of,
     most_likely,
     response_logits,
-    response_logits_by_rows,
     score,
     token_logprobs,
 )
@@ -193,7 +192,7 @@ def test_the_model_is_left_as_it_was(tiny):
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
-def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
+def test_logits_of_a_few_rows_at_a_time_come_from_one_pass(family, monkeypatch):
     """Wasted tokens: however long the replies, logits of a few rows are in memory at once."""
     model, given = build(family), sequences(3)
     whole, lengths = response_logits(model, given)
@@ -203,11 +202,12 @@ def test_rows_by_rows_are_the_same_logits_from_one_pass(family, monkeypatch):
         model.get_decoder().layers[0].register_forward_hook(lambda *_: bodies.append(1)),
     ]
     monkeypatch.setattr("opdkit.model.scoring._LOGITS", 4 * model.config.vocab_size + 1)
-    parts = list(response_logits_by_rows(model, given))
+    logprobs = torch.cat(score(model, given, batch_tokens=10**6))
     for handle in handles:
         handle.remove()
-    torch.testing.assert_close(torch.cat(parts), whole, atol=1e-5, rtol=1e-5)
-    assert parts[0].dtype == torch.float32
+    expected = token_logprobs(whole, torch.tensor([t for s in given for t in s.response_ids]))
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+    assert logprobs.dtype == torch.float32
     assert sum(lengths) > 4 == max(heads)
     assert len(bodies) == 1
 
