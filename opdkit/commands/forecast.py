@@ -30,10 +30,13 @@ from opdkit.console import counted, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import resample_sums
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
+from opdkit.judge.prompts import turn_text
+from opdkit.judge.stage import JUDGES, TurnToJudge
 from opdkit.judge.votes import Ask
 from opdkit.store.counters import Counters
 from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
+from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, summary_of
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.stable_hash import stable_hash
@@ -92,6 +95,7 @@ def predict(config: ForecastConfig) -> JSON:
     if not hinted:
         raise OpdkitError(f"{config.run} has no turn with a hint among {counted(len(verdicts), 'judged turn')}: only "
                           "rewards could train it, and what they bring cannot be foreseen")  # fmt: skip
+    asked = [turn for turn in turns if turn.turn_id in verdicts]
     scale = sum(turn.turn["trainable"] for turn in turns) / len(verdicts)  # after `judge --limit` there are more
     drawn = sorted(hinted, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
     sessions = [(turn.session, [(turn.turn, verdicts[turn.turn_id] | {"hint_status": "ok"})]) for turn in drawn]
@@ -99,7 +103,7 @@ def predict(config: ForecastConfig) -> JSON:
     ask, begin = hint_checks.open_judge(teacher, scorer), time.monotonic()
     rows = hint_checks.check_hints(teacher, scorer, ask, sessions)
     testing, count = (time.monotonic() - begin) / len(drawn), len(hinted) * scale
-    judge = measure_judge(scorer.student.chat, ask, drawn, [turn for turn in turns if turn.turn_id in verdicts])
+    judge = measure_judge(scorer.student.chat, ask, drawn, asked)
     helping = [row for row in rows if row["status"] == hint_checks.KEPT]
     gain, low, high = expect(rows, judge, count * len(helping) / len(rows))
     is_blind = skill_of(judge) < LEAST_SKILL or sum(row["with_hint"] is None for row in rows) > len(rows) / 2
@@ -119,7 +123,7 @@ def predict(config: ForecastConfig) -> JSON:
         **{name: float(np.mean([row[name] for row in helping])) if helping else None
            for name in ("with_hint", "without_hint")},
         "agreement": float(np.mean(agreements)) if agreements else None,
-        "tokens": {"scoring": scoring, "training": training},
+        "tokens": count_judging(config, scorer.student.chat, asked, scale) | {"scoring": scoring, "training": training},
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
                     "testing the hints": testing * count, "scoring": scoring / speed,
                     "training": TRAINING_PASSES * training / speed},
@@ -164,3 +168,25 @@ def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequ
         said = [one.is_met for _, one in judge_replies(ask, replies, texts) if one.is_met is not None]
         judge[name] = (said.count(reward == 1), len(said))
     return judge
+
+
+def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn], scale: float) -> dict[str, int]:
+    """Return {"judging": tokens that the votes on `turns`, times `scale`, took}, as `chat` counts them.
+
+    It reads a draw of the turns. A server reads a turn again for each vote, a local judge once, rules none. A rollout
+    asked about other replies: {}.
+    """
+    drawn = sorted(turns, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
+    plan, total = manifest(config.run, "judge")["plan"], 0
+    if not (judge := plan["config"].get("judge")):
+        return {}
+    texts = plan["inputs"].get("wording", {}).get("judge", DEFAULTS["judge"])
+    for turn in drawn if judge in JUDGES else ():
+        votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
+        common = texts["system"] + turn_text(*TurnToJudge(turn, None).place, plan["config"]["max_section_chars"])
+        if judge == "endpoint":
+            said = [common + texts[name] + answer for name in votes for answer in votes[name]]
+        else:
+            said = [common, *(texts[name] + "".join(votes[name]) for name in votes if votes[name])]
+        total += sum(len(chat.tokenizer.encode(text, add_special_tokens=False)) for text in said)
+    return {"judging": round(total / len(drawn) * len(turns) * scale)}

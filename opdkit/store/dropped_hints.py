@@ -1,38 +1,27 @@
 """Hints that `opdkit teacher --check-hints` dropped: the teacher stage, exports and rollouts leave them out."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from opdkit.config.fields import JSON
 from opdkit.store.plans import find_outdated_upstream, manifest
-from opdkit.store.reading import has_stage, read_part
-from opdkit.store.tables import HINT_CHECKS
+from opdkit.store.reading import has_stage
 
 DROPPED = NO_BETTER, WORSE = "no better than without", "worse than without"
 
 
 def has_hint_checks(run: Path) -> bool:
     """Return True if the teacher stage tests the hints of the verdicts that are there now."""
-    if not has_stage(run, "teacher") or HINT_CHECKS.name not in manifest(run, "teacher")["plan"]["schemas"]:
+    if not has_stage(run, "teacher") or "hint_checks" not in manifest(run, "teacher")["plan"]["schemas"]:
         return False
     return find_outdated_upstream(run, "teacher") is None
 
 
-def read_hint_checks(run: Path, part: int) -> dict[str, list[JSON]]:
-    """Return turn_id -> its rows of `hint_checks`; {} where hints are not tested.
-
-    Raises OpdkitError where they are, but not in this part yet.
-    """
-    return by_turn(read_part(run, HINT_CHECKS.name, part) if has_hint_checks(run) else ())
-
-
 def by_turn(rows: Iterable[JSON]) -> dict[str, list[JSON]]:
     """Return turn_id -> its rows of `hint_checks`, in their order."""
-    checks = defaultdict[str, list[JSON]](list)
-    for row in rows:
-        checks[row["turn_id"]].append(row)
-    return checks
+    return {turn_id: list(of_turn) for turn_id, of_turn in groupby(rows, key=itemgetter("turn_id"))}
 
 
 def without_dropped(verdict: JSON, checks: Sequence[JSON]) -> JSON:

@@ -55,8 +55,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
             arrow = arrow.select(list(dict.fromkeys(column.partition(".")[0] for column in columns)))
     except FileNotFoundError:
         if has_stage(run, spec.stage) and table not in manifest(run, spec.stage)["plan"]["schemas"]:
-            asked = f"without {spec.option}" if spec.option else "by another version of opdkit"
-            raise OpdkitError(f"{run} has no table {table}: its {spec.stage} stage was written {asked}") from None
+            raise OpdkitError(f"{run} has no table {table}: {spec.option or 'a later opdkit'} writes it") from None
         raise _missing(run, spec.stage, path) from None
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise OpdkitError(

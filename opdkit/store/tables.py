@@ -19,6 +19,7 @@ _TYPES = {
     "bool": pa.bool_(), "text": pa.string(), "int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(),
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(),
 }  # fmt: skip
+_FACTS = ("version", "option")  # of a table, beside its columns
 _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
@@ -51,14 +52,8 @@ def _arrow_type(kind: str) -> pa.DataType:
 def _tables(stage: str) -> list[Table]:
     """Return the tables of a stage, the primary one first."""
     return [
-        Table(
-            stage,
-            name,
-            declared["version"],
-            pa.schema(_fields({key: value for key, value in declared.items() if isinstance(value, list)})),
-            declared.get("option"),
-        )
-        for name, declared in _DECLARED[stage].items()
+        Table(stage, name, t["version"], pa.schema(_fields({c: t[c] for c in t if c not in _FACTS})), t.get("option"))
+        for name, t in _DECLARED[stage].items()
     ]
 
 

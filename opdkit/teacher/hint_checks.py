@@ -129,12 +129,10 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
         judged = [[None if text is None else next(verdicts)[1].is_met for text in column] for column in columns]
         pairs = list(zip(*judged, strict=True))
         both = [pair for pair in pairs if None not in pair]
-        shares: list[float | None] = [sum(map(bool, side)) / len(both) for side in zip(*both, strict=True)] or [
-            None
-        ] * 2
+        shares = (sum(map(bool, side)) / len(both) for side in zip(*both, strict=True))
         status = f"{NOT_TESTED}: {turn.reason}" if turn.reason else status_of(pairs)
         rows.append({"turn_id": turn.turn_id, "hint": hint, "samples": len(pairs), "judged": len(both),
-                     "with_hint": shares[0], "without_hint": shares[1], "status": status,
+                     "with_hint": next(shares, None), "without_hint": next(shares, None), "status": status,
                      "reply": next(iter(columns[0]), None)})  # fmt: skip
     return rows
 
@@ -147,10 +145,8 @@ def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
 def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:
     """Return the sessions without the hints that the rows of `hint_checks` drop."""
     checks = by_turn(rows)
-    return [
-        (session, [(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in judged])
-        for session, judged in sessions
-    ]
+    return [(session, [(turn, without_dropped(verdict, checks.get(turn["turn_id"], ()))) for turn, verdict in judged])
+            for session, judged in sessions]  # fmt: skip
 
 
 def describe_dropped(rows: Sequence[Row]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from http_server import completion, serving
 from judged_runs import message, one_part, session, turn, verdict, write_run
 from typer.testing import CliRunner
 
@@ -13,8 +14,11 @@ from opdkit.api import Run
 from opdkit.cli import app
 from opdkit.commands.forecast import HALF_LEARNED, SPREAD, expect, predict, skill_of
 from opdkit.config.forecast import ForecastConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
+from opdkit.judge import stage as judging
 from opdkit.judge.votes import Answer
+from opdkit.store.reviews import Review, append
 from opdkit.teacher import hint_checks
 from opdkit.teacher.hint_checks import KEPT, NO_BETTER, NOT_NEEDED
 
@@ -161,6 +165,45 @@ def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
     assert found["tokens"]["training"] < found["tokens"]["scoring"] < 3 * found["tokens"]["training"]
     assert all(math.isfinite(s) and s >= 0 for s in found["seconds"].values())
     assert set(found["seconds"]) == {"judging", "testing the hints", "scoring", "training"}
+
+
+def test_the_tokens_of_a_server_are_those_of_its_requests(run, config, judge, tiny_tokenizer, monkeypatch):
+    """The turns that are drawn stand for the others."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    answer = rf"[HINT_START]{HINT}[HINT_END] \boxed{{1}}"
+    with serving(lambda body, number: completion(answer)) as server:
+        judging.run(JudgeConfig(run=run, judge="endpoint", judge_model="any", judge_url=server.url, votes=2,
+                                overwrite=True))  # fmt: skip
+    requests = [body for body in server.requests if body["messages"][-1]["content"].startswith("##")]
+    assert len(requests) == 16 * 2 * 2
+    judge(lambda text, hinted: yes_if(hinted))
+    said = [m["content"] for body in requests for m in body["messages"]] + [answer] * len(requests)
+    written = sum(len(tiny_tokenizer.encode(text, add_special_tokens=False)) for text in said)
+    assert predict(config(hints=16))["tokens"]["judging"] == pytest.approx(written, rel=0.01)
+    assert predict(config(hints=8))["tokens"]["judging"] == pytest.approx(written, rel=0.1)
+
+
+def test_the_tokens_of_a_local_judge_are_those_of_its_dry_run(run, config, judge, tiny_model_dir, capsys):
+    """Turns and questions are read once, whatever the number of votes; the votes are those of the table."""
+    options = {"judge": "local", "judge_model": str(tiny_model_dir), "device": "cpu", "votes": 3, "max_new_tokens": 5}
+    judging.run(JudgeConfig(run=run, **options, overwrite=True, dry_run=True))
+    facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    judging.run(JudgeConfig(run=run, **options, overwrite=True))
+    append(run, [Review("s0:1", hint_decided=True, hint=HINT)])  # random weights give no hint
+    judge(lambda text, hinted: yes_if(hinted))
+    found = predict(config(hints=50))["tokens"]["judging"]
+    written = 16 * 2 * 3 * 5
+    assert found == pytest.approx(int(facts["tokens to read"].replace(",", "")) + written, rel=0.1)
+
+
+def test_rules_read_no_tokens_and_what_a_rollout_asked_is_not_known(run, config, judge):
+    judge(lambda text, hinted: yes_if(hinted))
+    assert predict(config())["tokens"]["judging"] == 0
+    path = run / "judge/manifest.json"
+    document = json.loads(path.read_text())
+    del document["plan"]["config"]["judge"]
+    path.write_text(json.dumps(document))
+    assert set(predict(config())["tokens"]) == {"scoring", "training"}
 
 
 def test_nothing_is_foreseen_without_hints(tmp_path, tiny_model_dir):

@@ -7,7 +7,7 @@ keys. Only the columns that are checked are read, one part at a time; lists of n
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -56,7 +56,6 @@ class Known:
     vocabulary: int | None = None
     width: int | None = None  # K of the supports
     steps: int | None = None  # optimizer steps of the training
-    validated: list[int] = field(default_factory=list)  # steps after which it was validated
     replies: set[tuple[str, str, int]] = field(default_factory=set)  # prompt, model, sample
 
     def learn(self, table: str, rows: list[Row]) -> None:
@@ -75,8 +74,6 @@ class Known:
             self.width = next((int(widths[0]) for widths in supports if len(widths)), None)
         elif table == "metrics":
             self.steps = len(rows)
-        elif table == "validations":
-            self.validated = [row["step"] for row in rows]
         elif table == "replies":
             self.replies = {(row["prompt_id"], row["model"], row["sample"]) for row in rows}
 
@@ -95,7 +92,7 @@ def check_rows(table: str, arrow: pa.Table, known: Known) -> Iterator[tuple[str,
     first: dict[str, tuple[int | None, str]] = {}  # kind of error -> the first row that has it
     counts: Counter[str] = Counter()
     for n, row in enumerate(rows):
-        row["row"] = n
+        row["row"], row["row before"] = n, rows[n - 1] if n else None
         texts = [f"{c} {text}" for c, text, is_wrong in values if row[c] is not None and is_wrong(row[c])]
         texts += [text for text, is_wrong in row_checks if is_wrong(row, known)]
         if unique_columns:
@@ -192,11 +189,6 @@ def _has_other_length(row: Row, known: Known, column: str) -> bool:
     return values is not None and len(values) != len(row["response_ids"])
 
 
-def _is_no_sum(row: Row, known: Known) -> bool:
-    parts = (row["hint_kl"] or 0.0) + (row["kept_kl"] or 0.0)
-    return math.isfinite(parts) and not math.isclose(row["score"], parts, abs_tol=_ROUNDING)
-
-
 def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
     widths, values = support
     positions = np.repeat(np.arange(len(widths)), widths)
@@ -205,12 +197,10 @@ def _has_mass_over_1(support: tuple[NDArray[Any], NDArray[Any]]) -> bool:
 
 _LOGPROBS = ("old_logprobs", "teacher_logprobs", "unhinted_logprobs", "behavior_logprobs")
 _SUPPORTS = ("support_ids", "support_old", "support_teacher")
-_FLOATS, _VALIDATION_FLOATS = (
-    tuple(field.name for field in table.schema if pa.types.is_floating(field.type)) for table in (METRICS, VALIDATIONS)
-)
+_FLOATS, _SCORES = ([f.name for f in t.schema if pa.types.is_floating(f.type)] for t in (METRICS, VALIDATIONS))
 
 # Table, columns, what is said after a column's name, and the check of one value that is not null.
-VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
+VALUES: list[tuple[str, Sequence[str], str, Callable[[Any], bool]]] = [
     ("sessions", ("line",), "is less than 1", lambda line: line < 1),
     ("sessions", ("metadata",), "is not JSON", _is_no_json),
     ("turns", ("kind",), "is neither main nor side", lambda kind: kind not in ("main", "side")),
@@ -229,9 +219,8 @@ VALUES: list[tuple[str, tuple[str, ...], str, Callable[[Any], bool]]] = [
     ("metrics", _FLOATS, "is not finite", lambda number: not math.isfinite(number)),
     ("metrics", ("clip_fraction",), "is not in [0, 1]", lambda share: not 0 <= share <= 1 + _ROUNDING),
     ("metrics", ("learning_rate", "seconds", "tokens_read"), "is negative", lambda number: number < 0),
-    ("validations", _VALIDATION_FLOATS, "is not finite", lambda number: not math.isfinite(number)),
-    ("validations", ("hint_kl", "kept_kl"), "is negative", lambda kl: kl < -_ROUNDING),
-    ("validations", ("replies", "tokens_read"), "is negative", lambda count: count < 0),
+    ("validations", _SCORES, "is not finite", lambda number: not math.isfinite(number)),
+    ("validations", ("hint_kl", "kept_kl", "replies", "tokens_read"), "is negative", lambda n: n < -_ROUNDING),
     ("validations", ("ended", "looped", "broke_call"), "is not in [0, 1]", lambda share: not 0 <= share <= 1),
     ("replies", ("model",), "is neither before nor after", lambda model: model not in ("before", "after")),
     ("replies", ("sample",), "is negative", lambda sample: sample < 0),
@@ -293,10 +282,11 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
     ("validations", "the first row is not step 0, before training", lambda row, known:
         row["row"] == 0 and row["step"] != 0),
     ("validations", "the steps do not increase", lambda row, known:
-        row["row"] > 0 and row["step"] <= known.validated[row["row"] - 1]),
+        row["row before"] is not None and row["step"] <= row["row before"]["step"]),
     ("validations", "a step that the training did not take", lambda row, known:
         known.steps is not None and row["step"] > known.steps),
-    ("validations", "score is not the sum of hint_kl and kept_kl", _is_no_sum),
+    ("validations", "score is not the sum of hint_kl and kept_kl", lambda row, known:
+        not math.isclose(row["score"], (row["hint_kl"] or 0.0) + (row["kept_kl"] or 0.0), abs_tol=_ROUNDING)),
     ("replies", "a reply of one model that the other model lacks", lambda row, known:
         (other := {"before": "after", "after": "before"}.get(row["model"])) is not None
         and (row["prompt_id"], other, row["sample"]) not in known.replies),

@@ -16,7 +16,7 @@ _NO_CURVES = ("turn_ids", "step", "epoch")
 
 
 def training(run: Path) -> JSON | None:
-    """Return the metrics of each optimizer step, column by column; None if no training has finished."""
+    """Return the metrics of each step and the validations, column by column; None if no training has finished."""
     if not part_path(run, "metrics", 0).exists():
         return None
     rows = read_part(run, "metrics", 0)
@@ -32,17 +32,12 @@ def training(run: Path) -> JSON | None:
             means.append(sum(values) / len(values) if values else None)
         if any(mean is not None for mean in means):
             curves[field.name] = {"values": means, "meaning": field.metadata[b"meaning"].decode()}
+    measured = read_part(run, "validations", 0) if is_written(run, "validations", 0) else []
+    validations: JSON = {name: [row[name] for row in measured] for name in ("step", "hint_kl", "kept_kl")}
+    validations |= {"kept": best(measured)["step"]} if measured else {}  # the step whose state was handed out
     steps, epochs = ([chunk[-1][name] for chunk in chunks] for name in ("step", "epoch"))
     return {"steps": len(rows), "stride": stride, "step": steps, "epoch": epochs, "curves": curves,
-            "validations": validations(run)}  # fmt: skip
-
-
-def validations(run: Path) -> JSON | None:
-    """Return the validations of a finished training, and the step whose state it handed out; None without any."""
-    rows = read_part(run, "validations", 0) if is_written(run, "validations", 0) else []
-    if not rows:
-        return None
-    return {name: [row[name] for row in rows] for name in ("step", "hint_kl", "kept_kl")} | {"kept": best(rows)["step"]}
+            "validations": validations}  # fmt: skip
 
 
 def evaluation(run: Path) -> JSON | None:

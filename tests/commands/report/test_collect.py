@@ -101,7 +101,7 @@ def test_validations_name_the_step_that_was_handed_out(run: Path, tmp_path: Path
     recommit(other, "validations", 0, lambda rows: rows[2].update(score=0.3))
     assert collect(other, 10).summary["training"]["validations"]["kept"] == 4
     recommit(other, "validations", 0, list.clear)
-    assert collect(other, 10).summary["training"]["validations"] is None
+    assert collect(other, 10).summary["training"]["validations"]["step"] == []
 
 
 def test_an_evaluation_of_what_is_no_longer_there_is_left_out(run: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ function showTraining(training) {
 }
 
 function showValidations(found) {
-  if (!found) return;
+  if (!found.step.length) return;
   const names = ["hint_kl", "kept_kl"].filter((name) => found[name].some((kl) => kl !== null));
   fill(
     "training",
