@@ -179,7 +179,7 @@ def test_the_tokens_of_a_server_are_those_of_its_requests(run, config, judge, ti
     judge(lambda text, hinted: yes_if(hinted))
     said = [m["content"] for body in requests for m in body["messages"]] + [answer] * len(requests)
     written = sum(len(tiny_tokenizer.encode(text, add_special_tokens=False)) for text in said)
-    assert predict(config(hints=16))["tokens"]["judging"] == pytest.approx(written, rel=0.01)
+    assert predict(config(hints=16))["tokens"]["judging"] == pytest.approx(written, rel=0.03)  # but for headings
     assert predict(config(hints=8))["tokens"]["judging"] == pytest.approx(written, rel=0.1)
 
 
