@@ -412,13 +412,13 @@ def test_what_is_damaged_is_computed_again_and_nothing_else(run: Path, capsys: p
     said = capsys.readouterr().err
     assert f"opdkit judge {run}" in said
     assert f"opdkit teacher {run} --model" in said
-    gone = [("verdicts", 1), ("targets", 1), ("metrics", 0), ("replies", 0), ("scores", 0)]
+    gone = [("verdicts", 1), ("targets", 1), ("metrics", 0), ("validations", 0), ("replies", 0), ("scores", 0)]
     assert not any(part_path(run, table, part).exists() for table, part in gone)
     assert (stage_dir(run, "train") / "model" / "model.safetensors").exists(), "a model is never removed"
     config = JudgeConfig(run=run, judge="rules", shard="0/1")
     assert judge.run(config).parts_done == 3
     assert rows_of(run) == before
-    kept = {p: t for p, t in untouched.items() if p.parent.name not in ("replies", "scores")}
+    kept = {p: t for p, t in untouched.items() if p.parent.name not in ("validations", "replies", "scores")}
     assert {p: p.stat().st_mtime_ns for p in kept} == kept, "the other parts are those that were there"
     assert examine(run).findings == []
     assert examine(run).parts["teacher"] == (2, 3)
