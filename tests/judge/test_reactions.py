@@ -138,3 +138,14 @@ def test_a_hint_has_the_users_words() -> None:
     judged = judge_reaction(said, "How do I sort a list?", "Here is JavaScript: list.sort()")
     assert judged.reward == -1
     assert "plain Python and nothing else" in (judged.hint or "")
+
+
+def test_news_that_only_sounds_like_an_objection_is_none() -> None:
+    """Whether something is a correction is decided without it; what the user wrote alone would decide otherwise."""
+    answer = judge_reaction("No problem, use that from now on.", "Any address will do.", "Which address shall I use?")
+    assert (answer.reward, answer.hint) == (0, None)
+    correction = judge_reaction(
+        "No errors, just the table please.", "Show the totals.", "Here are the totals: 1, 2, 3."
+    )
+    assert correction.reward == -1
+    assert "just the table" in (correction.hint or "")
