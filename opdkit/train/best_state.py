@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
-BROKEN = 1.0  # nats per token by which a score is over that before training: nothing good comes after it
+BROKEN = 0.5  # nats per token by which a score is over that before training: nothing good comes after it
 MOVED = 0.2  # nats per token that replies nobody complained of may move where no hint says what to learn
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 _NAMED = 8  # turns that an error names

@@ -53,8 +53,7 @@ def objective_at(objective: Objective, config: TrainConfig, step: int, steps: in
 
 def position_at(config: TrainConfig, step: int, steps: int) -> Position:
     """Return the position of a step (from 1) of `steps`: a linear rise, then constant or half a cosine to 0."""
-    default = LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE
-    peak = default if config.learning_rate is None else config.learning_rate
+    peak = first_rate(config) if config.learning_rate is None else config.learning_rate
     if step <= config.warmup_steps:
         share = step / config.warmup_steps
     elif config.schedule == "constant":
@@ -63,3 +62,8 @@ def position_at(config: TrainConfig, step: int, steps: int) -> Position:
         progress = (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps)
         share = 0.5 * (1 + math.cos(math.pi * progress))
     return Position(step, peak * share, share)
+
+
+def first_rate(config: TrainConfig) -> float:
+    """Return the learning rate at which the search for one begins."""
+    return LORA_LEARNING_RATE if config.lora_rank else FULL_LEARNING_RATE

@@ -35,7 +35,7 @@ from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
-from opdkit.train.trust_region import TrustRegion
+from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
@@ -88,9 +88,9 @@ def run(config: TrainConfig) -> Summary:
         state = checkpoints.read_newest(folder)
         rows: list[JSON] = state["rows"] if state else []
         validations: list[JSON] = state["validations"] if state else []
-        trust = TrustRegion(
-            config.step_limit, seeking=config.learning_rate is None, factor=state["factor"] if state else 1.0
-        )
+        trust = make_trust_region(config)
+        if state:
+            trust.factor = state["factor"]
         validation = None
         if data.validation and config.sharding == "none":
             validation = open_validation(data.validation, chat, config, accelerator)

@@ -24,7 +24,7 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.losses import divergence
-from opdkit.train.schedule import Position
+from opdkit.train.schedule import Position, first_rate
 from opdkit.train.sharding import release_weights
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Turn
@@ -38,11 +38,14 @@ _MOST = 100.0  # largest change of a rate from one try to the next
 
 @dataclass
 class TrustRegion:
-    """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it."""
+    """Limit of a step, and the factor by which the learning rates of the schedule are multiplied to keep within it.
+
+    The first steps also raise the factor, up to `most`: from a small step the weights before it come back exactly.
+    """
 
     limit: float  # nats per reply, for a step at the peak of the schedule; 0: no limit
-    seeking: bool  # nobody gave a learning rate: the first steps may also raise the factor
     factor: float = 1.0
+    most: float = 1.0
 
     def is_measured(self, step: int) -> bool:
         """Return True for a step (from 1) whose movement is measured."""
@@ -60,16 +63,24 @@ class TrustRegion:
         while True:
             kl, measured = measure(), measured + 1
             too_large = not kl <= _SLACK * limit  # NaN is too large
-            too_small = self.seeking and position.step == 1 and kl < limit / _SLACK
+            too_small = position.step == 1 and kl < limit / _SLACK and self.factor < 0.99 * self.most
             if measured == _TRIES or not (too_large or too_small):
                 break
             change = math.sqrt(limit / kl) if kl > 0 and math.isfinite(kl) else 1 / _MOST if too_large else _MOST
-            change = min(max(change, 1 / _MOST), _MOST)
+            change = min(max(change, 1 / _MOST), _MOST, self.most / self.factor)
             move(rate, rate * change)
             rate, self.factor = rate * change, self.factor * change
         if position.step <= EVERY_STEP and kl < limit / _SLACK**2:  # there is room in the next steps
-            self.factor = self.factor * math.sqrt(_SLACK) if self.seeking else min(self.factor * math.sqrt(_SLACK), 1.0)
+            self.factor = min(self.factor * math.sqrt(_SLACK), self.most)
         return {"step_kl": kl, "learning_rate": rate, "measured": measured}
+
+
+def make_trust_region(config: TrainConfig) -> TrustRegion:
+    """Return the trust region of a training: a learning rate that is given is the most that a step may take."""
+    if config.learning_rate is None:
+        return TrustRegion(config.step_limit, most=math.inf)
+    search = config.step_limit > 0 and config.learning_rate > 0
+    return TrustRegion(config.step_limit, min(first_rate(config) / config.learning_rate, 1.0) if search else 1.0)
 
 
 def bound_step(

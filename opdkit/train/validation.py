@@ -3,8 +3,8 @@
 What a training breaks shows in no logged reply: the student no longer writes those. So replies are sampled to prompts
 of sessions that are kept out of training. After a prompt whose logged reply was complained of, the reply is compared
 with the student before training that reads the hint; after any other prompt, with the student before training. The
-mean KL per token of both is the score; less is better. It is the loss of on-policy distillation (GKD, Agarwal et al.
-2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
+mean KL per token of both is the score, in which a reply counts at most CAP; less is better. It is the loss of on-policy
+distillation (GKD, Agarwal et al. 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
 """
 
 import contextlib
@@ -40,6 +40,7 @@ from opdkit.train.targets import Turn, prompt_messages
 MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
 FEWEST = 4  # with fewer prompts than this of a kind there is no validation
 SAMPLES = 2  # replies to each prompt
+CAP = 1.0  # nats per token that one reply counts at most: of few replies, one absurd one says little
 COST = 0.08  # share of the training's tokens that validation may read and write
 CHECKS = 4  # the fewest measurements, that before training included, that the prompts are chosen for
 _LONGEST, _ROOM = 512, 1.25  # tokens of a sampled reply: up to 1.25 times the longest logged one
@@ -92,7 +93,7 @@ class Validation:
         for (prompt, reply), shift in zip(answered, shifts, strict=True):
             results.append({
                 "hinted": prompt.hinted,
-                "kl": shift.kl / shift.tokens,
+                "kl": CAP if (mean_kl := shift.mean_kl) is None else min(mean_kl, CAP),
                 "ended": reply.finish_reason == "stop",
                 "looped": ends_in_loop(np.array(reply.ids, np.int32)),
                 "broke_call": _breaks_call(self.chat.text(reply.ids)),
@@ -164,7 +165,7 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
             kind = _kind(turn)
             if kind not in chosen or len(chosen[kind]) == wanted[kind]:
                 continue
-            size = 2 * (turn.prompt_tokens + SAMPLES * len(turn.response_ids))
+            size = 3 * (turn.prompt_tokens + SAMPLES * len(turn.response_ids))  # sampled, then read by two models
             if cost + size <= room or len(chosen[kind]) < FEWEST:
                 chosen[kind].append(turn)
                 cost += size

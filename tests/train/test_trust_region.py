@@ -69,7 +69,7 @@ class Quadratic:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6, 1e12])
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_a_step_that_is_too_large_is_made_as_large_as_the_limit(scale: float, share: float) -> None:
-    trust, model = TrustRegion(0.02, seeking=False), Quadratic(scale, 0.1 * share)
+    trust, model = TrustRegion(0.02), Quadratic(scale, 0.1 * share)
     bounded = trust.bound(Position(5, 0.1 * share, share), model.move, model.measure)
     assert bounded["step_kl"] <= 2 * 0.02 * share**2
     assert bounded["learning_rate"] == pytest.approx(model.rate)
@@ -80,7 +80,7 @@ def test_a_step_that_is_too_large_is_made_as_large_as_the_limit(scale: float, sh
 
 @pytest.mark.parametrize("scale", [1e-2, 1e6, 1e12])
 def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
-    trust, model = TrustRegion(0.02, seeking=True), Quadratic(scale, 1e-5)
+    trust, model = TrustRegion(0.02, most=math.inf), Quadratic(scale, 1e-5)
     bounded = trust.bound(Position(1, 1e-5, 1.0), model.move, model.measure)
     assert 0.01 <= bounded["step_kl"] <= 0.04
     assert trust.factor * 1e-5 == pytest.approx(model.rate)
@@ -88,14 +88,14 @@ def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
 
 def test_a_step_to_nothing_that_is_a_number_is_taken_back() -> None:
     rates = []
-    trust = TrustRegion(0.02, seeking=False)
+    trust = TrustRegion(0.02)
     measured = iter([math.nan, math.inf, 0.01])
     trust.bound(Position(20, 1.0, 1.0), lambda _, after: rates.append(after), lambda: next(measured))
     assert rates == pytest.approx([1e-2, 1e-4])
 
 
 def test_a_given_rate_is_never_exceeded() -> None:
-    trust, model = TrustRegion(0.02, seeking=False, factor=0.1), Quadratic(1e-6, 1e-4)
+    trust, model = TrustRegion(0.02, factor=0.1), Quadratic(1e-6, 1e-4)
     for step in range(2, 20):
         model.rate = 1e-3 * trust.factor
         trust.bound(Position(step, 1e-3, 1.0), model.move, model.measure)

@@ -111,10 +111,17 @@ def passed(folder: Path, seed: int, samples: int = SAMPLES) -> dict[str, float]:
 def first_replies(
     folder: Path, prompts: list[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> list[Any]:
-    """Return sampled and checked replies of a model, grouped by prompt."""
+    """Return sampled and checked replies of a model in a folder, grouped by prompt."""
     model = load_model(str(folder), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
-    config = EvalConfig(run=folder, prompts=str(PROMPTS), samples=samples, max_new_tokens=max_new_tokens, seed=seed)
+    return replies_of(model, chat, prompts, seed, samples, max_new_tokens)
+
+
+def replies_of(
+    model: Any, chat: Chat, prompts: list[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int
+) -> list[Any]:
+    """Return sampled and checked replies of a model, grouped by prompt."""
+    config = EvalConfig(run=Path("-"), prompts=str(PROMPTS), samples=samples, max_new_tokens=max_new_tokens, seed=seed)
     asked = [(p, prompt_ids(chat, p, max_new_tokens, context_length(model))) for p in prompts]
     replies = check_replies(generate("after", model, chat, asked, config), config)
     return sorted((r for r in replies if r.sample), key=lambda r: (prompts.index(r.prompt), r.sample))

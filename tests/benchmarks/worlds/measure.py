@@ -4,8 +4,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
@@ -16,7 +18,7 @@ from opdkit.judge.stage import run as judge
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
-from ..learning.runs import first_replies
+from ..learning.runs import first_replies, replies_of
 from .build import Built
 
 
@@ -33,8 +35,19 @@ def accuracy(
 ) -> JSON:
     """Return the share of replies that pass, of what the log corrects and of what it does not; at temperature 1."""
     asked = read_prompts(prompts) if isinstance(prompts, Path) else list(prompts)
+    return _shares(first_replies(model, asked, seed, samples, max_new_tokens))
+
+
+def accuracy_of(
+    model: Any, chat: Chat, prompts: Sequence[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int
+) -> JSON:
+    """Return the same for a model in memory."""
+    return _shares(replies_of(model, chat, list(prompts), seed, samples, max_new_tokens))
+
+
+def _shares(replies: Sequence[Any]) -> JSON:
     passed: dict[bool, list[bool]] = {True: [], False: []}
-    for reply in first_replies(model, asked, seed, samples, max_new_tokens):
+    for reply in replies:
         passed[bool(reply.prompt.corrected)].append(bool(reply.passed))
     return {name: sum(passed[kind]) / len(passed[kind])
             for name, kind in ((CORRECTED, True), (UNCORRECTED, False)) if passed[kind]}  # fmt: skip

@@ -53,5 +53,5 @@ SUMS = Topic(
 )  # fmt: skip
 WORLD = World(
     "thinking", "Sums are wanted as an equation; the model thinks first.", "small", 80, (SUMS,),
-    (Group({"sums": WANTED}),), turns=(1, 2, 2, 3), pretraining=1.2,
+    (Group({"sums": WANTED}),), turns=(1, 2, 2, 3), pretraining=1.8,
 )  # fmt: skip

@@ -112,6 +112,6 @@ WORLD = World(
     "tools", "Calls need another argument or value: a tool's error or the user says which.", "medium", 64,
     (ORDER, ROOM), (Group({"orders": "order_id", "rooms": "week"}),),
     tools=(_definition("track_order", "Where an order is."), _definition("check_room", "Whether a room is free.")),
-    turns=(1, 2, 3, 3),
+    turns=(1, 2, 3, 3), pretraining=1.5,
 )  # fmt: skip
 STYLES = (*ORDER_STYLES, *ROOM_STYLES)

@@ -1,0 +1,131 @@
+"""Trainings in a world: the model that is handed out, and the path of a training that nothing holds back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+from unittest.mock import patch
+
+from opdkit.config.fields import JSON
+from opdkit.config.train import TrainConfig
+from opdkit.errors import OpdkitError
+from opdkit.evaluate.checks import read_prompts
+from opdkit.store.reading import read_all
+from opdkit.train import stage
+
+from ..learning.cells import Cell
+from ..learning.runs import ALONE, branch, final_model
+from . import WORLDS
+from .build import Built
+from .measure import accuracy, accuracy_of
+
+EPOCHS = 2
+# Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
+MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
+BEFORE = "before"  # cell of the model before training
+
+
+def measure_before(work: Path, world: str, folder: str, seed: int) -> JSON:
+    """Return the shares of held-out replies that pass before training."""
+    built = Built(WORLDS[world], Path(folder))
+    return accuracy(built.model, built.prompts, seed, built.world.samples, built.world.max_new_tokens)
+
+
+def measure_training(
+    work: Path, world: str, folder: str, seed: int, objective: str, rate: float | None, source: str = "run"
+) -> JSON:
+    """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
+
+    `source` is the run in `folder` whose targets are trained on. `tokens` are those of training steps, and of
+    validation.
+    """
+    built = Built(WORLDS[world], Path(folder))
+    with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
+        found: JSON = {"model": False}
+        with suppress(OpdkitError):  # it hands out no model
+            stage.run(_config(built, run, seed, objective, rate))
+            metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
+            shares = accuracy(final_model(run), built.prompts, seed, built.world.samples, built.world.max_new_tokens)
+            found = {
+                "model": True, **shares, "rate": max(row["learning_rate"] for row in metrics),
+                "steps": len(metrics), "trained": sum(row["tokens_read"] for row in metrics),
+                "validated": sum(row["tokens_read"] for row in validations),
+                "scores": [[row["step"], row["score"]] for row in validations],
+            }  # fmt: skip
+    return found
+
+
+def measure_path(work: Path, world: str, folder: str, seed: int, objective: str, rate: float) -> JSON:
+    """Return score and truth along a training without trust region, anchor and raised epsilon, up to its very end."""
+    built = Built(WORLDS[world], Path(folder))
+    prompts, marks = read_prompts(built.prompts), list[JSON]()
+    open_validation = stage.open_validation
+
+    def watched(*args: Any) -> Any:
+        validation = open_validation(*args)
+        measure = validation.measure
+
+        def measure_with_truth(student: Any, step: int) -> JSON:
+            row = measure(student, step)
+            student.eval()
+            shares = accuracy_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
+            student.train()
+            marks.append({name: row[name] for name in ("step", "score", "hint_kl", "kept_kl", "tokens_read")} | shares)
+            return row
+
+        object.__setattr__(validation, "measure", measure_with_truth)
+        return validation
+
+    with (
+        _run(built, "run", work, f"path-{objective}-{rate:g}-{seed}") as run,
+        patch.multiple(
+            stage, open_validation=watched, is_over=lambda rows: False, check_better=lambda *_: None,
+            steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
+        ),
+    ):  # fmt: skip
+        options = ALONE | {"validate": TrainConfig.validate}
+        try:
+            stage.run(_config(built, run, seed, objective, rate, **options))
+            error, trained = None, sum(row["tokens_read"] for row in read_all(run, "metrics"))
+        except OpdkitError as broken:  # its loss is no number any more
+            error, trained = str(broken), None
+    return {"marks": marks, "error": error, "trained": trained}
+
+
+def _config(built: Built, run: Path, seed: int, objective: str, rate: float | None, **options: Any) -> TrainConfig:
+    return TrainConfig(run=run, model=str(built.model), seed=seed, epochs=EPOCHS, objective=objective, device="cpu",
+                       learning_rate=rate, checkpoint_every=0, **options)  # fmt: skip
+
+
+@contextmanager
+def _run(built: Built, source: str, work: Path, name: str) -> Iterator[Path]:
+    """Yield a new run that shares the targets of a world's run, and remove it."""
+    run = work / "runs" / f"{built.folder.name}-{source}-{name}"
+    try:
+        yield branch(built.folder / source, run)
+    finally:
+        rmtree(run, ignore_errors=True)
+
+
+# -- cells ----------------------------------------------------------------------------------------------------------
+
+
+def before_cell(built: Built, seed: int) -> Cell:
+    return Cell(f"{BEFORE}-{built.folder.name}-{seed}", measure_before, _settings(built, seed))
+
+
+def training_cell(built: Built, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:
+    """Return the cell of a training; without a rate where `rate` is None."""
+    name = f"train-{built.folder.name}-{source}-{objective}-{'own' if rate is None else f'{rate:g}'}-{seed}"
+    settings = {"objective": objective, "rate": rate, "source": source}
+    return Cell(name, measure_training, _settings(built, seed) | settings)
+
+
+def path_cell(built: Built, seed: int, objective: str, rate: float) -> Cell:
+    name = f"path-{built.folder.name}-{objective}-{rate:g}-{seed}"
+    return Cell(name, measure_path, _settings(built, seed) | {"objective": objective, "rate": rate})
+
+
+def _settings(built: Built, seed: int) -> JSON:
+    return {"world": built.world.name, "folder": str(built.folder), "seed": seed}
