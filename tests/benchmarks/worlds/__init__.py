@@ -2,13 +2,20 @@
 held-out prompts, and the truth about the log.
 """
 
+from pathlib import Path
+
 from . import aside_asking, aside_units, groups, habit, long_format, other_writer, thinking, tools
 from .build import Built, build
 from .world import Group, World
 
-__all__ = ["WORLDS", "Built", "Group", "World", "build"]
+__all__ = ["WORLDS", "Built", "Group", "World", "build", "built_in"]
 
 WORLDS: dict[str, World] = {
     module.WORLD.name: module.WORLD
     for module in (habit, long_format, tools, thinking, groups, other_writer, aside_units, aside_asking)
 }
+
+
+def built_in(work: Path, name: str) -> Built:
+    """Return the world that the benchmark builds in its folder under a name: `habit`, or `habit-0.3` with noise."""
+    return Built(WORLDS[name.partition("-")[0]], work / "worlds" / name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from opdkit.chat.hint_placement import with_hint
+from opdkit.chat.messages import message
 from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON
@@ -15,6 +16,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, HeldOutPrompt, read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.stage import run as judge
+from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.reading import read_all
 from opdkit.teacher.stage import run as teach
 
@@ -30,27 +32,39 @@ def prepared(built: Built, run: Path) -> Path:
     return run
 
 
-def accuracy(
-    model: Path, prompts: Path | Sequence[HeldOutPrompt], seed: int, samples: int = 4, max_new_tokens: int = 128
-) -> JSON:
-    """Return the share of replies that pass, of what the log corrects and of what it does not; at temperature 1."""
-    asked = read_prompts(prompts) if isinstance(prompts, Path) else list(prompts)
-    return _shares(first_replies(model, asked, seed, samples, max_new_tokens))
+def measure_model(built: Built, folder: Path, seed: int, system: str | None = None) -> JSON:
+    """Return the shares of a model's replies to held-out prompts that pass, at temperature 1, and its requests' tokens.
+
+    `system` is added to the system prompts.
+    """
+    model = load_model(str(folder), device="cpu", dtype="float32")
+    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):  # it writes nothing
+        return {CORRECTED: 0.0, UNCORRECTED: 0.0, "prompt_tokens": None, "reply_tokens": None}
+    chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
+    prompts = [with_system(prompt, system) for prompt in read_prompts(built.prompts)]
+    return measure_replies(replies_of(model, chat, prompts, seed, built.world.samples, built.world.max_new_tokens))
 
 
-def accuracy_of(
-    model: Any, chat: Chat, prompts: Sequence[HeldOutPrompt], seed: int, samples: int, max_new_tokens: int
-) -> JSON:
-    """Return the same for a model in memory."""
-    return _shares(replies_of(model, chat, list(prompts), seed, samples, max_new_tokens))
-
-
-def _shares(replies: Sequence[Any]) -> JSON:
+def measure_replies(replies: Sequence[Any]) -> JSON:
+    """Return the shares of replies that pass, of what the log corrects and of what it does not, and mean lengths."""
     passed: dict[bool, list[bool]] = {True: [], False: []}
     for reply in replies:
         passed[bool(reply.prompt.corrected)].append(bool(reply.passed))
-    return {name: sum(passed[kind]) / len(passed[kind])
-            for name, kind in ((CORRECTED, True), (UNCORRECTED, False)) if passed[kind]}  # fmt: skip
+    shares = {name: sum(passed[kind]) / len(passed[kind])
+              for name, kind in ((CORRECTED, True), (UNCORRECTED, False)) if passed[kind]}  # fmt: skip
+    lengths = [(len(reply.sequence.prompt_ids), len(reply.sequence.response_ids)) for reply in replies]
+    read, written = (sum(numbers) / len(numbers) for numbers in zip(*lengths, strict=True))
+    return shares | {"prompt_tokens": read, "reply_tokens": written}
+
+
+def with_system(prompt: HeldOutPrompt, system: str | None) -> HeldOutPrompt:
+    """Return a held-out prompt with a text at the end of its system prompt, which is made where there is none."""
+    first, *rest = prompt.messages
+    if system is None:
+        return prompt
+    if first["role"] == "system":
+        return replace(prompt, messages=[first | {"content": f"{first['content']}\n\n{system}"}, *rest])
+    return replace(prompt, messages=[message("system", system), first, *rest])
 
 
 def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
@@ -64,7 +78,7 @@ def hinted_accuracy(built: Built, run: Path, seed: int) -> JSON:
     prompts = [p for p in read_prompts(built.prompts) if p.corrected]
     hinted = [replace(p, messages=with_hint(p.messages, hints[wished[p.id]][k % len(hints[wished[p.id]])], "last-user"))
               for k, p in enumerate(prompts)]  # fmt: skip
-    return accuracy(built.model, hinted, seed, built.world.samples, built.world.max_new_tokens)
+    return measure_replies(first_replies(built.model, hinted, seed, built.world.samples, built.world.max_new_tokens))
 
 
 def judged_right(built: Built, run: Path) -> JSON:

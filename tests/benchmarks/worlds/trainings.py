@@ -10,55 +10,56 @@ from unittest.mock import patch
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.evaluate.checks import read_prompts
-from opdkit.store.reading import read_all
+from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, read_prompts
+from opdkit.store.reading import read_all, summary_of
 from opdkit.train import stage
 
 from ..learning.cells import Cell
-from ..learning.runs import ALONE, branch, final_model
-from . import WORLDS
-from .build import Built
-from .measure import accuracy, accuracy_of
+from ..learning.runs import ALONE, branch, final_model, replies_of
+from . import Built, built_in
+from .measure import measure_model, measure_replies
 
 EPOCHS = 2
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
-BEFORE = "before"  # cell of the model before training
 
 
-def measure_before(work: Path, world: str, folder: str, seed: int) -> JSON:
+def measure_before(work: Path, world: str, seed: int) -> JSON:
     """Return the shares of held-out replies that pass before training."""
-    built = Built(WORLDS[world], Path(folder))
-    return accuracy(built.model, built.prompts, seed, built.world.samples, built.world.max_new_tokens)
+    built = built_in(work, world)
+    return measure_model(built, built.model, seed)
 
 
 def measure_training(
-    work: Path, world: str, folder: str, seed: int, objective: str, rate: float | None, source: str = "run"
+    work: Path, world: str, seed: int, objective: str, rate: float | None, source: str = "run"
 ) -> JSON:
     """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
 
-    `source` is the run in `folder` whose targets are trained on. `tokens` are those of training steps, and of
-    validation.
+    `source` is the run in `folder` whose targets are trained on. `tokens` are those of the teacher stage, of training
+    steps, and of validation. `scores` are those of its validations, after each of these steps.
     """
-    built = Built(WORLDS[world], Path(folder))
+    built = built_in(work, world)
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
         with suppress(OpdkitError):  # it hands out no model
             stage.run(_config(built, run, seed, objective, rate))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
-            shares = accuracy(final_model(run), built.prompts, seed, built.world.samples, built.world.max_new_tokens)
             found = {
-                "model": True, **shares, "rate": max(row["learning_rate"] for row in metrics),
-                "steps": len(metrics), "trained": sum(row["tokens_read"] for row in metrics),
-                "validated": sum(row["tokens_read"] for row in validations),
+                "model": True, **measure_model(built, final_model(run), seed),
+                "rate": max(row["learning_rate"] for row in metrics),
+                "steps": len(metrics), "tokens": {
+                    "scored": summary_of(run, "teacher").counters.total("tokens read"),
+                    "trained": sum(row["tokens_read"] for row in metrics),
+                    "validated": sum(row["tokens_read"] for row in validations),
+                },
                 "scores": [[row["step"], row["score"]] for row in validations],
             }  # fmt: skip
     return found
 
 
-def measure_path(work: Path, world: str, folder: str, seed: int, objective: str, rate: float) -> JSON:
+def measure_path(work: Path, world: str, seed: int, objective: str, rate: float) -> JSON:
     """Return score and truth along a training without trust region, anchor and raised epsilon, up to its very end."""
-    built = Built(WORLDS[world], Path(folder))
+    built = built_in(work, world)
     prompts, marks = read_prompts(built.prompts), list[JSON]()
     open_validation = stage.open_validation
 
@@ -69,9 +70,11 @@ def measure_path(work: Path, world: str, folder: str, seed: int, objective: str,
         def measure_with_truth(student: Any, step: int) -> JSON:
             row = measure(student, step)
             student.eval()
-            shares = accuracy_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
+            replies = replies_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
             student.train()
-            marks.append({name: row[name] for name in ("step", "score", "hint_kl", "kept_kl", "tokens_read")} | shares)
+            shares = measure_replies(replies)
+            marks.append({name: row[name] for name in ("step", "score", "hint_kl", "kept_kl", "tokens_read")}
+                         | {name: shares[name] for name in (CORRECTED, UNCORRECTED)})  # fmt: skip
             return row
 
         object.__setattr__(validation, "measure", measure_with_truth)
@@ -101,7 +104,7 @@ def _config(built: Built, run: Path, seed: int, objective: str, rate: float | No
 @contextmanager
 def _run(built: Built, source: str, work: Path, name: str) -> Iterator[Path]:
     """Yield a new run that shares the targets of a world's run, and remove it."""
-    run = work / "runs" / f"{built.folder.name}-{source}-{name}"
+    run = work / "runs" / f"{built.folder.name}-{source.replace('/', '-')}-{name}"
     try:
         yield branch(built.folder / source, run)
     finally:
@@ -111,21 +114,17 @@ def _run(built: Built, source: str, work: Path, name: str) -> Iterator[Path]:
 # -- cells ----------------------------------------------------------------------------------------------------------
 
 
-def before_cell(built: Built, seed: int) -> Cell:
-    return Cell(f"{BEFORE}-{built.folder.name}-{seed}", measure_before, _settings(built, seed))
+def before_cell(world: str, seed: int) -> Cell:
+    return Cell(f"before-{world}-{seed}", measure_before, {"world": world, "seed": seed})
 
 
-def training_cell(built: Built, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:
+def training_cell(world: str, seed: int, objective: str, rate: float | None, source: str = "run") -> Cell:
     """Return the cell of a training; without a rate where `rate` is None."""
-    name = f"train-{built.folder.name}-{source}-{objective}-{'own' if rate is None else f'{rate:g}'}-{seed}"
-    settings = {"objective": objective, "rate": rate, "source": source}
-    return Cell(name, measure_training, _settings(built, seed) | settings)
+    name = f"train-{world}-{source.replace('/', '-')}-{objective}-{'own' if rate is None else f'{rate:g}'}-{seed}"
+    settings = {"world": world, "seed": seed, "objective": objective, "rate": rate, "source": source}
+    return Cell(name, measure_training, settings)
 
 
-def path_cell(built: Built, seed: int, objective: str, rate: float) -> Cell:
-    name = f"path-{built.folder.name}-{objective}-{rate:g}-{seed}"
-    return Cell(name, measure_path, _settings(built, seed) | {"objective": objective, "rate": rate})
-
-
-def _settings(built: Built, seed: int) -> JSON:
-    return {"world": built.world.name, "folder": str(built.folder), "seed": seed}
+def path_cell(world: str, seed: int, objective: str, rate: float) -> Cell:
+    settings = {"world": world, "seed": seed, "objective": objective, "rate": rate}
+    return Cell(f"path-{world}-{objective}-{rate:g}-{seed}", measure_path, settings)
