@@ -9,6 +9,7 @@ from opdkit.config.commands import COMMANDS, configure
 from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, fields_of, find_option, parse_pairs
 from opdkit.config.judge import WARNINGS
 from opdkit.config.run import ORDER, PipelineConfig, RunConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
@@ -76,7 +77,9 @@ def bounds(
     options = {stage: stages[stage].effective() for stage in ORDER}
     has_outcomes = options["judge"]["good"] or options["judge"]["bad"]  # they reward turns without a next state, too
     turns = extracted.total("turns" if has_outcomes else "trainable")
-    replies = turns * (1 + options["teacher"]["teacher_samples"])
+    scoring = stages["teacher"]
+    assert isinstance(scoring, TeacherConfig)
+    replies = turns * (1 + scoring.samples)
     steps = math.ceil(replies / options["train"]["batch_turns"]) * options["train"]["epochs"]
     counts = {
         "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"]},

@@ -55,9 +55,10 @@ class TeacherConfig(WordedOptions):
     score_unhinted: bool = HOW.expert(
         False, "also score without the hint; separates the effect of the hint from that of another model"
     )
-    teacher_samples: int = HOW.option(
-        0, "replies to sample from the hinted teacher; N per hinted turn, to train on too", unit="replies", low=0
-    )
+    teacher_samples: int | None = HOW.option(
+        None, "replies to sample from the hinted teacher; N per hinted turn, to train on too; default: 1, or 0 for "
+        "models on several devices and for an average of teachers", unit="replies", low=0,
+    )  # fmt: skip
     max_new_tokens: int = HOW.expert(
         512, "longest reply; with --teacher-samples and --check-hints", unit="tokens", low=1
     )
@@ -92,6 +93,14 @@ class TeacherConfig(WordedOptions):
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.teacher_samples and len(self.teacher) > 1 and route is None:
             raise ConfigError("--teacher-samples needs one teacher per session; an average of several cannot sample")
+
+    @property
+    def samples(self) -> int:
+        """The number of replies that the teacher samples per hinted turn."""
+        if self.teacher_samples is not None:
+            return self.teacher_samples
+        is_averaged = len(self.teacher) > 1 and self.teacher_route is None
+        return int(not (self.device_map or self.tensor_parallel or is_averaged))
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, or for --device-map in one of several processes on a node."""

@@ -51,7 +51,7 @@ def sample_replies(
                 counters.count("not written", label="no room for a reply")
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
-            requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.teacher_samples)])
+            requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.samples)])
         sampled = sample(
             policy.model,
             list(requests.values()),

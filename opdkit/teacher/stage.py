@@ -144,7 +144,7 @@ def score_part(
         scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
         examples = _make_examples(config, scorer, scored_together, scored, counters)
         hinted = score_replies(config, scorer, examples, scored, counters)
-        if config.teacher_samples and not config.dry_run:
+        if config.samples and not config.dry_run:
             order = {turn_id: n for n, turn_id in enumerate(scored)}
             hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
             sampled = sample_replies(config, scorer, hinted, counters)
@@ -194,7 +194,7 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         "tokens to read, with prompts": counters.total("tokens read"),
         "  saved by shared prefixes": counters.total("tokens saved"),
     }
-    if written := hinted * config.teacher_samples:
+    if written := hinted * config.samples:
         work |= {"replies to sample": written, "tokens to write, at most": written * config.max_new_tokens}
     return print_dry_run(stage, counters, "judged replies", work | tests)
 

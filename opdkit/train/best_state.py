@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
-BROKEN = 0.5  # nats per token by which a score is over that before training: nothing good comes after it
 MOVED = 0.2  # nats per token that replies nobody complained of may move where no hint says what to learn
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 _NAMED = 8  # turns that an error names
@@ -25,14 +24,15 @@ def best(rows: Sequence[JSON]) -> JSON:
     return min(reversed(rows), key=lambda row: row["score"])
 
 
-def is_broken(rows: Sequence[JSON]) -> bool:
-    """Return True where the last state is so much worse than the student before training that it cannot recover."""
-    return bool(rows[-1]["score"] > rows[0]["score"] + BROKEN)
+def is_worse(rows: Sequence[JSON]) -> bool:
+    """Return True where the last state is worse than the student before training: steps from it lead nowhere."""
+    last = rows[-1]
+    return bool(last["score"] > (MOVED if rows[0]["hint_kl"] is None else rows[0]["score"]))
 
 
 def is_over(rows: Sequence[JSON]) -> bool:
-    """Return True where further training is in vain: the last state is broken, or the score no longer improves."""
-    return is_broken(rows) or len(rows) - 1 - rows.index(best(rows)) >= PATIENCE
+    """Return True where further training is in vain: the score no longer improves."""
+    return len(rows) - 1 - rows.index(best(rows)) >= PATIENCE
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:

@@ -22,7 +22,7 @@ from opdkit.store.counters import Counters, Summary
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
-from opdkit.train.best_state import best, check_better, describe_state, is_over
+from opdkit.train.best_state import best, check_better, describe_state, is_over, is_worse
 from opdkit.train.data_summary import check_signal, describe, reward_advantages
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
@@ -40,6 +40,7 @@ from opdkit.train.validation import open_validation, steps_to_check, tokens_to_t
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
+BACK_RATE = 0.25  # of the learning rate, with which a training goes on from an earlier state
 
 
 def run(config: TrainConfig) -> Summary:
@@ -94,9 +95,10 @@ def run(config: TrainConfig) -> Summary:
         validation = None
         if data.validation and config.sharding == "none":
             validation = open_validation(data.validation, chat, config, accelerator)
-            validations = validations or [validation.measure(student, 0)]
-            tokens = tokens_to_train(turns, config.epochs)
-            checked = steps_to_check(len(steps), tokens, validations[0]["tokens_read"])
+            if not validations:
+                validations = [validation.measure(student, 0)]
+                checkpoints.save_best(folder, student, 0, main=main)
+            checked = steps_to_check(len(steps), tokens_to_train(turns, config.epochs), validation.cost)
         check_same_step(len(rows))
         if state:
             checkpoints.restore(state, student, optimizer)
@@ -136,6 +138,13 @@ def run(config: TrainConfig) -> Summary:
                     say(f"training ends after step {number} of {len(steps)}: the replies no longer improve")
                     counters.count("steps left out", len(steps) - number)
                     break
+                if is_worse(validations) and number < len(steps):
+                    back = best(validations)["step"]
+                    accelerator.wait_for_everyone()  # until the file is written
+                    checkpoints.restore_best(folder, student, back)
+                    optimizer = make_optimizer(student, config)
+                    trust.factor *= BACK_RATE
+                    say(f"these are worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
                 more = {"validations": validations, "factor": trust.factor}

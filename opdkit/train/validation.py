@@ -41,8 +41,8 @@ MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validati
 FEWEST = 4  # with fewer prompts than this of a kind there is no validation
 SAMPLES = 2  # replies to each prompt
 CAP = 1.0  # nats per token that one reply counts at most: of few replies, one absurd one says little
-COST = 0.08  # share of the training's tokens that validation may read and write
-CHECKS = 4  # the fewest measurements, that before training included, that the prompts are chosen for
+COST = 0.12  # share of the training's tokens that validation may read and write
+CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
 _LONGEST, _ROOM = 512, 1.25  # tokens of a sampled reply: up to 1.25 times the longest logged one
 
 
@@ -61,6 +61,7 @@ class Validation:
     """Prompts that the student is validated on, and the tokens that a training may spend on it."""
 
     prompts: Sequence[ValidationPrompt]
+    cost: int  # tokens that a measurement reads and writes, where replies are as long as the logged ones
     max_new_tokens: int
     chat: Chat
     config: TrainConfig
@@ -70,15 +71,19 @@ class Validation:
     def measure(self, student: nn.Module, step: int) -> JSON:
         """Return the row of the table `validations` for the student after `step` steps (0: before training).
 
-        The random stream of a prompt's reply is always the same: only the student differs.
+        The random stream of a prompt's reply is always the same: only the student differs. Before training, prompts
+        that nobody complained of say nothing: the student is at no distance from itself.
         """
         accelerator, config = self.accelerator, self.config
+        hinted = [prompt for prompt in self.prompts if prompt.hinted]
+        prompts = hinted if hinted and not step else self.prompts
         half = compute_dtype(config) == torch.bfloat16
         autocast = torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
-        mine = self.prompts[accelerator.process_index :: accelerator.num_processes]
+        mine = prompts[accelerator.process_index :: accelerator.num_processes]
         with _evaluating(student) as model, autocast:
             results, tokens = self._measure(model, mine) if mine else ([], 0)
-        return _row(gather_object(results), sum(gather_object([tokens])), step)
+        row = _row(gather_object(results), sum(gather_object([tokens])), step)
+        return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0}
 
     def _measure(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
         """Return the results of the replies to `prompts`, and the tokens that both models read and wrote for them."""
@@ -154,7 +159,7 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     wanted = {kind: number for kind, number in wanted.items() if number >= FEWEST}
     if kinds["hinted"] and "hinted" not in wanted:
         return []
-    room = COST * tokens_to_train(turns, epochs) / CHECKS
+    room = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
     members: dict[str, list[Turn]] = {}
     for turn in turns:
         members.setdefault(logged_session_id(turn.session_id), []).append(turn)
@@ -165,11 +170,15 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
             kind = _kind(turn)
             if kind not in chosen or len(chosen[kind]) == wanted[kind]:
                 continue
-            size = 3 * (turn.prompt_tokens + SAMPLES * len(turn.response_ids))  # sampled, then read by two models
-            if cost + size <= room or len(chosen[kind]) < FEWEST:
+            if cost + _cost(turn) <= room or len(chosen[kind]) < FEWEST:
                 chosen[kind].append(turn)
-                cost += size
+                cost += _cost(turn)
     return [turn for some in chosen.values() for turn in some]
+
+
+def _cost(turn: Turn) -> int:
+    """Return the tokens of replies to the prompt of a turn: read and written to sample them, and read by two models."""
+    return 3 * (turn.prompt_tokens + SAMPLES * len(turn.response_ids))
 
 
 def _kind(turn: Turn) -> str | None:
@@ -217,13 +226,13 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
                     teacher_ids = chat.prompt_ids(with_hint(messages, hint, placement, hint_text), session["tools"])
                 if max(len(ids), len(teacher_ids)) + room <= context:
                     prompts.append(ValidationPrompt(turn.turn_id, ids, teacher_ids, hint is not None))
-    return Validation(prompts, room, chat, config, accelerator, base)
+    return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base)
 
 
 def steps_to_check(steps: int, tokens: int, cost: int) -> set[int]:
     """Return the steps after which to validate, the last one among them: as many as `tokens` of training pay for.
 
-    `cost` are the tokens of one measurement; the one before training counts, too.
+    `cost` are the tokens of one measurement.
     """
-    count = min(max(int(COST * tokens / max(cost, 1)) - 1, CHECKS - 2), 20, steps)
+    count = min(max(round(COST * tokens / max(cost, 1) - 0.5), CHECKS), 20, steps)
     return {round(steps * n / count) for n in range(1, count + 1)}

@@ -20,7 +20,7 @@ from opdkit.model.sampling import Request, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
-from opdkit.train.best_state import PATIENCE, best, check_better, is_over
+from opdkit.train.best_state import PATIENCE, best, check_better, is_over, is_worse
 from opdkit.train.launch import start_accelerator
 from opdkit.train.targets import load_turns
 from opdkit.train.validation import (
@@ -57,6 +57,7 @@ def any_state(monkeypatch) -> None:
     monkeypatch.setattr(train, "check_better", lambda *_: None)
     monkeypatch.setattr(train, "best", lambda rows: rows[-1])
     monkeypatch.setattr(train, "is_over", lambda rows: False)
+    monkeypatch.setattr(train, "is_worse", lambda rows: False)
 
 
 def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
@@ -182,7 +183,13 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
     good, worse = [_row(0, 0.3, 0.0), _row(5, 0.1, 0.0)], _row(9, 0.2, 0.0)
     assert not is_over([*good, *[worse] * (PATIENCE - 1)])
     assert is_over([*good, *[worse] * PATIENCE])
-    assert is_over([*good, _row(9, 2.0, 3.0)])
+
+
+def test_a_state_that_is_worse_than_before_training_is_no_place_to_go_on_from() -> None:
+    before = _row(0, 0.3, 0.0)
+    assert not is_worse([before, _row(5, 0.1, 0.1)])
+    assert is_worse([before, _row(5, 0.1, 0.1), _row(9, 0.2, 0.2)])
+    assert [is_worse([_row(0, None, 0.0), _row(5, None, moved)]) for moved in (0.1, 0.5)] == [False, True]
 
 
 @pytest.mark.parametrize("objective", ["blend", "binary", "opd"])
