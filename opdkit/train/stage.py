@@ -82,6 +82,7 @@ def run(config: TrainConfig) -> Summary:
         prompts = prompts or load_prompts(config.run, turns, chat)
         turns = with_reference(turns, prompts, config, accelerator)  # before the student takes its memory
         student = load_student(config, on_cpu=config.sharding == "fsdp")
+        trust = make_trust_region(config, student)
         model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
         if config.sharding == "fsdp":
             shard(model, resolve_device(config.device), compute_dtype(config))
@@ -89,9 +90,6 @@ def run(config: TrainConfig) -> Summary:
         state = checkpoints.read_newest(folder)
         rows: list[JSON] = state["rows"] if state else []
         validations: list[JSON] = state["validations"] if state else []
-        trust = make_trust_region(config)
-        if state:
-            trust.factor = state["factor"]
         validation = None
         if data.validation and config.sharding == "none":
             validation = open_validation(data.validation, chat, config, accelerator)
@@ -102,6 +100,7 @@ def run(config: TrainConfig) -> Summary:
         check_same_step(len(rows))
         if state:
             checkpoints.restore(state, student, optimizer)
+            trust.factor = state["factor"]
             say(f"resuming after step {len(rows)} of {len(steps)}")
         if config.sharding == "none":
             model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel

@@ -31,6 +31,7 @@ from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold at least so many
 EVERY_STEP, THEN_EVERY = 8, 4  # so many first steps are measured, then every fourth
+LARGEST = 0.01  # rate of a step, as a share of the root mean square of the weights
 _SLACK = 2.0  # a KL up to this multiple of the limit stays: it is an estimate from a few turns
 _TRIES = 8  # sizes that are tried for one step
 _MOST = 100.0  # largest change of a rate from one try to the next
@@ -75,12 +76,24 @@ class TrustRegion:
         return {"step_kl": kl, "learning_rate": rate, "measured": measured}
 
 
-def make_trust_region(config: TrainConfig) -> TrustRegion:
-    """Return the trust region of a training: a learning rate that is given is the most that a step may take."""
+def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
+    """Return the trust region of a training.
+
+    A learning rate that is given is the most that a step may take. The KL is measured on few replies, and not on those
+    that training makes likely. So no rate moves the weights by more than LARGEST of their root mean square (of all
+    matrices, trained or not), as in Adafactor (Shazeer and Stern 2018): a step of AdamW moves a weight by its rate.
+    """
+    if not config.step_limit:
+        return TrustRegion(0.0)
+    matrices = [p.detach() for p in student.parameters() if p.ndim >= 2]
+    squares = sum(float(p.float().square().sum()) for p in matrices)
+    largest = LARGEST * math.sqrt(squares / sum(p.numel() for p in matrices))
     if config.learning_rate is None:
-        return TrustRegion(config.step_limit, most=math.inf)
-    search = config.step_limit > 0 and config.learning_rate > 0
-    return TrustRegion(config.step_limit, min(first_rate(config) / config.learning_rate, 1.0) if search else 1.0)
+        most, start = largest / first_rate(config), 1.0
+    else:
+        rate = max(config.learning_rate, 1e-30)
+        most, start = min(largest / rate, 1.0), first_rate(config) / rate
+    return TrustRegion(config.step_limit, min(start, most), most)
 
 
 def bound_step(

@@ -83,7 +83,8 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
     with (
         _run(built, "run", work, f"path-{objective}-{rate:g}-{seed}") as run,
         patch.multiple(
-            stage, open_validation=watched, is_over=lambda rows: False, is_worse=lambda rows: False, check_better=lambda *_: None,
+            stage, open_validation=watched, check_better=lambda *_: None,
+            **dict.fromkeys(("is_over", "is_worse"), lambda rows: False),
             steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
         ),
     ):  # fmt: skip
