@@ -96,7 +96,7 @@ class TrainConfig(ModelOptions):
     epochs: int = HOW.option(1, "passes over the targets", unit="epochs", low=1)
     learning_rate: float | None = HOW.option(None, "peak learning rate; default: found by --step-limit", low=0.0)
     step_limit: float = HOW.expert(
-        0.4, "largest KL of one optimizer step; on some of its own replies; a larger step is made smaller; 0 is off",
+        1.0, "largest KL of one optimizer step; on some of its own replies; a larger step is made smaller; 0 is off",
         unit="nats", low=0.0,
     )  # fmt: skip
     batch_turns: int = HOW.option(

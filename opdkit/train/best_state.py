@@ -25,9 +25,13 @@ def best(rows: Sequence[JSON]) -> JSON:
 
 
 def is_worse(rows: Sequence[JSON]) -> bool:
-    """Return True where the last state is worse than the student before training: steps from it lead nowhere."""
-    last = rows[-1]
-    return bool(last["score"] > (MOVED if rows[0]["hint_kl"] is None else rows[0]["score"]))
+    """Return True where the last two states are worse than the student before training.
+
+    One such state can be on the way to a better one: the student no longer writes what it did, and does not yet finish
+    what it begins.
+    """
+    limit = MOVED if rows[0]["hint_kl"] is None else rows[0]["score"]
+    return len(rows) > 2 and all(row["score"] > limit for row in rows[-2:])
 
 
 def is_over(rows: Sequence[JSON]) -> bool:

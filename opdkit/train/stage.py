@@ -143,7 +143,7 @@ def run(config: TrainConfig) -> Summary:
                     checkpoints.restore_best(folder, student, back)
                     optimizer = make_optimizer(student, config)
                     trust.factor *= BACK_RATE
-                    say(f"these are worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
+                    say(f"twice worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
                 more = {"validations": validations, "factor": trust.factor}

@@ -186,10 +186,11 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
 
 
 def test_a_state_that_is_worse_than_before_training_is_no_place_to_go_on_from() -> None:
-    before = _row(0, 0.3, 0.0)
-    assert not is_worse([before, _row(5, 0.1, 0.1)])
-    assert is_worse([before, _row(5, 0.1, 0.1), _row(9, 0.2, 0.2)])
-    assert [is_worse([_row(0, None, 0.0), _row(5, None, moved)]) for moved in (0.1, 0.5)] == [False, True]
+    before, better, worse = _row(0, 0.3, 0.0), _row(5, 0.1, 0.1), _row(9, 0.2, 0.2)
+    assert is_worse([before, worse, worse])
+    assert not any(map(is_worse, ([before], [before, worse], [before, worse, better], [before, better, worse])))
+    unhinted = [_row(0, None, 0.0), _row(5, None, 0.5)]
+    assert [is_worse([*unhinted, _row(9, None, moved)]) for moved in (0.1, 0.5)] == [False, True]
 
 
 @pytest.mark.parametrize("objective", ["blend", "binary", "opd"])

@@ -51,5 +51,5 @@ ERRANDS = Topic(
 
 WORLD = World(
     "groups", "Guests want warm replies, the staff terse ones; the system prompt says who asks.", "large", 48,
-    (ERRANDS,), (Group({"errands": WARM}, GUESTS), Group({"errands": TERSE}, STAFF)),
+    (ERRANDS,), (Group({"errands": WARM}, GUESTS), Group({"errands": TERSE}, STAFF)), sessions=400, pretraining=1.6,
 )  # fmt: skip

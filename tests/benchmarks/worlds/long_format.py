@@ -129,5 +129,5 @@ TASKS = Topic(
 
 WORLD = World(
     "format", "Instructions are wanted as a numbered list of 67 tokens, the habit is a paragraph.", "medium", 120,
-    (TASKS,), (Group({"tasks": WANTED}),), turns=(1, 2, 2, 3), pretraining=0.75,
+    (TASKS,), (Group({"tasks": WANTED}),), turns=(1, 2, 2, 3), pretraining=1.1,
 )  # fmt: skip
