@@ -42,26 +42,15 @@ def save(
     }
     if not main:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{len(rows):08d}.pt"
-    with temporary_file(final) as temporary:
-        with temporary.open("wb") as handle:
-            torch.save({"weights": weights, "optimizer": state | {"state": moments}, "rows": rows, **more}, handle)
-        move_into_place(temporary, final)  # on the disk before the older file is removed
-    _remove(folder, "step", keep=final)
+    _replace(
+        folder, "step", len(rows), {"weights": weights, "optimizer": state | {"state": moments}, "rows": rows, **more}
+    )
 
 
 def save_best(folder: Path, model: nn.Module, step: int, *, main: bool) -> None:
     """Write the trained weights after a step, the best so far, then remove older ones. `main` writes."""
-    if not main:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"best-{step:08d}.pt"
-    with temporary_file(final) as temporary:
-        with temporary.open("wb") as handle:
-            torch.save({name: parameter.detach() for name, parameter in trained_parameters(model).items()}, handle)
-        move_into_place(temporary, final)
-    _remove(folder, "best", keep=final)
+    if main:
+        _replace(folder, "best", step, {name: p.detach() for name, p in trained_parameters(model).items()})
 
 
 def restore_best(folder: Path, model: nn.Module, step: int) -> None:
@@ -111,6 +100,17 @@ def clear(folder: Path) -> None:
     _remove(folder, "best")
     with contextlib.suppress(OSError):  # it is not empty, or gone
         folder.rmdir()
+
+
+def _replace(folder: Path, kind: str, step: int, content: JSON) -> None:
+    """Write the file of a kind after a step, and then remove older ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"{kind}-{step:08d}.pt"
+    with temporary_file(final) as temporary:
+        with temporary.open("wb") as handle:
+            torch.save(content, handle)
+        move_into_place(temporary, final)  # on the disk before the older file is removed
+    _remove(folder, kind, keep=final)
 
 
 def _remove(folder: Path, kind: str, keep: Path | None = None) -> None:
