@@ -46,7 +46,7 @@ def measure_training(
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
             found = {
                 "model": True, **measure_model(built, final_model(run), seed),
-                "rate": max(row["learning_rate"] for row in metrics),
+                "peak_rate": max(row["learning_rate"] for row in metrics),
                 "steps": len(metrics), "tokens": {
                     "scored": summary_of(run, "teacher").counters.total("tokens read"),
                     "trained": sum(row["tokens_read"] for row in metrics),
