@@ -56,8 +56,8 @@ from .measure import measure_model
 from .trainings import EPOCHS, training_cell
 
 BATCH = 16
-RATES = (1e-5, 3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2)
-RULES = (1, 2, 3, 5, 8, 13, 20)  # as many values as there are rates
+RATES = (3.2e-5, 1e-4, 3.2e-4, 1e-3, 3.2e-3)
+RULES = (1, 3, 6, 12, 20)  # as many values as there are rates
 TRL = ("everything", "praised", "kto", "dpo")
 REACTION = "reaction"
 # way -> values to try
