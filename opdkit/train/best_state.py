@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
-MOVED = 0.2  # nats per token that replies nobody complained of may move where no hint says what to learn
+MOVED = 2.0  # nats per reply that may change where nobody complained and no hint says what to learn
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
@@ -51,13 +51,13 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
     broke = max(steps, key=lambda row: (row["step_kl"] or 0.0, row["shift"]))
     turns = ", ".join(broke["turn_ids"][:_NAMED]) + (", ..." if len(broke["turn_ids"]) > _NAMED else "")
     distances = "; ".join(
-        f"{name} {rows[0][column]:.3f} before training, {worst[column]:.3f} after step {worst['step']}"
+        f"{name} {rows[0][column]:.2f} before training, {worst[column]:.2f} after step {worst['step']}"
         for column, name in _DISTANCES.items()
         if worst[column] is not None
     )
     raise OpdkitError(
         "training made the model no better, so none is handed out. Distances of its own replies to prompts kept out of "
-        f"training (nats per token): {distances}. Step {broke['step']} moved the replies most, at turns {turns}. Look "
+        f"training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at turns {turns}. Look "
         "at their hints and rewards, try another --objective or a stronger --judge; --validate 0 hands out any model"
     )
 
@@ -65,4 +65,4 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
 def describe_state(row: JSON) -> str:
     """Return the two distances of a row as text."""
     known = {name: row[column] for column, name in _DISTANCES.items() if row[column] is not None}
-    return " and ".join(f"{value:.3f} nats {name}" for name, value in known.items())
+    return " and ".join(f"{value:.2f} nats {name}" for name, value in known.items())

@@ -3,11 +3,12 @@
 What a training breaks shows in no logged reply: the student no longer writes those. So replies are sampled to prompts
 of sessions that are kept out of training. After a prompt whose logged reply was complained of, the reply is compared
 with the student before training that reads the hint; after any other prompt, with the student before training. The
-mean KL per token of both is the score, in which a reply counts at most CAP; less is better. It is the loss of on-policy
+mean KL per reply of both is the score, in which a reply counts at most CAP; less is better. It is the loss of on-policy
 distillation (GKD, Agarwal et al. 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
 """
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,9 +39,9 @@ from opdkit.train.targets import Turn, prompt_messages
 
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
-FEWEST = 4  # with fewer prompts than this of a kind there is no validation
+FEWEST = 3  # with fewer prompts than this of a kind there is no validation
 SAMPLES = 2  # replies to each prompt
-CAP = 1.0  # nats per token that one reply counts at most: of few replies, one absurd one says little
+CAP = 10.0  # nats that one reply counts at most: of few replies, one absurd one says little
 COST = 0.12  # share of the training's tokens that validation may read and write
 CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
 _LONGEST, _ROOM = 512, 1.25  # tokens of a sampled reply: up to 1.25 times the longest logged one
@@ -98,7 +99,7 @@ class Validation:
         for (prompt, reply), shift in zip(answered, shifts, strict=True):
             results.append({
                 "hinted": prompt.hinted,
-                "kl": CAP if (mean_kl := shift.mean_kl) is None else min(mean_kl, CAP),
+                "kl": min(shift.kl, CAP) if math.isfinite(shift.kl) else CAP,
                 "ended": reply.finish_reason == "stop",
                 "looped": ends_in_loop(np.array(reply.ids, np.int32)),
                 "broke_call": _breaks_call(self.chat.text(reply.ids)),
