@@ -26,7 +26,7 @@ FOUND = Results(read_results(ROOT / "tests/benchmarks/learning/results.json"))
 
 
 def test_the_page_shows_the_results() -> None:
-    written = (ROOT / "docs/learning.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/sample-world.md").read_text(encoding="utf-8")
     assert written == document.page(FOUND.numbers), "run: python -m tests.benchmarks.learning --draw"
 
 
@@ -155,7 +155,7 @@ def _sides(question: str, objective: str, domain: str) -> tuple[list[float], lis
     return default[domain], original[domain]
 
 
-# What docs/learning.md calls clear, in favour of the default and of the original value. It leaves all else open.
+# What docs/sample-world.md calls clear, in favour of the default and of the original value. It leaves all else open.
 FOR_THE_DEFAULT = {("hint", "topk", "corrected"), ("weight", "blend", "corrected"), ("blame", "binary", "corrected"),
                    ("blame", "binary", "uncorrected")}  # fmt: skip
 FOR_THE_ORIGINAL = {("schedule", "blend", "uncorrected")}
@@ -225,7 +225,7 @@ def test_the_training_without_a_kl_term_is_the_stored_one() -> None:
         assert again[domain] == pytest.approx(shares)
 
 
-@pytest.mark.parametrize("page", ["learning", "performance", "scale"])
+@pytest.mark.parametrize("page", ["learning", "sample-world", "performance", "scale"])
 def test_rates_in_the_pages_are_per_something(page) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     units = "nats|seconds|tokens|parts|bytes|calls|votes|kB|GB|MB|sample|prompts"

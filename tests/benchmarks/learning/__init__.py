@@ -1,4 +1,4 @@
-"""Effect of each objective on a model, its cost, and what it makes the model forget: `docs/learning.md`.
+"""Effect of each objective on a model, its cost, and what it makes the model forget: `docs/sample-world.md`.
 
     python -m tests.benchmarks.learning            # about two hours on two cores; started again, it resumes
     python -m tests.benchmarks.learning --add      # measures only the cells that results.json does not have

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="trainings side by side, a core each")
     parser.add_argument("--seeds", type=int, default=3, help="trainings of each kind")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--docs", type=Path, default=DOCS, help="where learning.md and its plots go")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where sample-world.md and its plots go")
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
     )
@@ -55,7 +55,7 @@ def write(results: Path, docs: Path) -> None:
 
     found = read_results(results)
     docs.mkdir(parents=True, exist_ok=True)
-    (docs / "learning.md").write_text(document.page(found), encoding="utf-8")
+    (docs / "sample-world.md").write_text(document.page(found), encoding="utf-8")
     plots.draw(found, docs)
 
 

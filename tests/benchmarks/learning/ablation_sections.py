@@ -1,4 +1,4 @@
-"""Sections of docs/learning.md on the ablations: defaults against the original values, the KL term, opd.
+"""Sections of docs/sample-world.md on the ablations: defaults against the original values, the KL term, opd.
 
 A section gives its answer first. The answers are written by hand; tests/benchmarks/test_learning.py keeps them true.
 """

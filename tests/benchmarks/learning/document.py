@@ -1,4 +1,4 @@
-"""Effect of each objective on a small model, measured from logs to held-out replies: docs/learning.md."""
+"""Effect of each objective on a small model, measured from logs to held-out replies: docs/sample-world.md."""
 
 from statistics import median
 
@@ -36,7 +36,7 @@ from .sessions import IN_A_ROW, MOST
 
 
 def page(results: JSON) -> str:
-    """Return docs/learning.md."""
+    """Return docs/sample-world.md."""
     found = Results(results)
     sections = (
         _head,
@@ -70,7 +70,8 @@ replies to held-out requests that are as the user wants, in the four topics wher
 replies per request, sampled at temperature 1; the logs never mention what is requested). Before training it is
 {found.base():.2f}. Each number is the mean of {len(seeds_of(found, "base"))} seeds
 ({len(seeds_of(found, "short", DEFAULT))} for the short trainings of the default). Learning rates were chosen with other
-seeds (see the end). All other options have their defaults.
+seeds (see the end). All other options have their defaults. What training brings in other worlds, with everything at its
+default: [learning.md](learning.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""Plots of docs/learning.md, from the results file."""
+"""Plots of docs/sample-world.md, from the results file."""
 
 from pathlib import Path
 from typing import Any

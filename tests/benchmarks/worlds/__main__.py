@@ -1,13 +1,15 @@
 """Command line of the benchmark: measure what is missing, then write results, page and plots."""
 
 import argparse
+import json
 import os
 from pathlib import Path
 
 from ..pairs import machine, one_row_per_line
-from . import WORLDS, benchmark
+from . import WORLDS, benchmark, page
 
 RESULTS = Path(__file__).parents[1] / "results" / "worlds.json"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def main() -> None:
@@ -16,10 +18,26 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/worlds"), help="worlds, runs, and finished cells")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="cells side by side, a core each")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--docs", type=Path, default=DOCS, help="where learning.md and its plots go")
+    parser.add_argument(
+        "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
+    )
     options = parser.parse_args()
-    cells = benchmark.measure(options.work, options.workers, options.worlds)
-    document = {"machine": machine(), "cells": cells}
-    options.results.write_text(one_row_per_line(document), encoding="utf-8")
+    if not options.draw:
+        cells = benchmark.measure(options.work, options.workers, options.worlds)
+        document = {"machine": machine(), "cells": cells}
+        options.results.write_text(one_row_per_line(document), encoding="utf-8")
+    write(options.results, options.docs)
+
+
+def write(results: Path, docs: Path) -> None:
+    """Write the page and the plots that show the results."""
+    from . import plots  # matplotlib is needed for nothing else
+
+    document = json.loads(results.read_text(encoding="utf-8"))
+    docs.mkdir(parents=True, exist_ok=True)
+    (docs / "learning.md").write_text(page.page(document), encoding="utf-8")
+    plots.draw(document, docs)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,552 @@
+"""What the results of the benchmark say: the numbers of docs/learning.md, question by question.
+
+Every function copes with results that are not complete: it leaves out what is not measured.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from statistics import correlation
+from statistics import mean as mean_of
+from typing import NamedTuple
+
+from opdkit.config.fields import JSON
+from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
+
+from ..learning.cells import Cell
+from . import WORLDS
+from .benchmark import (
+    DEFAULT,
+    ERRORS,
+    HINT_ERRORS,
+    NOISE,
+    NOISY,
+    OBJECTIVES,
+    PATH_RATES,
+    SEARCH,
+    SEEDS,
+    SESSIONS,
+    best,
+    hint_cell,
+    world_cell,
+)
+from .forecasts import forecast_cell
+from .trainings import before_cell, path_cell, training_cell
+from .ways import RATES, REACTION, WAYS, way_cell
+
+WORSE = 0.02  # loss of either share that makes a model worse than the one before training
+BROKEN = 0.1  # loss of both shares together that makes a training without trust region a broken one
+ALL_NOISY = [f"{world}-{share:g}" for world in NOISY for share in NOISE]  # worlds with irrelevant reactions
+_EDGE = 1e-9  # shares are fractions: differences on a limit do not exceed it
+
+
+class Shares(NamedTuple):
+    """Shares of held-out replies that pass, of what the log corrects and of what it does not."""
+
+    corrected: float
+    uncorrected: float
+
+    @property
+    def both(self) -> float:
+        return self.corrected + self.uncorrected
+
+
+class Change(NamedTuple):
+    """Shares before and after a training or another way, with the same seed."""
+
+    before: Shares
+    after: Shares
+
+    @property
+    def gain(self) -> float:
+        return self.after.corrected - self.before.corrected
+
+    @property
+    def forgotten(self) -> float:
+        return self.before.uncorrected - self.after.uncorrected
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; not a number where there are no values."""
+    numbers = list(values)
+    return mean_of(numbers) if numbers else nan
+
+
+def mean_shares(shares: Iterable[Shares]) -> Shares:
+    several = list(shares)
+    return Shares(mean(s.corrected for s in several), mean(s.uncorrected for s in several))
+
+
+@dataclass(frozen=True)
+class Results:
+    """Access to the cells of a results file. A cell is found by its name, which its settings make."""
+
+    cells: Mapping[str, JSON]
+
+    @property
+    def worlds(self) -> list[str]:
+        """Return the names of the worlds of which anything is measured."""
+        measured = {str(numbers.get("world", "")).partition("-")[0] for numbers in self.cells.values()}
+        return [name for name in WORLDS if name in measured]
+
+    def numbers(self, cell: Cell) -> JSON | None:
+        return self.cells.get(cell.name)
+
+    def is_refused(self, cell: Cell) -> bool:
+        """Return True for a training that handed out no model."""
+        numbers = self.numbers(cell)
+        return numbers is not None and not numbers.get("model", True)
+
+    def shares(self, cell: Cell) -> Shares | None:
+        """Return the shares after a training or another way; where no model is handed out, those of the one before."""
+        numbers = self.numbers(cell)
+        if numbers is None:
+            return None
+        if self.is_refused(cell):
+            return self.before(cell)
+        return Shares(numbers[CORRECTED], numbers[UNCORRECTED])
+
+    def before(self, cell: Cell) -> Shares | None:
+        """Return the shares before a training of this world and seed; a noisy log has the model of the clean one."""
+        numbers = self.numbers(before_cell(cell.settings["world"].partition("-")[0], cell.settings["seed"]))
+        return None if numbers is None else Shares(numbers[CORRECTED], numbers[UNCORRECTED])
+
+    def change(self, cell: Cell) -> Change | None:
+        before, after = self.before(cell), self.shares(cell)
+        return None if before is None or after is None else Change(before, after)
+
+    def changes(self, cells: Iterable[Cell]) -> list[Change]:
+        return [change for change in map(self.change, cells) if change is not None]
+
+    def best_value(self, values: Sequence[float], cell: Callable[[float], Cell]) -> float | None:
+        """Return the value that ended best with the seed of the search, where all of them are measured."""
+        cells = [cell(value) for value in values]
+        return best(values, cells, dict(self.cells)) if all(c.name in self.cells for c in cells) else None
+
+    def count(self, cells: Iterable[Cell]) -> tuple[int, int]:
+        """Return how many of some cells are measured, and how many there are."""
+        names = {cell.name for cell in cells}
+        return len(names & self.cells.keys()), len(names)
+
+
+def own_cells(world: str) -> list[Cell]:
+    """Return the trainings of the default without a rate."""
+    return [training_cell(world, seed, DEFAULT, None) for seed in SEEDS]
+
+
+# -- the default without a learning rate ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OwnRate:
+    """Default without a learning rate in a world, and with the best rate of a search."""
+
+    world: str
+    own: Sequence[Change]  # one per seed
+    rates: Sequence[float]  # that the trainings found
+    best_rate: float | None
+    best: Sequence[Change]
+
+    @property
+    def ratio(self) -> float | None:
+        """Return how much of the best rate's accuracy is reached, in what the log corrects."""
+        reached, possible = (mean(c.after.corrected for c in changes) for changes in (self.own, self.best))
+        return reached / possible if self.best and possible else None
+
+    @property
+    def forgotten(self) -> float:
+        return mean(c.forgotten for c in self.own)
+
+    @property
+    def forgotten_more(self) -> float | None:
+        """Return by how much more is forgotten than with the best rate."""
+        return self.forgotten - mean(c.forgotten for c in self.best) if self.best else None
+
+
+def own_rates(results: Results) -> list[OwnRate]:
+    found = []
+    for world in results.worlds:
+        rate = results.best_value(RATES, lambda rate, world=world: training_cell(world, SEARCH, DEFAULT, rate))
+        tuned = [] if rate is None else [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
+        numbers = [results.numbers(c) for c in own_cells(world) if not results.is_refused(c)]
+        found.append(OwnRate(world, results.changes(own_cells(world)), [n["rate"] for n in numbers if n],
+                             rate, results.changes(tuned)))  # fmt: skip
+    return [row for row in found if row.own]
+
+
+# -- models that are handed out -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training of opdkit, and what became of it."""
+
+    world: str
+    objective: str
+    rate: float | None  # that was given
+    seed: int
+    change: Change
+    refused: bool  # no model was handed out
+    alarm: bool  # a validation was worse than before training
+
+    @property
+    def is_worse(self) -> bool:
+        """Return True where a model is handed out that lost more than WORSE in either share."""
+        return any(b - a > WORSE + _EDGE for b, a in zip(*self.change, strict=True))
+
+
+def search_cells(worlds: Iterable[str]) -> list[Cell]:
+    return [training_cell(world, SEARCH, objective, rate) for world in worlds for objective in OBJECTIVES
+            for rate in RATES]  # fmt: skip
+
+
+def noisy_worlds(results: Results) -> list[str]:
+    return [world for world in ALL_NOISY if world.partition("-")[0] in results.worlds]
+
+
+def training_cells(results: Results) -> list[Cell]:
+    """Return the trainings on judged hints that the benchmark runs: at all rates, and the default without one."""
+    cells = [cell for world in (*results.worlds, *noisy_worlds(results)) for cell in own_cells(world)]
+    for row in own_rates(results):
+        if row.best_rate is not None:
+            cells += [training_cell(row.world, seed, DEFAULT, row.best_rate) for seed in SEEDS]
+    return search_cells(results.worlds) + cells
+
+
+def trainings(results: Results) -> list[Training]:
+    found = []
+    for cell in training_cells(results):
+        settings, numbers, change = cell.settings, results.numbers(cell), results.change(cell)
+        if numbers is not None and change is not None:
+            scores = [score for _step, score in numbers.get("scores", ())]
+            found.append(Training(settings["world"], settings["objective"], settings["rate"], settings["seed"], change,
+                                  results.is_refused(cell), any(s > scores[0] for s in scores[1:])))  # fmt: skip
+    return found
+
+
+# -- trainings that nothing holds back ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainingPath:
+    """Score of the validation and truth along a training without trust region; the first mark is before training."""
+
+    world: str
+    objective: str
+    rate: float
+    scores: Sequence[float]
+    truth: Sequence[Shares]
+    error: str | None  # that ended it
+    steps: int
+    tokens: int | None  # that its steps read
+
+    @property
+    def losses(self) -> list[float]:
+        """Return what both shares together have lost since before training, mark by mark."""
+        return [self.truth[0].both - shares.both for shares in self.truth]
+
+    @property
+    def breaks(self) -> bool:
+        return max(self.losses) > BROKEN + _EDGE
+
+    @property
+    def alarm(self) -> int | None:
+        """Return the first mark whose score is worse than before training; an error is an alarm after the last mark."""
+        marks = (k for k, score in enumerate(self.scores) if k and score > self.scores[0])
+        return next(marks, None if self.error is None else len(self.scores))
+
+    @property
+    def lost_before_alarm(self) -> float | None:
+        """Return the share of a broken path's loss that had happened at the last mark without alarm, if one came."""
+        if self.alarm is None or not self.breaks:
+            return None
+        return max(0.0, self.losses[self.alarm - 1]) / max(self.losses)
+
+    @property
+    def in_time(self) -> bool:
+        """Return True where less than half of the total loss had happened when no alarm had come yet."""
+        lost = self.lost_before_alarm
+        return lost is not None and lost < 0.5
+
+    @property
+    def is_honest(self) -> bool:
+        """Return True for a path that never breaks and ends better than it began."""
+        return not self.breaks and self.error is None and self.losses[-1] < 0
+
+
+def path_cells(worlds: Iterable[str]) -> list[Cell]:
+    return [path_cell(world, SEARCH, objective, rate) for world in worlds for objective in OBJECTIVES
+            for rate in PATH_RATES]  # fmt: skip
+
+
+def paths(results: Results) -> list[TrainingPath]:
+    found = []
+    for cell in path_cells(results.worlds):
+        numbers = results.numbers(cell)
+        if numbers and numbers["marks"]:
+            marks, settings = numbers["marks"], cell.settings
+            found.append(TrainingPath(
+                settings["world"], settings["objective"], settings["rate"], [mark["score"] for mark in marks],
+                [Shares(mark[CORRECTED], mark[UNCORRECTED]) for mark in marks], numbers["error"], marks[-1]["step"],
+                numbers["trained"],
+            ))  # fmt: skip
+    return found
+
+
+# -- score and truth ------------------------------------------------------------------------------------------------
+
+
+class Checkpoint(NamedTuple):
+    """Student at a mark of a path."""
+
+    world: str
+    score: float
+    error: float  # share of held-out replies that do not pass: 1 - the mean of both shares
+
+
+def checkpoints(results: Results) -> list[Checkpoint]:
+    """Return every mark of every path; the model before training, where all paths of a world begin, only once."""
+    rows = [Checkpoint(path.world, score, 1 - shares.both / 2)
+            for path in paths(results) for score, shares in zip(path.scores, path.truth, strict=True)]  # fmt: skip
+    first = {(path.world, path.scores[0], 1 - path.truth[0].both / 2) for path in paths(results)}
+    return [row for row in rows if row not in first] + [Checkpoint(*row) for row in sorted(first)]
+
+
+def spearman(rows: Sequence[Checkpoint]) -> float | None:
+    """Return the rank correlation of score and error."""
+    return correlation_of([_ranks([row.score for row in rows]), _ranks([row.error for row in rows])])
+
+
+def correlation_of(columns: Sequence[Sequence[float]]) -> float | None:
+    """Return Pearson's correlation of two columns; None where one of them does not vary."""
+    return correlation(*columns) if all(len(set(column)) > 1 for column in columns) else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of each value; equal ones share the mean of their ranks."""
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+# -- irrelevant reactions -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Default on judged hints, and raw reactions as hints, where a share of the reactions is irrelevant."""
+
+    world: str
+    share: float
+    judged: Shares | None  # means over the seeds
+    raw: Shares | None
+    judged_loss: float | None  # of what the log corrects, against the log without irrelevant reactions
+    raw_loss: float | None
+
+
+def noise_cells(results: Results, world: str) -> tuple[list[Cell], list[Cell]]:
+    """Return the trainings on judged hints and those on raw reactions, at the best rate; none where it is unknown."""
+    rate = results.best_value(RATES, lambda rate: way_cell(world, REACTION, rate, SEARCH))
+    return own_cells(world), [] if rate is None else [way_cell(world, REACTION, rate, seed) for seed in SEEDS]
+
+
+def noises(results: Results) -> list[Noise]:
+    found = []
+    for world in NOISY:
+        clean: list[Shares | None] = [None, None]
+        for share in (0.0, *NOISE):
+            kinds = noise_cells(results, f"{world}-{share:g}" if share else world)
+            now = [mean_shares(c.after for c in changes) if (changes := results.changes(kind)) else None
+                   for kind in kinds]  # fmt: skip
+            clean = clean if share else now
+            losses = [c.corrected - n.corrected if c and n else None for c, n in zip(clean, now, strict=True)]
+            if any(now):
+                found.append(Noise(world, share, now[0], now[1], losses[0], losses[1]))
+    return found
+
+
+# -- hints ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HintCheck:
+    """Bad hints that `opdkit teacher --check-hints` drops, with a judge that errs in a share of its answers."""
+
+    errors: float
+    hints: int
+    planted: int
+    dropped: int
+    found: int  # dropped ones that were planted
+
+    @property
+    def recall(self) -> float:
+        return self.found / self.planted
+
+    @property
+    def precision(self) -> float:
+        return self.found / self.dropped if self.dropped else nan
+
+
+def hint_checks(results: Results) -> list[HintCheck]:
+    """Return the checks by the judge's errors; the hints of all seeds are counted together."""
+    found = []
+    for errors in HINT_ERRORS:
+        several = [n for seed in SEEDS if (n := results.numbers(hint_cell(errors, seed)))]
+        names = ("hints", "planted", "dropped", "found")
+        if several:
+            found.append(HintCheck(errors, *(sum(numbers[name] for numbers in several) for name in names)))
+    return found
+
+
+# -- forecasts ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Gain that was forecast from some sessions of a log, and the gain that the training had."""
+
+    world: str
+    sessions: int
+    gain: float
+    low: float
+    high: float
+    go: bool
+    measured: float
+    refused: bool
+
+    @property
+    def is_sign_right(self) -> bool:
+        return (self.gain > 0) == (self.measured > 0)
+
+    @property
+    def is_covered(self) -> bool:
+        return self.low - _EDGE <= self.measured <= self.high + _EDGE
+
+
+def forecast_cells(worlds: Iterable[str]) -> list[Cell]:
+    return [forecast_cell(world, sessions, ERRORS, 0) for world in worlds for sessions in SESSIONS]
+
+
+def forecasts(results: Results) -> list[Forecast]:
+    """Return the forecasts with a gain: where no hint can be tested there is none."""
+    found = []
+    for cell in forecast_cells(results.worlds):
+        numbers, change = results.numbers(cell), results.change(cell)
+        if numbers and change and numbers["gain"] is not None:
+            found.append(Forecast(cell.settings["world"], cell.settings["sessions"], numbers["gain"], numbers["low"],
+                                  numbers["high"], numbers["go"], change.gain, results.is_refused(cell)))  # fmt: skip
+    return found
+
+
+# -- what a user would do instead -----------------------------------------------------------------------------------
+
+OURS = "opdkit"  # its default
+
+
+@dataclass(frozen=True)
+class Way:
+    """Way to make use of a log in a world, at its own best value."""
+
+    world: str
+    name: str
+    value: float | None  # rate, or number of rules; opdkit's default has none
+    changes: Sequence[Change]  # one per seed
+    tokens: float  # that models read and wrote for it; mean over the seeds
+    request: float  # tokens of the prompts of held-out requests
+
+    @property
+    def gain(self) -> float:
+        return mean(c.gain for c in self.changes)
+
+    @property
+    def forgotten(self) -> float:
+        return mean(c.forgotten for c in self.changes)
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """Return the lowest and the highest gain of a seed."""
+        several = [c.gain for c in self.changes]
+        return min(several), max(several)
+
+
+def ways(results: Results) -> dict[str, dict[str, Way]]:
+    """Return the ways of each world; the default is the first of them."""
+    found: dict[str, dict[str, Way]] = {}
+    for world in results.worlds:
+        for name, value, cells in _way_cells(results, world):
+            changes = results.changes(cells)
+            numbers = [n for cell in cells if (n := results.numbers(cell))]
+            if changes:
+                tokens = mean(sum(n["tokens"].values()) for n in numbers if "tokens" in n)
+                request = mean(n["prompt_tokens"] for n in numbers if n.get("prompt_tokens"))
+                found.setdefault(world, {})[name] = Way(world, name, value, changes, tokens, request)
+    return found
+
+
+def _way_cells(results: Results, world: str) -> Iterator[tuple[str, float | None, list[Cell]]]:
+    yield OURS, None, own_cells(world)
+    for name, values in WAYS.items():
+        value = results.best_value(values, lambda value, name=name: way_cell(world, name, value, SEARCH))
+        if value is not None:
+            yield name, value, [way_cell(world, name, value, seed) for seed in SEEDS]
+
+
+def ahead(ways_of_world: Mapping[str, Way]) -> list[Way]:
+    """Return the ways that gain more than the default, the best first."""
+    ours = ways_of_world.get(OURS)
+    return sorted((w for w in ways_of_world.values() if ours and w.gain > ours.gain + _EDGE), key=lambda w: -w.gain)
+
+
+def forgets_less(ways_of_world: Mapping[str, Way], names: Iterable[str]) -> list[Way]:
+    """Return those of some ways that do not forget more than the default."""
+    ours = ways_of_world.get(OURS)
+    return [w for name in names if (w := ways_of_world.get(name)) and ours and w.forgotten <= ours.forgotten + _EDGE]
+
+
+# -- costs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Tokens of the default's trainings in a world, all seeds together."""
+
+    world: str
+    trained: int
+    validated: int
+    steps: int
+    plain: float | None  # tokens per step without trust region
+
+    @property
+    def validation(self) -> float:
+        """Return the tokens of validation per token that steps read."""
+        return self.validated / self.trained
+
+    @property
+    def trust_region(self) -> float | None:
+        """Return by what share a step reads more than without trust region."""
+        return self.trained / self.steps / self.plain - 1 if self.plain else None
+
+    @property
+    def together(self) -> float | None:
+        """Return by what share the training reads more than its steps do without trust region and validation."""
+        return (self.trained + self.validated) / self.steps / self.plain - 1 if self.plain else None
+
+
+def costs(results: Results) -> list[Cost]:
+    found = []
+    for world in results.worlds:
+        several = [n for cell in own_cells(world) if (n := results.numbers(cell)) and "tokens" in n]
+        free = [p for p in paths(results) if (p.world, p.objective) == (world, DEFAULT) and p.tokens and p.steps]
+        if several:
+            trained, validated = (sum(n["tokens"][kind] for n in several) for kind in ("trained", "validated"))
+            plain = mean(p.tokens / p.steps for p in free if p.tokens) if free else None
+            found.append(Cost(world, trained, validated, sum(n["steps"] for n in several), plain))
+    return found
+
+
+# -- worlds ---------------------------------------------------------------------------------------------------------
+
+
+def built_worlds(results: Results) -> dict[str, JSON]:
+    """Return what is known of the logs, with and without irrelevant reactions, by the names of the worlds."""
+    names = (*results.worlds, *noisy_worlds(results))
+    return {name: numbers for name in names if (numbers := results.numbers(world_cell(name)))}
