@@ -223,7 +223,10 @@ def _score(results: Results) -> str:
         f"error is {number(overall)}"
         + (f"; within a world it is {number(median(within.values()))} in the median." if within else "."),
     )
-    note = text("The checkpoints are the marks of the paths above. The *error* is 1 - the mean of both shares.")
+    note = text(
+        "The checkpoints are the marks of the paths above; the model before training is one per world. The *error* is "
+        "1 - the mean of both shares."
+    )
     lines = [[title(world), str(len(of_worlds[world])), number(found)] for world, found in within.items()]
     return section(heading, results, cells, answer, note, table(["world", "checkpoints", "Spearman"], lines),
                    "![held-out error against score, each checkpoint a dot](worlds-score.svg)")  # fmt: skip

@@ -1,7 +1,8 @@
 """Plots of docs/learning.md, from the results of the benchmark of worlds."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib import pyplot as plt
@@ -19,7 +20,6 @@ _TEN = plt.get_cmap("tab10").colors
 WORLD_COLOURS = dict(zip(WORLDS, _TEN, strict=False))
 OBJECTIVE_COLOURS = dict(zip(OBJECTIVES, _TEN, strict=False))
 WAY_COLOURS = dict(zip(TITLES, _TEN, strict=False))
-BESIDE = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5), "frameon": False}
 
 
 def draw(document: JSON, folder: Path) -> None:
@@ -36,12 +36,20 @@ def draw(document: JSON, folder: Path) -> None:
         plt.close(figure)
 
 
-def _label(axes: Axes, **options: object) -> None:
+def _label(axes: Axes) -> None:
     """Draw the legend, each label once, where there is any."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     if once:
-        axes.legend(once.values(), once.keys(), **options)
+        axes.legend(once.values(), once.keys(), loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _name_colours(axes: Axes, colours: dict[str, Any], names: Iterable[str]) -> None:
+    """Put those of some names that have a dot into the legend, in the order of the colours."""
+    there = set(names)
+    for name, colour in colours.items():
+        if name in there:
+            axes.scatter([], [], color=colour, s=18, label=title(name) if name in WORLDS else name)
 
 
 def _default(axes: Axes, results: Results) -> None:
@@ -60,36 +68,35 @@ def _default(axes: Axes, results: Results) -> None:
     axes.set(xlabel="held-out replies as wanted, corrected", xlim=(0, 1.02), yticks=range(len(rows)),
              yticklabels=[title(row.world) for row in rows])  # fmt: skip
     axes.invert_yaxis()
-    _label(axes, **BESIDE)
+    _label(axes)
 
 
 def _worse(axes: Axes, results: Results) -> None:
-    """Draw the change of both shares of each training; the corner lines are what is called worse."""
-    for row in findings.trainings(results):
+    """Draw the change of both shares of each training; beyond the lines it is called worse."""
+    rows = findings.trainings(results)
+    for row in rows:
         axes.scatter([row.change.gain], [-row.change.forgotten], color=OBJECTIVE_COLOURS[row.objective], s=14,
-                     marker="x" if row.refused else "o", alpha=0.7, label=row.objective)  # fmt: skip
+                     marker="x" if row.refused else "o", alpha=0.7)  # fmt: skip
     for line in (axes.axhline, axes.axvline):
         line(-findings.WORSE, color="tab:red", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="change of the corrected share", ylabel="change of the uncorrected share")
-    _label(axes, **BESIDE)
+    _name_colours(axes, OBJECTIVE_COLOURS, (row.objective for row in rows))
+    axes.set(xlabel="change of the corrected share (x: no model handed out)", ylabel="change of the uncorrected share")
+    _label(axes)
 
 
 def _alarm(axes: Axes, results: Results) -> None:
     """Draw the share of the loss that had happened before the alarm, for each path that breaks; 1: none came."""
     broken = [row for row in findings.paths(results) if row.breaks]
     for row in broken:
-        lost = 1.0 if row.lost_before_alarm is None else row.lost_before_alarm
-        within = WORLD_OFFSETS[row.world]
-        axes.scatter([lost], [OBJECTIVES.index(row.objective) + within], s=16, color=WORLD_COLOURS[row.world],
-                     label=title(row.world), marker="x" if row.lost_before_alarm is None else "o")  # fmt: skip
+        lost = row.lost_before_alarm
+        beside = (list(WORLDS).index(row.world) - (len(WORLDS) - 1) / 2) * 0.09
+        axes.scatter([1.0 if lost is None else lost], [OBJECTIVES.index(row.objective) + beside], s=16,
+                     color=WORLD_COLOURS[row.world], marker="x" if lost is None else "o")  # fmt: skip
     axes.axvline(0.5, color="tab:red", linewidth=0.8, linestyle=":")
+    _name_colours(axes, WORLD_COLOURS, (row.world for row in broken))
     axes.set(xlabel="share of the loss before the alarm (x: no alarm)", xlim=(-0.03, 1.03),
-             yticks=range(len(OBJECTIVES)), yticklabels=OBJECTIVES)  # fmt: skip
-    axes.invert_yaxis()
-    _label(axes, **BESIDE)
-
-
-WORLD_OFFSETS = {world: (k - (len(WORLDS) - 1) / 2) * 0.09 for k, world in enumerate(WORLDS)}
+             ylim=(len(OBJECTIVES) - 0.5, -0.5), yticks=range(len(OBJECTIVES)), yticklabels=OBJECTIVES)  # fmt: skip
+    _label(axes)
 
 
 def _score(axes: Axes, results: Results) -> None:
@@ -102,7 +109,8 @@ def _score(axes: Axes, results: Results) -> None:
                          color=WORLD_COLOURS[world], label=title(world))  # fmt: skip
     axes.set(xlabel="score of the validation, nats per token", ylabel="held-out error", ylim=(-0.02, 1.02))
     axes.set_xscale("symlog", linthresh=0.01)
-    _label(axes, **BESIDE)
+    axes.set_xlim(left=min([0.0, *(row.score for row in rows)]))
+    _label(axes)
 
 
 def _noise(axes: Axes, results: Results) -> None:
@@ -116,7 +124,7 @@ def _noise(axes: Axes, results: Results) -> None:
             axes.plot(*_columns(mine), linestyle=style, marker="o", color=WORLD_COLOURS[world],
                       label=f"{title(world)}: {what}")  # fmt: skip
     axes.set(xlabel="share of irrelevant reactions", ylabel="corrected", ylim=(0, 1.02))
-    _label(axes, **BESIDE)
+    _label(axes)
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -131,7 +139,7 @@ def _forecast(axes: Axes, results: Results) -> None:
         axes.scatter([row.gain], [row.measured], color=colour, s=18, label=title(row.world))
     axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="forecast gain, with its 90% interval", ylabel="measured gain")
-    _label(axes, **BESIDE)
+    _label(axes)
 
 
 def _ways(axes: Axes, results: Results) -> None:
@@ -145,4 +153,4 @@ def _ways(axes: Axes, results: Results) -> None:
             axes.scatter([mean(way.gain for way in mine)], [mean(way.forgotten for way in mine)], s=60,
                          color=WAY_COLOURS[name], marker="*" if name == OURS else "o", label=TITLES[name])  # fmt: skip
     axes.set(xlabel="gain of the corrected share", ylabel="forgotten of the uncorrected share")
-    _label(axes, **BESIDE)
+    _label(axes)
