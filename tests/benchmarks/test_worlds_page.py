@@ -11,12 +11,12 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the wo
 
 from benchmarks.learning.cells import Cell  # noqa: E402
 from benchmarks.worlds import findings  # noqa: E402
-from benchmarks.worlds.benchmark import DEFAULT, ERRORS, SEARCH, SEEDS, hint_cell, world_cell  # noqa: E402
+from benchmarks.worlds.benchmark import DEFAULT, ERRORS, RATES, SEARCH, SEEDS, hint_cell, world_cell  # noqa: E402
 from benchmarks.worlds.findings import OURS, Change, Checkpoint, Results, Shares, Way  # noqa: E402
 from benchmarks.worlds.forecasts import forecast_cell  # noqa: E402
 from benchmarks.worlds.page import page  # noqa: E402
 from benchmarks.worlds.trainings import before_cell, path_cell, training_cell  # noqa: E402
-from benchmarks.worlds.ways import RATES, REACTION, RULES, way_cell  # noqa: E402
+from benchmarks.worlds.ways import REACTION, RULES, WAYS, way_cell  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests/benchmarks/results/worlds.json"
@@ -27,7 +27,7 @@ def shares(corrected: float, uncorrected: float = 0.95, tokens: int = 1000) -> d
     """Return the numbers of a model that is handed out."""
     return {
         "model": True, "corrected": corrected, "uncorrected": uncorrected, "prompt_tokens": 50.0, "reply_tokens": 9.0,
-        "rate": 0.002, "steps": 10, "tokens": {"scored": 500, "trained": tokens, "validated": tokens // 10},
+        "peak_rate": 0.002, "steps": 10, "tokens": {"scored": 500, "trained": tokens, "validated": tokens // 10},
         "scores": [[0, 0.4], [10, 0.1]],
     }  # fmt: skip
 
@@ -69,6 +69,7 @@ def filled() -> dict[str, dict]:
             put(training_cell(world, seed, DEFAULT, None), shares(corrected, uncorrected))
     for rate in RATES:
         put(training_cell("habit", SEARCH, DEFAULT, rate), shares(0.97 if rate == 1e-3 else 0.5))
+    for rate in WAYS[REACTION]:
         for way, best in (("everything", 3.2e-4), ("kto", 1e-4), (REACTION, 1e-3)):
             put(way_cell("habit", way, rate, SEARCH), shares(0.9 if rate == best else 0.3, 0.9))
         put(way_cell("habit-0.3", REACTION, rate, SEARCH), shares(0.7 if rate == 3.2e-4 else 0.3))

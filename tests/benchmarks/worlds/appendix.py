@@ -6,10 +6,10 @@ from opdkit.config.fields import JSON
 
 from ..learning.lookup import table
 from . import WORLDS, findings
-from .benchmark import OBJECTIVES, PATH_RATES, SEEDS, world_cell
+from .benchmark import OBJECTIVES, PATH_RATES, RATES, SEARCH, SEEDS, world_cell
 from .findings import ALL_NOISY, Results, mean_shares
 from .trainings import before_cell
-from .ways import RATES, way_cell
+from .ways import WAYS, way_cell
 from .words import NOTHING, TITLES, given, number, outcome, pair, section, spread, text, thousands, title
 
 
@@ -55,8 +55,7 @@ def _end(paths: Sequence[findings.TrainingPath], objective: str, rate: float) ->
 
 def _tuned_ways(results: Results) -> str:
     rows = [way for some in findings.ways(results).values() for way in some.values()]
-    cells = [cell for way in rows if way.value is not None
-             for cell in (way_cell(way.world, way.name, way.value, seed) for seed in SEEDS)]  # fmt: skip
+    cells = [way_cell(w, way, value, SEARCH) for w in WORLDS for way, values in WAYS.items() for value in values]
     lines = [[title(way.world), TITLES[way.name], "-" if way.value is None else given(way.value),
               spread([c.after.corrected for c in way.changes]), spread([c.after.uncorrected for c in way.changes]),
               thousands(way.tokens), f"{way.request:.0f}"] for way in rows]  # fmt: skip

@@ -23,20 +23,24 @@ from .benchmark import (
     NOISY,
     OBJECTIVES,
     PATH_RATES,
+    RATES,
     SEARCH,
     SEEDS,
     SESSIONS,
     best,
+    first_cells,
     hint_cell,
     world_cell,
 )
 from .forecasts import forecast_cell
 from .trainings import before_cell, path_cell, training_cell
-from .ways import RATES, REACTION, WAYS, way_cell
+from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # loss of either share that makes a model worse than the one before training
 BROKEN = 0.1  # loss of both shares together that makes a training without trust region a broken one
 ALL_NOISY = [f"{world}-{share:g}" for world in NOISY for share in NOISE]  # worlds with irrelevant reactions
+# What the benchmark measures, but for the worlds' best values.
+PLANNED = {cell.name for cell in (*first_cells(list(WORLDS), ALL_NOISY), *map(world_cell, (*WORLDS, *ALL_NOISY)))}
 _EDGE = 1e-9  # shares are fractions: differences on a limit do not exceed it
 
 
@@ -124,8 +128,8 @@ class Results:
         return best(values, cells, dict(self.cells)) if all(c.name in self.cells for c in cells) else None
 
     def count(self, cells: Iterable[Cell]) -> tuple[int, int]:
-        """Return how many of some cells are measured, and how many there are."""
-        names = {cell.name for cell in cells}
+        """Return how many of some cells are measured, and how many of them the benchmark measures."""
+        names = {cell.name for cell in cells} & (PLANNED | self.cells.keys())
         return len(names & self.cells.keys()), len(names)
 
 
@@ -169,7 +173,7 @@ def own_rates(results: Results) -> list[OwnRate]:
         rate = results.best_value(RATES, lambda rate, world=world: training_cell(world, SEARCH, DEFAULT, rate))
         tuned = [] if rate is None else [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
         numbers = [results.numbers(c) for c in own_cells(world) if not results.is_refused(c)]
-        found.append(OwnRate(world, results.changes(own_cells(world)), [n["rate"] for n in numbers if n],
+        found.append(OwnRate(world, results.changes(own_cells(world)), [n["peak_rate"] for n in numbers if n],
                              rate, results.changes(tuned)))  # fmt: skip
     return [row for row in found if row.own]
 
@@ -345,7 +349,7 @@ class Noise:
 
 def noise_cells(results: Results, world: str) -> tuple[list[Cell], list[Cell]]:
     """Return the trainings on judged hints and those on raw reactions, at the best rate; none where it is unknown."""
-    rate = results.best_value(RATES, lambda rate: way_cell(world, REACTION, rate, SEARCH))
+    rate = results.best_value(WAYS[REACTION], lambda rate: way_cell(world, REACTION, rate, SEARCH))
     return own_cells(world), [] if rate is None else [way_cell(world, REACTION, rate, seed) for seed in SEEDS]
 
 

@@ -9,21 +9,22 @@ from opdkit.config.fields import JSON
 from ..learning.lookup import table
 from . import WORLDS, appendix, findings
 from .benchmark import (
+    BUILD,
     DEFAULT,
     ERRORS,
     HINT_ERRORS,
     OBJECTIVES,
     PATH_RATES,
+    RATES,
     SEARCH,
     SEEDS,
     SESSIONS,
-    first_cells,
     hint_cell,
 )
 from .build import HELD_OUT_PROMPTS
 from .findings import ALL_NOISY, OURS, Results, mean, mean_shares
 from .trainings import before_cell, path_cell, training_cell
-from .ways import EPOCHS, RATES, REACTION, WAYS, way_cell
+from .ways import EPOCHS, REACTION, WAYS, way_cell
 from .words import (
     NOTHING,
     TITLES,
@@ -62,7 +63,7 @@ def page(document: JSON) -> str:
 
 
 def _head(results: Results) -> str:
-    measured, of = results.count(first_cells(list(WORLDS), ALL_NOISY))
+    measured, of = len(results.cells.keys() & findings.PLANNED), len(findings.PLANNED)
     aside = [world for world in results.worlds if WORLDS[world].aside]
     replies = HELD_OUT_PROMPTS * min(world.samples for world in WORLDS.values())
     return "\n\n".join([
@@ -75,6 +76,7 @@ def _head(results: Results) -> str:
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. All trainings take "
             f"{EPOCHS} epochs. Replies are sampled at temperature 1, {replies} of each kind: a share of so many has a "
             f"standard error of up to {number(0.5 / sqrt(replies))}.",
+            f"The worlds are built with seed {BUILD}: builds with seed 0 were looked at while defaults were chosen. "
             f"What is searched for is searched with seed {SEARCH}; what is reported has the seeds "
             f"{', '.join(map(str, SEEDS))}.",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
@@ -141,8 +143,8 @@ def _worse(results: Results) -> str:
     lines = [[f"**{o}** (default)" if o == DEFAULT else o, *(outcome(rows, o, rate) for rate in (None, *RATES))]
              for o in OBJECTIVES]  # fmt: skip
     note = text(
-        "Mean shares over the worlds after the training, by objective and the rate that is given; in brackets: "
-        "trainings of them that handed out no model, and count as the model before. Bold: one of them is worse.",
+        "Mean shares after the training, over the worlds in which it was measured, by objective and the "
+        "rate that is given; in brackets: trainings of them that handed out no model, and count as the model before. Bold: one of them is worse.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
         if any(row.rate is not None for row in rows) else "",
     )  # fmt: skip
@@ -235,7 +237,7 @@ def _score(results: Results) -> str:
 def _noise(results: Results) -> str:
     rows = findings.noises(results)
     cells = [cell for world in ALL_NOISY for cell in (*findings.own_cells(world), *(
-        way_cell(world, REACTION, rate, SEARCH) for rate in RATES))]  # fmt: skip
+        way_cell(world, REACTION, rate, SEARCH) for rate in WAYS[REACTION]))]  # fmt: skip
     heading = "What do irrelevant reactions do?"
     noisy = [row for row in rows if row.share]
     if not noisy:
@@ -350,8 +352,8 @@ def _ways(results: Results) -> str:
     ]  # fmt: skip
     note = text(
         "Gain of the corrected share / forgotten of the uncorrected share; means over the seeds. Each way but the "
-        "default has its own best value of seven. *Tokens* are what models read and wrote for it, without judging; "
-        "*tokens per request* are those of the prompt of a held-out request afterwards.",
+        f"default has its own best value of {len(WAYS[REACTION])}. *Tokens* are what models read and wrote for it, "
+        "without judging; *tokens per request* are those of the prompt of a held-out request afterwards.",
     )
     return section(
         heading, results, cells, answer, table(["world", *(TITLES[n] for n in names)], lines), note,

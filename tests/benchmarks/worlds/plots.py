@@ -107,7 +107,7 @@ def _score(axes: Axes, results: Results) -> None:
         if mine:
             axes.scatter([row.score for row in mine], [row.error for row in mine], s=10, alpha=0.7,
                          color=WORLD_COLOURS[world], label=title(world))  # fmt: skip
-    axes.set(xlabel="score of the validation, nats per token", ylabel="held-out error", ylim=(-0.02, 1.02))
+    axes.set(xlabel="score of the validation", ylabel="held-out error", ylim=(-0.02, 1.02))
     axes.set_xscale("symlog", linthresh=0.01)
     axes.set_xlim(left=min([0.0, *(row.score for row in rows)]))
     _label(axes)
