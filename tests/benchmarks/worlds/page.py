@@ -144,7 +144,8 @@ def _worse(results: Results) -> str:
              for o in OBJECTIVES]  # fmt: skip
     note = text(
         "Mean shares after the training, over the worlds in which it was measured, by objective and the "
-        "rate that is given; in brackets: trainings of them that handed out no model, and count as the model before. Bold: one of them is worse.",
+        "rate that is given; in brackets: trainings of them that handed out no model, and count as the model before. "
+        "Bold: one of them is worse.",
         "Before training: " + pair(mean_shares(row.change.before for row in rows if row.rate is not None)) + "."
         if any(row.rate is not None for row in rows) else "",
     )  # fmt: skip
