@@ -29,7 +29,7 @@ def measured(cells: Sequence[Cell], work: Path, workers: int, known: dict[str, J
 
     Cells of `known` are taken from there. Cells that the work folder has for the same settings are reused.
     """
-    missing = [cell for cell in cells if cell.name not in known and _recorded(cell, work) is None]
+    missing = [cell for cell in cells if cell.name not in known and recorded(cell, work) is None]
     # A process a worker and a thread a process: threads that wait for each other on a busy core cost many times more.
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
@@ -39,11 +39,12 @@ def measured(cells: Sequence[Cell], work: Path, workers: int, known: dict[str, J
                 pool.shutdown(wait=False, cancel_futures=True)
             future.result()
             print(f"{count} of {len(missing)}: {futures[future].name}", file=sys.stderr, flush=True)
-    found = {cell.name: known.get(cell.name) or _recorded(cell, work) for cell in cells}
+    found = {cell.name: known.get(cell.name) or recorded(cell, work) for cell in cells}
     return {name: numbers for name, numbers in found.items() if numbers is not None}
 
 
-def _recorded(cell: Cell, work: Path) -> JSON | None:
+def recorded(cell: Cell, work: Path) -> JSON | None:
+    """Return the numbers that the work folder has for a cell with the same settings; None: it was not measured."""
     try:
         record = json.loads(cell.record(work).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -22,9 +22,13 @@ def main() -> None:
     parser.add_argument(
         "--draw", action="store_true", help="measure nothing: page and plots from the results there are"
     )
+    parser.add_argument("--finished", action="store_true", help="measure nothing: results of the finished cells")
     options = parser.parse_args()
     if not options.draw:
-        cells = benchmark.measure(options.work, options.workers, options.worlds)
+        if options.finished:
+            cells = benchmark.finished(options.work, options.worlds)
+        else:
+            cells = benchmark.measure(options.work, options.workers, options.worlds)
         document = {"machine": machine(), "cells": cells}
         options.results.write_text(one_row_per_line(document), encoding="utf-8")
     write(options.results, options.docs)

@@ -4,7 +4,9 @@ Worlds are built first. Then all objectives train at all rates with a seed that 
 the best rate, and shows what a bad rate does. What is reported of a way takes its best value and other seeds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from opdkit.config.fields import JSON
@@ -13,7 +15,7 @@ from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
 from opdkit.train.objective.terms import PRESETS
 
 from .. import hints
-from ..learning.cells import Cell, measured
+from ..learning.cells import Cell, measured, recorded
 from . import WORLDS, build, built_in
 from .forecasts import forecast_cell
 from .measure import hinted_accuracy, judged_right, prepared
@@ -32,63 +34,85 @@ HINT_ERRORS, HINT_TOPICS = (0.0, 0.1, 0.2), ("weather", "cooking", "trains", "or
 
 
 def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
-    """Return the settings and numbers of every cell, by its name."""
-    noisy = [f"{world}-{share:g}" for world in NOISY if world in worlds for share in NOISE]
-    found: dict[str, JSON] = {}
+    """Measure what is missing. Return the settings and numbers of every cell, by its name."""
+    noisy = noisy_worlds(worlds)
+    run = partial(measured, work=work, workers=workers, known={})
+    run([world_cell(world) for world in worlds])
+    run([world_cell(world) for world in noisy])
+    for cells in (trainings(worlds, noisy), first_cells(worlds, noisy)):
+        run(cells)
+        run(last_cells(worlds, noisy, finished(work, worlds)))
+    return finished(work, worlds)
 
-    def run(cells: Iterable[Cell]) -> None:
-        wanted = list(cells)
-        numbers = measured(wanted, work, workers, {})
-        found.update({cell.name: cell.settings | numbers[cell.name] for cell in wanted})
 
-    run(world_cell(world) for world in worlds)
-    run(world_cell(world) for world in noisy)
-    run(first_cells(worlds, noisy))
-    run(last_cells(worlds, noisy, found))
+def finished(work: Path, worlds: Sequence[str]) -> dict[str, JSON]:
+    """Return the settings and numbers of the cells that are measured, by name."""
+    noisy, found = noisy_worlds(worlds), dict[str, JSON]()
+
+    def add(cells: Sequence[Cell]) -> None:
+        numbers = ((cell, recorded(cell, work)) for cell in cells)
+        found.update({cell.name: cell.settings | each for cell, each in numbers if each is not None})
+
+    add([world_cell(world) for world in (*worlds, *noisy)])
+    add(first_cells(worlds, noisy))
+    add(last_cells(worlds, noisy, found))
     return found
+
+
+def noisy_worlds(worlds: Sequence[str]) -> list[str]:
+    """Return the names of the worlds with irrelevant reactions."""
+    return [f"{world}-{share:g}" for world in NOISY if world in worlds for share in NOISE]
+
+
+def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
+    """Return the cells of opdkit's own trainings."""
+    own = [world for world in worlds if not WORLDS[world].aside]
+    cells = [before_cell(world, seed) for world in worlds for seed in (SEARCH, *SEEDS)]
+    cells += [training_cell(world, seed, DEFAULT, None) for world in (*worlds, *noisy) for seed in SEEDS]
+    cells += [training_cell(world, SEARCH, DEFAULT, rate) for world in worlds for rate in RATES]
+    cells += [training_cell(world, SEARCH, objective, rate) for world in own for objective in OBJECTIVES
+              for rate in RATES if objective != DEFAULT]  # fmt: skip
+    cells += [path_cell(world, SEARCH, objective, rate) for world in own for objective in OBJECTIVES
+              for rate in PATH_RATES]  # fmt: skip
+    return cells
 
 
 def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
     """Return the cells that wait for nothing but the worlds."""
-    cells = [before_cell(world, seed) for world in worlds for seed in (SEARCH, *SEEDS)]
-    cells += [training_cell(world, seed, DEFAULT, None) for world in (*worlds, *noisy) for seed in SEEDS]
-    own = [world for world in worlds if not WORLDS[world].aside]
-    cells += [training_cell(world, SEARCH, objective, rate) for world in own for objective in OBJECTIVES
-              for rate in RATES]  # fmt: skip
-    cells += [training_cell(world, SEARCH, DEFAULT, rate) for world in worlds if world not in own for rate in RATES]
-    cells += [path_cell(world, SEARCH, objective, rate) for world in own for objective in OBJECTIVES
-              for rate in PATH_RATES]  # fmt: skip
+    cells = trainings(worlds, noisy)
     cells += [way_cell(world, way, value, SEARCH) for world in worlds for way, values in WAYS.items()
               for value in values]  # fmt: skip
     cells += [way_cell(world, REACTION, value, SEARCH) for world in noisy for value in WAYS[REACTION]]
-    cells += [forecast_cell(world, sessions, ERRORS, 0) for world in own for sessions in SESSIONS]
+    cells += [forecast_cell(world, sessions, ERRORS, 0) for world in worlds if not WORLDS[world].aside
+              for sessions in SESSIONS]  # fmt: skip
     cells += [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
     return cells
 
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
-    """Return the cells of the values that are best in `found`."""
+    """Return the cells of the values that are best in `found`, where all values were tried."""
     cells = []
     for world in worlds:
-        rate = best(RATES, [training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES], found)
-        cells += [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
-        for way, values in WAYS.items():
-            value = best(values, [way_cell(world, way, value, SEARCH) for value in values], found)
+        rates = [training_cell(world, SEARCH, DEFAULT, rate) for rate in RATES]
+        if (rate := best(RATES, rates, found)) is not None:
+            cells += [training_cell(world, seed, DEFAULT, rate) for seed in SEEDS]
+    for world, way in [*product(worlds, WAYS), *product(noisy, [REACTION])]:
+        values = WAYS[way]
+        value = best(values, [way_cell(world, way, value, SEARCH) for value in values], found)
+        if value is not None:
             cells += [way_cell(world, way, value, seed) for seed in SEEDS]
-    for world in noisy:
-        rates = WAYS[REACTION]
-        value = best(rates, [way_cell(world, REACTION, rate, SEARCH) for rate in rates], found)
-        cells += [way_cell(world, REACTION, value, seed) for seed in SEEDS]
     return cells
 
 
-def best(values: Sequence[float], cells: Sequence[Cell], found: dict[str, JSON]) -> float:
-    """Return the value whose cell ended best: what is corrected and what is not count alike."""
+def best(values: Sequence[float], cells: Sequence[Cell], found: dict[str, JSON]) -> float | None:
+    """Return the value whose cell ended best: what is corrected and what is not count alike. None: one is missing."""
 
     def end(cell: Cell) -> float:
         numbers = found[cell.name]
         return float(numbers[CORRECTED] + numbers[UNCORRECTED]) if numbers.get("model", True) else -1.0
 
+    if any(cell.name not in found for cell in cells):
+        return None
     return max(zip(values, cells, strict=True), key=lambda pair: end(pair[1]))[0]
 
 
