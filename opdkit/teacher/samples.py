@@ -20,6 +20,8 @@ from opdkit.teacher.examples import Example
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
 
+_ROOM = 1.25  # length of a sampled reply, of the longest logged one
+
 
 @dataclass(frozen=True)
 class HintedTurn:
@@ -36,10 +38,13 @@ def sample_replies(
 ) -> list[tuple[Teacher, list[Example]]]:
     """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
 
-    The random stream of sample g of a turn depends on (seed, turn, g). A prompt that leaves no room for a reply of
-    `--max-new-tokens`, and a reply that the student cannot read, are counted and left out.
+    The random stream of sample g of a turn depends on (seed, turn, g). A reply may be somewhat longer than the longest
+    logged one, up to `--max-new-tokens`. A prompt that leaves no room for it, and a reply that the student cannot read,
+    are counted and left out.
     """
     samples: dict[int, list[Sample]] = {}
+    longest_reply = max((len(turn.example.reply.ids) for turn in turns), default=0)
+    max_new_tokens = min(config.max_new_tokens, int(_ROOM * longest_reply) + 1)
     for teacher in scorer.teachers.values():
         (policy,) = teacher.policies
         requests: dict[int, Request] = {}
@@ -47,7 +52,7 @@ def sample_replies(
             if turn.teacher is not teacher:
                 continue
             longest = max(len(turn.prompt_ids), len(turn.example.prompt.ids))
-            if longest + config.max_new_tokens > scorer.max_tokens:
+            if longest + max_new_tokens > scorer.max_tokens:
                 counters.count("not written", label="no room for a reply")
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
@@ -56,7 +61,7 @@ def sample_replies(
             policy.model,
             list(requests.values()),
             temperature=1.0,
-            max_new_tokens=config.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             stop_ids=policy.chat.stop_ids,
             batch_tokens=config.batch_tokens,
         )
