@@ -18,5 +18,5 @@ def everything(run: Path) -> dict[str, list[dict]]:
 
 
 def scored(run: Path, model: Path | str, **options) -> list[dict]:
-    teacher.run(TeacherConfig(run=run, model=str(model), device="cpu", **options))
+    teacher.run(TeacherConfig(run=run, model=str(model), device="cpu", teacher_samples=0, **options))
     return rows(run, "targets")

@@ -76,9 +76,12 @@ def write_run(
     *,
     per_part: int = 4,
     support: int = 3,
+    samples: int = 0,
     turns: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """The extract, judge and teacher stages of a run, with `support` tokens at each position.
+
+    The teacher samples `samples` replies per hint.
 
     `turns` (turn_id -> fields) overrides fields of the turns table.
     """
@@ -89,7 +92,8 @@ def write_run(
     for part, some in enumerate(parts):
         with judge.writing(part) as out:
             out.rows("verdicts", [row for toy in some for row in toy.verdicts()])
-    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", top_k=support, shard="0/1"))
+    teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", top_k=support,
+                              teacher_samples=samples, shard="0/1"))  # fmt: skip
     return run
 
 

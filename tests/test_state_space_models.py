@@ -41,7 +41,7 @@ def model_dir(tmp_path_factory) -> Path:
 def trained(tmp_path_factory, model_dir) -> tuple[Path, str]:
     """A run that Mamba-2 was scored and trained in, and what `teacher` said."""
     run = write_run(tmp_path_factory.mktemp("run") / "run", three_parts())
-    said = opdkit("teacher", run, "--model", model_dir)
+    said = opdkit("teacher", run, "--model", model_dir, "--teacher-samples", "0")
     opdkit("train", run, "--model", model_dir, "--learning-rate", "1e-3", "--batch-turns", "4")
     return run, said
 
@@ -65,7 +65,7 @@ def test_its_log_probs_are_those_of_a_plain_forward(model_dir, trained) -> None:
 def test_max_tokens_still_limits_it(tmp_path, model_dir, trained) -> None:
     longest = max(row["prompt_tokens"] + len(row["response_ids"]) for row in targets(trained[0]))
     run = write_run(tmp_path / "run", three_parts())
-    said = opdkit("teacher", run, "--model", model_dir, "--max-tokens", longest - 1)
+    said = opdkit("teacher", run, "--model", model_dir, "--teacher-samples", "0", "--max-tokens", longest - 1)
     assert "no context length" not in said
     assert "too long" in said
 

@@ -3,7 +3,7 @@
 import os
 from dataclasses import dataclass
 
-from opdkit.config.fields import HOW, MEMORY, SPEED, WHAT, WHERE, Panel
+from opdkit.config.fields import HOW, JSON, MEMORY, SPEED, WHAT, WHERE, Panel
 from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.config.teacher_models import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
@@ -101,6 +101,10 @@ class TeacherConfig(WordedOptions):
             return self.teacher_samples
         is_averaged = len(self.teacher) > 1 and self.teacher_route is None
         return int(not (self.device_map or self.tensor_parallel or is_averaged))
+
+    def plan(self) -> JSON:
+        """Return the fields that decide the rows; the number of samples depends on fields that do not."""
+        return super().plan() | {"teacher_samples": self.samples}
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, or for --device-map in one of several processes on a node."""

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -90,12 +91,15 @@ def reads() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_read(command: str) -> None:
-    """An option that nothing reads is a lie in the help. A read counts on a value of the type that declares it."""
+    """An option that nothing reads is a lie in the help. A read counts on a value of the type that declares it, and
+    that of a property for the fields that it is computed from."""
     own = COMMANDS[command].config
     known = {cls.__name__ for cls in own.__mro__}
     read = set().union(*(attributes for name, attributes in reads().items() if name in known))
     if command == "train":  # train/schedule.py makes the objective of the fields of the same names; its tests prove it
         read |= {field.name for field in dataclasses.fields(Objective)} | {f"{term}_weight" for term in TERMS}
+    computed = [value for name in read if isinstance(value := getattr(own, name, None), property)]
+    read |= {name for each in computed for name in re.findall(r"self\.(\w+)", inspect.getsource(each.fget))}
     assert {field.name for field in fields_of(own)} - read == set()
 
 

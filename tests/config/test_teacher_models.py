@@ -39,6 +39,22 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(tmp_path, options, 
         TeacherConfig(run=tmp_path, model="m", **options)
 
 
+@pytest.mark.parametrize(("options", "samples"), [
+    ({}, 1),
+    ({"teacher": ("x",)}, 1),
+    ({"teacher": ("a=x", "b=y"), "teacher_route": "tier"}, 1),
+    ({"teacher": ("a=x", "b=y")}, 0),
+    ({"device_map": "auto"}, 0),
+    ({"tensor_parallel": True}, 0),
+    ({"teacher_samples": 0}, 0),
+    ({"teacher_samples": 3}, 3),
+])  # fmt: skip
+def test_a_reply_is_sampled_wherever_one_model_on_one_device_reads_the_hint(tmp_path, options, samples):
+    """The plan has the number itself: the placement is no part of it, but would decide which rows there are."""
+    config = TeacherConfig(run=tmp_path, model="m", **options)
+    assert (config.samples, config.plan()["teacher_samples"]) == (samples, samples)
+
+
 def test_weights_are_shares():
     assert parse_shares([], ["a", "b"]) == {"a": 0.5, "b": 0.5}
     assert parse_shares(["b=3"], ["a", "b"]) == {"a": 0.25, "b": 0.75}

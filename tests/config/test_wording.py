@@ -166,7 +166,7 @@ def test_texts_of_other_stages_are_not_in_the_plan(tmp_path: Path) -> None:
 @pytest.fixture
 def scored(own: Path, tmp_path: Path, tiny_model_dir: Path) -> Path:
     run = write_run(tmp_path / "run", three_parts())
-    teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", wording=own))
+    teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", teacher_samples=0, wording=own))
     return run
 
 
@@ -188,7 +188,7 @@ def test_the_teacher_reads_the_hint_in_own_words(scored: Path, tiny_model_dir: P
 
 
 def test_another_text_is_another_plan_of_the_teacher(scored: Path, own: Path, tiny_model_dir: Path) -> None:
-    config = {"run": scored, "model": str(tiny_model_dir), "device": "cpu"}
+    config = {"run": scored, "model": str(tiny_model_dir), "device": "cpu", "teacher_samples": 0}
     assert manifest(scored, "teacher")["plan"]["inputs"]["wording"] == {"teacher": read_wording(own)["teacher"]}
     for other in ("[teacher]\nhint = '{hint}'", ""):
         own.write_text(other)
@@ -274,12 +274,13 @@ def test_a_rollout_hands_the_words_of_the_teacher_on(
     """The second round's teacher reads what the first one's read, unless it is given other words."""
     model, text = str(tiny_model_dir), {"teacher": {"hint": "(Note to the assistant: {hint})"}}
     rollout.run(RolloutConfig(run=tmp_path / "new", from_run=scored, model=model, device="cpu", max_new_tokens=8))
-    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu"))
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0))
     assert manifest(tmp_path / "new", "teacher")["plan"]["inputs"]["wording"] == text
     own.write_text("[judge]\nsystem = 'You are a pilot.'")  # no words around the hint: the same plan, so it resumes
-    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", wording=own))
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0, wording=own))
     own.write_text("[teacher]\nhint = '\\{hint}/'")
-    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", wording=own, overwrite=True))
+    teacher.run(TeacherConfig(run=tmp_path / "new", model=model, device="cpu", teacher_samples=0, wording=own,
+                              overwrite=True))  # fmt: skip
     assert recorded_hint_text(tmp_path / "new") == "\\{hint}/"
 
 

@@ -94,7 +94,7 @@ def test_show_calls_the_reaction_chosen(run: Path) -> None:
 def test_objectives_with_a_reward_term_train_on_the_reactions(run: Path, plain_model_dir, capsys, objective) -> None:
     judge.run(config(run))
     model = str(plain_model_dir)
-    teacher.run(TeacherConfig(run=run, model=model, device="cpu", shard="0/1"))
+    teacher.run(TeacherConfig(run=run, model=model, device="cpu", teacher_samples=0, shard="0/1"))
     assert {row["hint"] for row in read_all(run, "targets")} >= {WRONG, "thanks!"}
     options = {"objective": objective, "batch_turns": 2, "learning_rate": 1e-3}
     train.run(train.TrainConfig(run=run, model=model, device="cpu", **options))

@@ -98,7 +98,7 @@ def test_the_scores_prove_that_the_replies_are_on_policy(config, student, capsys
     with: every ratio and every behaviour weight is 1, and nobody warns of another model."""
     rollout.run(config(samples=3))
     run = config().run
-    summary = teacher.run(TeacherConfig(run=run, model=str(student), device="cpu"))
+    summary = teacher.run(TeacherConfig(run=run, model=str(student), device="cpu", teacher_samples=0))
     targets, turns = rows(run, "targets"), rows(run, "turns")
     assert len(targets) == 18
     assert {t["finish_reason"] for t in turns} == {"stop", "length"}
@@ -190,7 +190,7 @@ def test_sampled_tokens_are_taken_as_they_are(
     run = config().run
     said = {s["messages"][-1]["content"] for s in rows(run, "sessions")}
     assert said == {text if content is ... else content}
-    summary = teacher.run(TeacherConfig(run=run, model=str(model), device="cpu"))
+    summary = teacher.run(TeacherConfig(run=run, model=str(model), device="cpu", teacher_samples=0))
     targets = rows(run, "targets")
     assert len(targets) == 6
     for target in targets:

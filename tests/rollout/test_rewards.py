@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from http_server import completion, serving, unused_address
 from judged_runs import HINT, one_part, talk, turn, verdict, write_run
+from rollout_runs import scored
 
 from opdkit.chat.template import Chat
-from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import retries
@@ -19,7 +19,6 @@ from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all
-from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_prompts, load_turns
 from opdkit.train.training_set import shape_rewards
@@ -100,7 +99,7 @@ def test_groups_train_as_groups(config, student) -> None:
     with serving(by_taste) as server:
         rollout.run(config(samples=4, limit=3, **judged_by(server.url)))
     run = config().run
-    teacher.run(TeacherConfig(run=run, model=str(student), device="cpu"))
+    scored(run, student)
     options = {"objective": "binary", "group_normalise": "all", "batch_turns": 8, "learning_rate": 1e-3}
     to_train = TrainConfig(run=run, model=str(student), device="cpu", **options)
     turns = load_turns(run)
@@ -182,7 +181,7 @@ def test_without_a_judge_there_are_no_rewards_and_that_is_said_once(config, stud
     rollout.run(config())
     assert capsys.readouterr().err.count("the replies are not judged") == 1
     assert {(v["reward"], v["reward_status"]) for v in verdicts(config().run)} == {(None, "not_judged")}
-    teacher.run(TeacherConfig(run=config().run, model=str(student), device="cpu"))
+    scored(config().run, student)
     with pytest.raises(OpdkitError, match="no reward"):
         train.run(TrainConfig(run=config().run, model=str(student), objective="binary", device="cpu"))
 

@@ -13,4 +13,6 @@ def run(tmp_path) -> Path:
 
 @pytest.fixture
 def config(tiny_model_dir):
-    return lambda run, **options: TeacherConfig(run=run, **({"model": str(tiny_model_dir), "device": "cpu"} | options))
+    """Return a maker of configurations; only logged replies are scored where no option says otherwise."""
+    defaults = {"model": str(tiny_model_dir), "device": "cpu", "teacher_samples": 0}
+    return lambda run, **options: TeacherConfig(run=run, **(defaults | options))

@@ -31,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def targets(run: Path, **options: object) -> list[dict[str, object]]:
-    teacher.run(TeacherConfig(run=run, model=str(MODEL), device="cpu", overwrite=True, **options))
+    teacher.run(TeacherConfig(run=run, model=str(MODEL), device="cpu", teacher_samples=0, overwrite=True, **options))
     rows: list[dict[str, object]] = pq.read_table(run / "teacher" / "targets").to_pylist()
     return rows
 

@@ -30,7 +30,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     for run in (folders := [folder / name for name in ("one", "two", "stopped")]):
         extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs" / "openai.jsonl"),), limit=20, part_mb=0.005))
         judge.run(JudgeConfig(run=run, judge="rules"))
-    teacher.run(TeacherConfig(run=folders[0], model=str(MODEL), device="cpu"))
+    teacher.run(TeacherConfig(run=folders[0], model=str(MODEL), device="cpu", teacher_samples=0))
     return folders
 
 
@@ -90,7 +90,7 @@ def test_one_that_is_asked_to_stop_stops_all_and_one_process_goes_on(runs):
     assert str(TRY_AGAIN) in errors, errors
     done = len(list((runs[2] / "teacher" / "targets").iterdir()))
     assert 1 <= done < len(list((runs[0] / "teacher" / "targets").iterdir()))
-    teacher.run(TeacherConfig(run=runs[2], model=str(MODEL), device="cpu"))
+    teacher.run(TeacherConfig(run=runs[2], model=str(MODEL), device="cpu", teacher_samples=0))
     same(rows(runs[2]), rows(runs[0]))
 
 

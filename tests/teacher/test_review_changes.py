@@ -44,7 +44,8 @@ def again(tiny_model_dir):
     """The same command once more."""
 
     def score(run):
-        return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, shard="0/1"))
+        return teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, teacher_samples=0,
+                                         shard="0/1"))  # fmt: skip
 
     return score
 
@@ -168,8 +169,8 @@ def counts(run) -> list[tuple]:
 
 def test_what_a_person_wrote_is_not_selected_from(run, tiny_model_dir):
     reviews.append(run, [Review("toy-1:3", False, None, True, "Go.")])
-    config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, teacher_hint="longest",
-                           overwrite=True, shard="0/1")  # fmt: skip
+    config = TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", top_k=3, teacher_samples=0,
+                           teacher_hint="longest", overwrite=True, shard="0/1")  # fmt: skip
     teacher.run(config)
     assert rows(run)["toy-1:3"]["hint"] == "Go."
 

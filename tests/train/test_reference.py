@@ -147,7 +147,7 @@ def test_overwrite_does_not_remove_the_model_that_it_needs(run, plain_model_dir,
     train.run(train_config(run, plain_model_dir))
     own = run / "train" / "model"
     if option == "model":
-        teacher.run(TeacherConfig(run=run, model=str(own), device="cpu", overwrite=True))
+        teacher.run(TeacherConfig(run=run, model=str(own), device="cpu", teacher_samples=0, overwrite=True))
         again = train_config(run, own, overwrite=True)
     else:
         again = train_config(run, plain_model_dir, kl_coef=0.1, reference=str(own), overwrite=True)
