@@ -43,11 +43,12 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import Row, reply_of
-from opdkit.teacher.models import load_scorer
+from opdkit.teacher.models import Scorer, load_scorer
+from opdkit.teacher.review_changes import JudgedSession
 from opdkit.teacher.stage import score_part
 
 SAMPLES = 8  # replies with each hint, and without
-# Fitted to trainings of three worlds in tests/benchmarks/forecast.py.
+# Fitted to trainings of three worlds in tests/benchmarks/worlds.
 HALF_LEARNED = 10.0  # turns of which half of the gain is learned; half or twice as many at the ends of the interval
 SPREAD = 0.08  # standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
@@ -111,11 +112,11 @@ def predict(config: ForecastConfig) -> JSON:
               f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
     rewards = [verdict["reward"] for verdict in verdicts.values()]
     agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
-    begin = time.monotonic()
-    score_part(teacher, scorer, sessions, {}, counters := Counters())
-    speed = (reading := counters.total("tokens read")) / (time.monotonic() - begin)
-    training = round(reading / len(drawn) / 2 * len(verdicts) * scale)  # half of what is read is without the hint
-    scoring = training + round(reading / len(drawn) / 2 * count)
+    (logged, seconds), (both, longer) = (measure_scoring(replace(teacher, teacher_samples=n), scorer, sessions)
+                                         for n in (0, teacher.samples))  # fmt: skip
+    logged, written, sampling = (total / len(drawn) for total in (logged, both - logged, longer - seconds))
+    training = round(logged / 2 * len(verdicts) * scale + written / 2 * count)  # half is read without the hint
+    scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
     return {
         "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),
@@ -125,9 +126,16 @@ def predict(config: ForecastConfig) -> JSON:
         "agreement": float(np.mean(agreements)) if agreements else None,
         "tokens": count_judging(config, scorer.student.chat, asked, scale) | {"scoring": scoring, "training": training},
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
-                    "testing the hints": testing * count, "scoring": scoring / speed,
+                    "testing the hints": testing * count, "scoring": (scoring - written * count) / speed + sampling * count,
                     "training": TRAINING_PASSES * training / speed},
     }  # fmt: skip
+
+
+def measure_scoring(teacher: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> tuple[float, float]:
+    """Return the tokens that the teacher stage reads to score `sessions`, and its seconds."""
+    begin = time.monotonic()
+    score_part(teacher, scorer, sessions, {}, counters := Counters())
+    return counters.total("tokens read"), time.monotonic() - begin
 
 
 def skill_of(judge: Judge) -> float:

@@ -96,7 +96,7 @@ class TeacherConfig(WordedOptions):
 
     @property
     def samples(self) -> int:
-        """The number of replies that the teacher samples per hinted turn."""
+        """Return the number of replies that the teacher samples per hinted turn."""
         if self.teacher_samples is not None:
             return self.teacher_samples
         is_averaged = len(self.teacher) > 1 and self.teacher_route is None

@@ -121,8 +121,8 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
     shown = dry_run(run, log, plain_model_dir, *options)
     assert not run.exists()
     assert "10 trainable" in shown.replace("of which ", "").replace("turns     10, ", "")
-    for line in ("turns to judge +at most 10", "votes +at most 40", "replies to score +at most 10",
-                 "optimizer steps +at most 6"):  # fmt: skip
+    for line in ("turns to judge +at most 10", "votes +at most 40", "replies to score +at most 20",
+                 "optimizer steps +at most 10"):  # fmt: skip
         assert re.search(line, shown), line
     assert len(re.findall("waits for +extract", shown)) == 3
 
