@@ -126,7 +126,8 @@ def predict(config: ForecastConfig) -> JSON:
         "agreement": float(np.mean(agreements)) if agreements else None,
         "tokens": count_judging(config, scorer.student.chat, asked, scale) | {"scoring": scoring, "training": training},
         "seconds": {"judging": summary_of(config.run, "judge").counters.seconds * scale,
-                    "testing the hints": testing * count, "scoring": (scoring - written * count) / speed + sampling * count,
+                    "testing the hints": testing * count,
+                    "scoring": (scoring - written * count) / speed + sampling * count,
                     "training": TRAINING_PASSES * training / speed},
     }  # fmt: skip
 

@@ -154,14 +154,14 @@ def test_the_decision_comes_first_and_both_end_with_exit_code_0(run, tiny_model_
 
 
 def test_costs_are_those_of_the_stages(run, config, judge, tiny_model_dir):
-    """Close to what the teacher stage reads; the turns that were drawn stand for the others."""
+    """Close to what the teacher stage reads, with the replies that it samples; the drawn turns stand for the others."""
     judge(lambda text, hinted: yes_if(hinted))
     found = predict(config())
-    Run(run).teacher(model=str(tiny_model_dir), device="cpu")
+    Run(run).teacher(model=str(tiny_model_dir), device="cpu", max_new_tokens=6)
     targets = list(Run(run).table("targets"))
-    assert found["tokens"]["training"] == pytest.approx(
-        sum(t["prompt_tokens"] + len(t["response_ids"]) for t in targets), rel=0.35
-    )
+    assert len(targets) == 24, "a reply of the teacher to each of 8 hinted turns"
+    trained = sum(t["prompt_tokens"] + len(t["response_ids"]) for t in targets)
+    assert trained <= found["tokens"]["training"] <= 1.35 * trained
     assert found["tokens"]["training"] < found["tokens"]["scoring"] < 3 * found["tokens"]["training"]
     assert all(math.isfinite(s) and s >= 0 for s in found["seconds"].values())
     assert set(found["seconds"]) == {"judging", "testing the hints", "scoring", "training"}
