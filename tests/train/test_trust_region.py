@@ -13,15 +13,17 @@ from torch import nn
 
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
-from opdkit.train.schedule import Position
+from opdkit.train.schedule import Position, position_at
 from opdkit.train.targets import Turn, load_turns
 from opdkit.train.trust_region import (
     EVERY_STEP,
+    LARGEST,
     PROBE_SHARE,
     THEN_EVERY,
     TrustRegion,
     change_rate,
     choose_probe,
+    make_trust_region,
     raise_epsilon,
 )
 
@@ -84,6 +86,48 @@ def test_the_first_step_finds_the_rate_of_the_limit(scale: float) -> None:
     bounded = trust.bound(Position(1, 1e-5, 1.0), model.move, model.measure)
     assert 0.01 <= bounded["step_kl"] <= 0.04
     assert trust.factor * 1e-5 == pytest.approx(model.rate)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 5.0])
+def test_no_rate_is_above_the_largest_one(factor: float) -> None:
+    trust, model = TrustRegion(0.02, factor, most=5.0), Quadratic(1e-6, 1e-5 * factor)
+    for step in range(1, 20):
+        model.rate = 1e-5 * trust.factor
+        trust.bound(Position(step, 1e-5, 1.0), model.move, model.measure)
+        assert model.rate == pytest.approx(5e-5), "from the first step on"
+
+
+@pytest.mark.parametrize(("options", "first", "share_of_peak"), [
+    ({"learning_rate": None}, 1e-5, math.inf),
+    ({"learning_rate": 1.0}, 1e-5, 1.0),
+    ({"learning_rate": 1e-6}, 1e-6, 1.0),
+    ({"learning_rate": 1e-6, "step_limit": 0.0}, 1e-6, 1.0),
+    ({"learning_rate": 1.0, "step_limit": 0.0}, 1.0, 1.0),
+    ({"learning_rate": 1.0, "lora_rank": 4}, 1e-4, 1.0),
+])  # fmt: skip
+def test_every_search_begins_at_a_small_rate(tmp_path, options, first, share_of_peak) -> None:
+    """And ends at a given one, or at a hundredth of the root mean square of the matrices."""
+    config = train_config(tmp_path, tmp_path, **(REGION | options))
+    student = nn.ModuleDict({"a": nn.Linear(4, 8), "b": nn.Linear(8, 3)})
+    with torch.no_grad():
+        student["a"].weight.fill_(0.5)
+        student["b"].weight.fill_(-0.2)
+        student["b"].bias.fill_(1e3)  # a vector does not count
+    trust, peak = make_trust_region(config, student), position_at(config, 1, 10).rate
+    largest = 0.01 * math.sqrt((32 * 0.5**2 + 24 * 0.2**2) / 56) if config.step_limit else math.inf
+    assert trust.factor * peak == pytest.approx(first)
+    assert trust.most * peak == pytest.approx(min(largest, share_of_peak * peak))
+
+
+@pytest.mark.parametrize("rate", [None, 1.0])
+def test_a_step_is_a_hundredth_of_the_weights_at_most(run, plain_model_dir, rate: float | None) -> None:
+    """However far the limit lies, and however little the replies that are read again move."""
+    train.run(train_config(run, plain_model_dir, **(REGION | {"learning_rate": rate, "step_limit": 1e9})))
+    weights = load_file(plain_model_dir / "model.safetensors").values()
+    numbers = torch.cat([weight.double().flatten() for weight in weights if weight.ndim >= 2])
+    rates = [row["learning_rate"] for row in read_all(run, "metrics")]
+    assert rates[0] == pytest.approx(LARGEST * float(numbers.square().mean().sqrt()), rel=1e-3)
+    assert max(rates) == pytest.approx(rates[0])
 
 
 def test_a_step_to_nothing_that_is_a_number_is_taken_back() -> None:

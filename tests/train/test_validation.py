@@ -29,6 +29,7 @@ from opdkit.train.validation import (
     FEWEST,
     MOST_SHARE,
     SAMPLES,
+    Validation,
     choose_turns,
     open_validation,
     steps_to_check,
@@ -101,12 +102,32 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
     assert row["ended"] + row["looped"] > 0
 
 
-def test_before_training_nothing_has_moved(run, plain_model_dir, any_state) -> None:
-    train.run(train_config(run, plain_model_dir, **VALIDATED))
-    first = next(read_all(run, "validations"))
-    assert first["step"] == 0
-    assert first["kept_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert first["hint_kl"] > 1e-4
+def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir) -> None:
+    """The same row as that of all prompts: nothing has moved."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    model = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, model.generation_config.eos_token_id)
+    turns = choose_turns(load_turns(run), 8, 1)
+    validation = open_validation(turns, chat, config, start_accelerator(config))
+    before, same = validation.measure(model, 0), validation.measure(model, 1)
+    hinted = sum(turn.teacher_logprobs is not None for turn in turns)
+    assert (before["replies"], same["replies"]) == (SAMPLES * hinted, SAMPLES * len(turns))
+    assert before["tokens_read"] < 0.7 * same["tokens_read"]
+    assert before["kept_kl"] == 0.0 == pytest.approx(same["kept_kl"], abs=1e-6)
+    assert before["hint_kl"] == pytest.approx(same["hint_kl"], rel=1e-6)
+    assert before["hint_kl"] > 1e-4
+    assert 0.5 < validation.cost / same["tokens_read"] < 2
+
+
+def test_an_absurd_reply_counts_a_nat_per_token(run, plain_model_dir) -> None:
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    model = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, model.generation_config.eos_token_id)
+    validation = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+    with torch.no_grad():
+        model.lm_head.weight.copy_(30 * torch.randn(model.lm_head.weight.shape, generator=torch.Generator()))
+    row = validation.measure(model, 1)
+    assert (row["hint_kl"], row["kept_kl"], row["score"]) == (CAP, CAP, 2 * CAP)
 
 
 def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
@@ -225,6 +246,75 @@ def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, mon
     model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
     kept = dict(model.named_parameters())
     assert all(torch.equal(kept[name], value) for name, value in weights[2].items() if name in kept)
+    assert not (run / "train/checkpoints").exists()
+
+
+@pytest.fixture
+def scored_as(monkeypatch):
+    """Return a function that sets the scores of the states after some steps; measured weights go to a dictionary."""
+
+    def give(scores: dict[int, float]) -> dict[int, dict[str, torch.Tensor]]:
+        weights = {}
+
+        def measure(self, student, step):
+            weights[step] = {name: p.detach().clone() for name, p in student.named_parameters()}
+            return _row(step, scores[step], 0.0) | dict.fromkeys(("ended", "looped", "broke_call"), 0.0) | {
+                "replies": 1, "tokens_read": 1}  # fmt: skip
+
+        monkeypatch.setattr(Validation, "measure", measure)
+        monkeypatch.setattr(train, "steps_to_check", lambda *_: scores.keys() - {0})
+        return weights
+
+    return give
+
+
+BACK_TO_0 = {0: 1.0, 2: 1.1, 4: 1.2, 6: 0.5}  # scores after steps; after the fourth the training goes back
+BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.1, 4: 1.2, 6: 0.4}
+BACK = VALIDATED | {"step_limit": 0.4, "batch_turns": 30}
+
+
+@pytest.mark.parametrize(("scores", "back"), [(BACK_TO_0, 0), (BACK_TO_1, 1)], ids=("before training", "on the way"))
+def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_rate(
+    run, plain_model_dir, monkeypatch, scored_as, scores, back: int
+) -> None:
+    """With an optimizer that remembers nothing."""
+    weights, begins, step = scored_as(scores), [], train.optimizer_step
+
+    def watched(model, optimizer, *args):
+        before = {name: p.detach().clone() for name, p in model.model.named_parameters()}
+        begins.append((before, len(optimizer.state), args[-1].factor))
+        done = step(model, optimizer, *args)
+        begins[-1] += (args[-1].factor,)
+        return done
+
+    monkeypatch.setattr(train, "optimizer_step", watched)
+    train.run(train_config(run, plain_model_dir, **BACK))
+    before, moments, factor, _ = begins[4]
+    assert all(torch.equal(before[name], value) for name, value in weights[back].items())
+    assert moments == 0 < begins[3][1]
+    assert factor == train.BACK_RATE * begins[3][3]
+    assert [after[2] for after in begins[1:4]] == [before[3] for before in begins[:3]], "and nowhere else"
+    model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
+    assert all(torch.equal(p, weights[6][name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("scores", [BACK_TO_0, BACK_TO_1], ids=("before training", "on the way"))
+@pytest.mark.parametrize(("every", "steps"), [(1, 3), (1, 5), (3, 5), (4, 5)])
+def test_a_training_that_went_back_resumes_with_the_same_bytes(
+    run, tmp_path, plain_model_dir, monkeypatch, scored_as, scores, every: int, steps: int
+) -> None:
+    """Killed before and after it goes back, with a checkpoint before, after, and at the very step."""
+    whole = Path(shutil.copytree(run, tmp_path / "whole"))
+    scored_as(scores)
+    train.run(train_config(whole, plain_model_dir, **BACK))
+    options = BACK | {"checkpoint_every": every}
+    train_and_kill(train_config(run, plain_model_dir, **options), steps, monkeypatch)
+    train.run(train_config(run, plain_model_dir, **options))
+    for table, columns in (("validations", ["step", "score"]), ("metrics", ["step", "learning_rate", "loss"])):
+        ours, theirs = ([[row[name] for name in columns] for row in read_all(each, table)] for each in (run, whole))
+        assert ours == theirs
+    ours, theirs = ((folder / "train/model/model.safetensors").read_bytes() for folder in (run, whole))
+    assert ours == theirs
     assert not (run / "train/checkpoints").exists()
 
 
