@@ -3,13 +3,15 @@
 import json
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.worlds import WORLDS, Built, World, build, measure
+from benchmarks.worlds import WORLDS, Built, World, build, built_in, measure, trainings
+from benchmarks.worlds.benchmark import DEFAULT, SEARCH, SEEDS, best, first_cells, last_cells
 from benchmarks.worlds.pretraining import encode, lessons, make_tokenizer
 from benchmarks.worlds.users import Talk, answer_by_habit, converse, hint_of
 from benchmarks.worlds.world import passes
@@ -18,6 +20,7 @@ from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import openai_message
 from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
+from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.extract.stage import run as extract
 from opdkit.judge.rules import judge
@@ -114,10 +117,18 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """World that was hardly pretrained."""
-    return build(replace(WORLDS["habit"], sessions=12, max_new_tokens=12), tmp_path_factory.mktemp("world"),
-                 size="small", steps=2)  # fmt: skip
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a folder of the benchmark with a world that was hardly pretrained."""
+    work, small = tmp_path_factory.mktemp("work"), replace(WORLDS["habit"], sessions=12, max_new_tokens=12, samples=1)
+    build(small, work / "worlds" / "habit", size="small", steps=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WORLDS, "habit", small)
+        yield work
+
+
+@pytest.fixture
+def built(work: Path) -> Built:
+    return built_in(work, "habit")
 
 
 def test_a_seed_decides_every_byte(built: Built, tmp_path: Path) -> None:
@@ -163,8 +174,9 @@ def test_labels_are_those_of_the_turns(built: Built, tmp_path: Path) -> None:
 
 
 def test_accuracy_counts_both_kinds(built: Built) -> None:
-    found = measure.accuracy(built.model, built.prompts, 0, samples=1, max_new_tokens=4)
-    assert found == {"corrected": 0.0, "uncorrected": 0.0}
+    found = measure.measure_model(built, built.model, 0)
+    assert (found["corrected"], found["uncorrected"]) == (0.0, 0.0)
+    assert found["prompt_tokens"] > found["reply_tokens"] > 0
 
 
 def test_thinking_and_calls_are_logged_apart_from_text() -> None:
@@ -177,3 +189,95 @@ def test_thinking_and_calls_are_logged_apart_from_text() -> None:
     topic = WORLDS["tools"].topics[0]
     [call] = openai_message(reply_message(topic.styles[1].reply("A12"), 1))["tool_calls"]
     assert call["function"] == {"name": "track_order", "arguments": {"order_id": "A12"}}
+
+
+# -- cells ----------------------------------------------------------------------------------------------------------
+
+
+NOISY = ["habit-0.1", "groups-0.5"]
+
+
+def numbers_of(cells) -> dict:
+    """Return numbers of cells as they are found; that of a rate of 1e-4, or of six rules, is the best."""
+    found = {}
+    for cell in cells:
+        is_best = cell.settings.get("rate", cell.settings.get("value")) in (1e-4, 6)
+        found[cell.name] = cell.settings | {"corrected": 0.8 if is_best else 0.9, "uncorrected": 0.9 if is_best else 0}
+    return found
+
+
+def test_every_cell_has_its_own_name_and_no_reported_seed_is_searched_with() -> None:
+    assert SEARCH not in SEEDS
+    first = first_cells(list(WORLDS), NOISY)
+    last = last_cells(list(WORLDS), NOISY, numbers_of(first))
+    names = [cell.name for cell in first + last]
+    assert len(set(names)) == len(names)
+    assert all(name == Path(name).name for name in names)
+    assert {cell.settings["seed"] for cell in last} == set(SEEDS)
+    tuned = [cell for cell in first if cell.settings.get("rate") or "way" in cell.settings]
+    assert {cell.settings["seed"] for cell in tuned} == {SEARCH}
+    own = [c for c in first if c.measure is trainings.measure_training and c.settings["rate"] is None]
+    assert {(c.settings["world"], c.settings["seed"]) for c in own} == {
+        (w, s) for w in (*WORLDS, *NOISY) for s in SEEDS
+    }
+    assert {built_in(Path("work"), cell.settings["world"]).world.name
+            for cell in first if "world" in cell.settings} == set(WORLDS)  # fmt: skip
+
+
+def test_what_is_reported_takes_the_values_that_ended_best() -> None:
+    last = last_cells(["habit"], ["habit-0.1"], numbers_of(first_cells(["habit"], ["habit-0.1"])))
+    values = {cell.settings.get("rate", cell.settings.get("value")) for cell in last}
+    assert values == {1e-4, 6}
+    ways = {cell.settings.get("way", cell.settings.get("source")) for cell in last}
+    assert ways == {"run", "run-ways/reaction", "everything", "praised", "kto", "dpo", "rules"}
+
+
+def test_a_training_that_was_refused_is_never_the_best() -> None:
+    values = (1e-4, 1e-3, 1e-2)
+    cells = [trainings.training_cell("habit", SEARCH, DEFAULT, value) for value in values]
+    found = dict(zip([cell.name for cell in cells], [
+        {"model": False, "corrected": 1.0, "uncorrected": 1.0},
+        {"model": True, "corrected": 0.0, "uncorrected": 0.3},
+        {"model": False},
+    ], strict=True))  # fmt: skip
+    assert best(values, cells, found) == 1e-3
+    found[cells[2].name] = {"corrected": 0.4, "uncorrected": 0.0}
+    assert best(values, cells, found) == 1e-2
+
+
+def test_a_training_is_measured_and_its_run_removed(work: Path, built: Built, monkeypatch) -> None:
+    run = measure.prepared(built, built.folder / "run")
+    assert any(row["written"] is not None for row in read_all(run, "targets")), "as a user's run"
+    monkeypatch.setattr(trainings.stage, "check_better", lambda *_: None)
+    monkeypatch.setattr(trainings.stage, "best", lambda rows: rows[-1])
+    cell = trainings.training_cell("habit", 3, DEFAULT, 1e-3)
+    numbers = cell.measure(work, **cell.settings)
+    assert numbers["model"]
+    assert 0 < numbers["peak_rate"] <= 1e-3
+    assert numbers["tokens"]["trained"] > 0 < numbers["tokens"]["scored"]
+    assert 0 <= numbers["corrected"] <= 1
+    assert not list((work / "runs").iterdir())
+
+    def refuse(config) -> None:
+        raise OpdkitError("no better")
+
+    monkeypatch.setattr(trainings.stage, "run", refuse)
+    assert cell.measure(work, **cell.settings) == {"model": False}
+    assert not list((work / "runs").iterdir())
+
+
+def test_a_path_is_measured_to_its_end(work: Path, built: Built) -> None:
+    measure.prepared(built, built.folder / "run")
+    cell = trainings.path_cell("habit", SEARCH, DEFAULT, 1e-3)
+    numbers = cell.measure(work, **cell.settings)
+    assert numbers["error"] is None
+    assert numbers["trained"] > 0
+    steps = [mark["step"] for mark in numbers["marks"]]
+    assert steps == sorted(set(steps))
+
+
+def test_a_world_is_judged_before_anything_trains(work: Path, built: Built) -> None:
+    run = measure.prepared(built, built.folder / "run")
+    right = measure.judged_right(built, run)
+    assert right["turns"] >= right["hints"] > 0
+    assert right["rewards_right"] > 0.5 < right["hints_right"]

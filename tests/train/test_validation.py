@@ -119,7 +119,7 @@ def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir)
     assert 0.5 < validation.cost / same["tokens_read"] < 2
 
 
-def test_an_absurd_reply_counts_a_nat_per_token(run, plain_model_dir) -> None:
+def test_an_absurd_reply_counts_no_more_than_the_cap(run, plain_model_dir) -> None:
     config = train_config(run, plain_model_dir, **VALIDATED)
     model = load_model(str(plain_model_dir), device="cpu", dtype="float32")
     chat = Chat(load_tokenizer(str(plain_model_dir)), {}, model.generation_config.eos_token_id)
