@@ -34,7 +34,7 @@ class HintedTurn:
 
 
 def sample_replies(
-    config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], counters: Counters
+    config: TeacherConfig, scorer: Scorer, turns: Sequence[HintedTurn], longest_reply: int, counters: Counters
 ) -> list[tuple[Teacher, list[Example]]]:
     """Sample `--teacher-samples` replies to each turn; return them as examples to score, with the teacher, per session.
 
@@ -43,7 +43,6 @@ def sample_replies(
     are counted and left out.
     """
     samples: dict[int, list[Sample]] = {}
-    longest_reply = max((len(turn.example.reply.ids) for turn in turns), default=0)
     max_new_tokens = min(config.max_new_tokens, int(_ROOM * longest_reply) + 1)
     for teacher in scorer.teachers.values():
         (policy,) = teacher.policies

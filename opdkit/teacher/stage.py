@@ -140,6 +140,7 @@ def score_part(
     results: Results = {}
     # First the whole part with the verdicts of the votes, then each turn whose hint people decided, replacing its rows.
     decided_turns = turns_to_rescore(sessions, decided, config.teacher_hint)
+    longest = 0  # logged reply with a hint, of the whole part: a turn that is scored again is no measure
     for scored_together in (sessions, *([turn] for turn in decided_turns)):
         scored = {verdict["turn_id"]: TurnResult() for _, judged in scored_together for _, verdict in judged}
         examples = _make_examples(config, scorer, scored_together, scored, counters)
@@ -147,7 +148,8 @@ def score_part(
         if config.samples and not config.dry_run:
             order = {turn_id: n for n, turn_id in enumerate(scored)}
             hinted.sort(key=lambda turn: order[turn.example.verdict["turn_id"]])
-            sampled = sample_replies(config, scorer, hinted, counters)
+            longest = max([longest, *(len(turn.example.reply.ids) for turn in hinted)])
+            sampled = sample_replies(config, scorer, hinted, longest, counters)
             score_replies(config, scorer, sampled, scored, counters)
         results |= scored
     for result in results.values():

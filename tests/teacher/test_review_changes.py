@@ -16,8 +16,9 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
 from opdkit.store.counters import read_counters, read_inputs
-from opdkit.store.reading import part_path, read_all
+from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.reviews import Review
+from opdkit.teacher import samples
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 
@@ -227,6 +228,21 @@ def test_a_decision_survives_a_re_run_of_the_judge(run, again):
     for name, row in actual.items():
         if name != "toy-1:3":
             assert (row["reward"], row["hint"]) == (verdicts[name]["reward"], verdicts[name]["hint"])
+
+
+def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir, monkeypatch):
+    """Not that of its own logged reply, which may be a word."""
+    shutil.rmtree(run / "teacher")
+    reviews.append(run, [Review("toy-0:3", False, None, True, NEW)])  # a reply of two words
+    rooms, sample = [], samples.sample
+    monkeypatch.setattr(samples, "sample", lambda *args, **options: (
+        rooms.append(options["max_new_tokens"]), sample(*args, **options))[1])  # fmt: skip
+    teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", shard="0/1"))
+    hinted = [
+        len(row["response_ids"]) for row in read_part(run, "targets", 0) if row["hint"] and row["written"] is None
+    ]
+    room = int(1.25 * max(hinted)) + 1
+    assert rooms[:2] == [room, room]
 
 
 def test_what_the_teacher_writes_goes_with_the_hint(run, tiny_model_dir):
