@@ -36,7 +36,7 @@ from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
 from opdkit.train.trust_region import make_trust_region
-from opdkit.train.validation import open_validation, steps_to_check, tokens_to_train
+from opdkit.train.validation import Validations, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
@@ -89,14 +89,13 @@ def run(config: TrainConfig) -> Summary:
         optimizer = make_optimizer(student, config)
         state = checkpoints.read_newest(folder)
         rows: list[JSON] = state["rows"] if state else []
-        validations: list[JSON] = state["validations"] if state else []
-        validation = None
+        validations = None
         if data.validation and config.sharding == "none":
             validation = open_validation(data.validation, chat, config, accelerator)
-            if not validations:
-                validations = [validation.measure(student, 0)]
-                checkpoints.save_best(folder, student, 0, main=main)
             checked = steps_to_check(len(steps), tokens_to_train(turns, config.epochs), validation.cost)
+            validations = Validations(validation, len(steps), folder, state["validations"] if state else [])
+            if not validations.rows:
+                validations.measure(student, 0)
         check_same_step(len(rows))
         if state:
             checkpoints.restore(state, student, optimizer)
@@ -125,28 +124,22 @@ def run(config: TrainConfig) -> Summary:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
                 card = model_card(config, data, done // len(turns), number)
                 checkpoints.save_student(student, chat, config, epoch_dir, card, main=main, continues=True)
-            if validation and number in checked:
-                validations.append(validation.measure(student, number))
-                accelerator.log(
-                    {f"validation_{k}": v for k, v in validations[-1].items() if v is not None}, step=number
-                )
-                say(f"validation after step {number}: replies {describe_state(validations[-1])}")
-                if number < len(steps) and best(validations) is validations[-1]:
-                    checkpoints.save_best(folder, student, number, main=main)
-                if is_over(validations) and number < len(steps):
+            if validations and number in checked:
+                row = validations.measure(student, number)
+                accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
+                say(f"validation after step {number}: replies {describe_state(row)}")
+                if is_over(validations.rows) and number < len(steps):
                     say(f"training ends after step {number} of {len(steps)}: the replies no longer improve")
                     counters.count("steps left out", len(steps) - number)
                     break
-                if is_worse(validations) and number < len(steps):
-                    back = best(validations)["step"]
-                    accelerator.wait_for_everyone()  # until the file is written
-                    checkpoints.restore_best(folder, student, back)
+                if is_worse(validations.rows) and number < len(steps):
+                    back = validations.restore_best(student)
                     optimizer = make_optimizer(student, config)
                     trust.factor *= BACK_RATE
                     say(f"twice worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
-                more = {"validations": validations, "factor": trust.factor}
+                more = {"validations": validations.rows if validations else [], "factor": trust.factor}
                 checkpoints.save(folder, student, optimizer, rows, more, main=main)
             if stop:
                 accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
@@ -156,21 +149,20 @@ def run(config: TrainConfig) -> Summary:
                 raise stopping.Stopped
 
         kept = len(rows)
-        if validation:
-            check_better(validations, rows)
-            if (kept := best(validations)["step"]) < len(rows):
-                accelerator.wait_for_everyone()  # until the file is written
-                checkpoints.restore_best(folder, student, kept)
+        if validations:
+            check_better(validations.rows, rows)
+            if best(validations.rows)["step"] < len(rows):
+                kept = validations.restore_best(student)
                 say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
         out.rows("metrics", rows)
-        out.rows("validations", validations)
+        out.rows("validations", validations.rows if validations else [])
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
         card = model_card(config, data, math.ceil(rows[kept - 1]["epoch"]), kept)
         checkpoints.save_student(student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)
-    report_movement(rows, config.run, validated=validation is not None)
+    report_movement(rows, config.run, validated=validations is not None)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")

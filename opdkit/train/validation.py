@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,8 @@ from opdkit.store.plans import manifest, recorded_hint_text
 from opdkit.store.reading import part_count, read_arrow, read_part
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id
+from opdkit.train import checkpoints
+from opdkit.train.best_state import best
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Turn, prompt_messages
 
@@ -115,6 +118,32 @@ class Validation:
         return sample(student, [Request(p.prompt_ids, some) for p, some in zip(prompts, streams, strict=True)],
                       temperature=1.0, max_new_tokens=self.max_new_tokens, stop_ids=self.chat.stop_ids,
                       batch_tokens=self.config.micro_batch_tokens)  # fmt: skip
+
+
+@dataclass
+class Validations:
+    """Measurements of a training so far, and the file of its best state."""
+
+    validation: Validation
+    steps: int  # of the whole training
+    folder: Path  # of the checkpoints
+    rows: list[JSON]
+
+    def measure(self, student: nn.Module, step: int) -> JSON:
+        """Return the row of the student after `step` steps, and keep its weights where it is the best state so far."""
+        row = self.validation.measure(student, step)
+        self.rows.append(row)
+        if step < self.steps and best(self.rows) is row:
+            main = self.validation.accelerator.is_main_process
+            checkpoints.save_best(self.folder, student, step, main=main)
+        return row
+
+    def restore_best(self, student: nn.Module) -> int:
+        """Load the weights of the best state into the student. Return the number of its steps."""
+        step: int = best(self.rows)["step"]
+        self.validation.accelerator.wait_for_everyone()  # until the file is written
+        checkpoints.restore_best(self.folder, student, step)
+        return step
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from opdkit.model.sampling import Request, sample
 from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
+from opdkit.train import validation as validating
 from opdkit.train.best_state import PATIENCE, best, check_better, is_over, is_worse
 from opdkit.train.launch import start_accelerator
 from opdkit.train.targets import load_turns
@@ -56,7 +57,8 @@ def run(large, tmp_path) -> Path:
 def any_state(monkeypatch) -> None:
     """Hand out the last state whatever its score: a hint means nothing to a model of random weights."""
     monkeypatch.setattr(train, "check_better", lambda *_: None)
-    monkeypatch.setattr(train, "best", lambda rows: rows[-1])
+    for module in (train, validating):
+        monkeypatch.setattr(module, "best", lambda rows: rows[-1])
     monkeypatch.setattr(train, "is_over", lambda rows: False)
     monkeypatch.setattr(train, "is_worse", lambda rows: False)
 
@@ -231,16 +233,14 @@ def test_a_broken_model_is_not_handed_out(run, plain_model_dir, objective: str) 
 
 def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, monkeypatch) -> None:
     """The scores are set so that the state in the middle is the best: its weights are those of the model."""
-    from opdkit.train import validation as module
-
     scores, weights = iter([1.0, 0.5, 0.1, 0.6, 0.7]), []
-    measure = module.Validation.measure
+    measure = validating.Validation.measure
 
     def ranked(self, student, step):
         weights.append({name: p.detach().clone() for name, p in student.named_parameters()})
         return measure(self, student, step) | {"score": next(scores)}
 
-    monkeypatch.setattr(module.Validation, "measure", ranked)
+    monkeypatch.setattr(validating.Validation, "measure", ranked)
     monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})
     train.run(train_config(run, plain_model_dir, **VALIDATED))
     model = load_model(str(run / "train/model"), device="cpu", dtype="float32")
