@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from opdkit.errors import ConfigError
 from opdkit.model.load import token_generator
 from opdkit.store.reading import read_all
+from opdkit.teacher import samples
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 from opdkit.train.targets import load_turns
@@ -87,7 +88,8 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
         assert row["old_logprobs"] != pytest.approx(row["teacher_logprobs"], abs=1e-2)
 
 
-def test_no_room_for_a_reply_is_counted(run, config):
+def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
+    monkeypatch.setattr(samples, "_ROOM", 1e3)
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
     summary = teacher.run(
         config(run, overwrite=True, max_tokens=longest + 40, teacher_samples=1, max_new_tokens=longest)
