@@ -133,8 +133,10 @@ def run(config: TrainConfig) -> Summary:
                     counters.count("steps left out", len(steps) - number)
                     break
                 if is_worse(validations.rows) and number < len(steps):
-                    back = validations.restore_best(student)
+                    back, epsilon = validations.restore_best(student), optimizer.param_groups[0]["eps"]
                     optimizer = make_optimizer(student, config)
+                    for parameters in optimizer.param_groups:
+                        parameters["eps"] = epsilon  # gradients are as small as before, and as noisy
                     trust.factor *= BACK_RATE
                     say(f"twice worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
