@@ -19,7 +19,7 @@ from benchmarks.worlds.trainings import before_cell, path_cell, training_cell  #
 from benchmarks.worlds.ways import REACTION, RULES, WAYS, way_cell  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "tests/benchmarks/results/worlds.json"
+RESULTS = ROOT / "tests/benchmarks/worlds/results.json"
 BEFORE = (0.2, 0.95)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..pairs import machine, one_row_per_line
 from . import WORLDS, benchmark, page
 
-RESULTS = Path(__file__).parents[1] / "results" / "worlds.json"
+RESULTS = Path(__file__).parent / "results.json"
 DOCS = Path(__file__).parents[3] / "docs"
 
 

@@ -75,9 +75,10 @@ def _forecasts(results: Results) -> str:
 def machine(facts: JSON) -> str:
     return "\n\n".join([
         "## Appendix: how to run it",
-        "```bash\n"
+        "```text\n"
         "python -m tests.benchmarks.worlds                # what is missing, then results, page and pictures\n"
         "python -m tests.benchmarks.worlds habit tools    # two worlds\n"
+        "python -m tests.benchmarks.worlds --finished     # results, page and pictures of the finished cells\n"
         "python -m tests.benchmarks.worlds --draw         # page and pictures from the results there are\n"
         "```",
         text("Finished cells stay in `--work`: an interrupted run resumes.", "Machine: "

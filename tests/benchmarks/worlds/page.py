@@ -68,7 +68,7 @@ def _head(results: Results) -> str:
     replies = HELD_OUT_PROMPTS * min(world.samples for world in WORLDS.values())
     return "\n\n".join([
         "# What training brings",
-        "Written by `python -m tests.benchmarks.worlds` from `tests/benchmarks/results/worlds.json`; do not edit.",
+        "Written by `python -m tests.benchmarks.worlds` from `tests/benchmarks/worlds/results.json`; do not edit.",
         text(
             f"{len(results.worlds)} of {len(WORLDS)} worlds that code makes: each has a small chat model, a log of its "
             "talks with users, and requests that the log never mentions. *Corrected* is the share of replies to such "
