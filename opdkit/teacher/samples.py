@@ -13,14 +13,12 @@ from opdkit.chat.template import Reply
 from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
-from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.teacher.examples import Example
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
-
-_ROOM = 1.25  # length of a sampled reply, of the longest logged one
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def sample_replies(
     are counted and left out.
     """
     samples: dict[int, list[Sample]] = {}
-    max_new_tokens = min(config.max_new_tokens, int(_ROOM * longest_reply) + 1)
+    max_new_tokens = reply_room(longest_reply, config.max_new_tokens)
     for teacher in scorer.teachers.values():
         (policy,) = teacher.policies
         requests: dict[int, Request] = {}

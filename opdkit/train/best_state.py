@@ -3,35 +3,44 @@
 Pure functions of the rows of the table `validations`, the first of which is the student before training.
 """
 
+import math
 from collections.abc import Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
-MOVED = 2.0  # nats per reply that may change where nobody complained and no hint says what to learn
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
+WORSE = 1.25  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
 
-def best(rows: Sequence[JSON]) -> JSON:
-    """Return the row of the best state: the least score, of equal ones the last.
+def has_forgotten(row: JSON) -> bool:
+    """Return True where replies that nobody complained of have moved further than the row allows."""
+    return (row["kept_kl"] or 0.0) > (row["kept_most"] or math.inf)
 
-    Without hinted prompts no score shows what was learned: then it is the last state that moved little.
+
+def best(rows: Sequence[JSON]) -> JSON:
+    """Return the row of the best state that has not forgotten: the least score, of equal ones the last.
+
+    Without hinted prompts no score shows what was learned: then it is the last one.
     """
-    if rows[0]["hint_kl"] is None:
-        return next((row for row in reversed(rows) if row["score"] <= MOVED), rows[0])
-    return min(reversed(rows), key=lambda row: row["score"])
+    able = [row for row in reversed(rows) if not has_forgotten(row)]
+    return able[0] if rows[0]["hint_kl"] is None else min(able, key=lambda row: row["score"])
+
+
+def is_broken(row: JSON, before: JSON) -> bool:
+    """Return True for a state that has forgotten, or is clearly further from the hints than the student before."""
+    return has_forgotten(row) or (before["hint_kl"] is not None and row["hint_kl"] > WORSE * before["hint_kl"])
 
 
 def is_worse(rows: Sequence[JSON]) -> bool:
-    """Return True where the last two states are worse than the student before training.
+    """Return True where the last two states are broken.
 
     One such state can be on the way to a better one: the student no longer writes what it did, and does not yet finish
     what it begins.
     """
-    limit = MOVED if rows[0]["hint_kl"] is None else rows[0]["score"]
-    return len(rows) > 2 and all(row["score"] > limit for row in rows[-2:])
+    return len(rows) > 2 and all(is_broken(row, rows[0]) for row in rows[-2:])
 
 
 def is_over(rows: Sequence[JSON]) -> bool:

@@ -35,7 +35,7 @@ from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
 from opdkit.train.targets import check_student, load_prompts
 from opdkit.train.training_set import load_training_set
-from opdkit.train.trust_region import make_trust_region
+from opdkit.train.trust_region import TrustRegion, make_trust_region
 from opdkit.train.validation import Validations, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
@@ -133,12 +133,7 @@ def run(config: TrainConfig) -> Summary:
                     counters.count("steps left out", len(steps) - number)
                     break
                 if is_worse(validations.rows) and number < len(steps):
-                    back, epsilon = validations.restore_best(student), optimizer.param_groups[0]["eps"]
-                    optimizer = make_optimizer(student, config)
-                    for parameters in optimizer.param_groups:
-                        parameters["eps"] = epsilon  # gradients are as small as before, and as noisy
-                    trust.factor *= BACK_RATE
-                    say(f"twice worse than before training: on from step {back}, at {BACK_RATE:g} of the rate")
+                    optimizer = go_back(validations, student, optimizer, trust, config)
             stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
             if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
                 more = {"validations": validations.rows if validations else [], "factor": trust.factor}
@@ -170,3 +165,23 @@ def run(config: TrainConfig) -> Summary:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
     leave(accelerator, model)
     return stage.summary()
+
+
+def go_back(
+    validations: Validations,
+    student: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    trust: TrustRegion,
+    config: TrainConfig,
+) -> torch.optim.Optimizer:
+    """Load the best state so far into the student, lower the rate, and return a new optimizer.
+
+    Its epsilon stays: gradients are as small as before, and as noisy.
+    """
+    step, epsilon = validations.restore_best(student), optimizer.param_groups[0]["eps"]
+    optimizer = make_optimizer(student, config)
+    for parameters in optimizer.param_groups:
+        parameters["eps"] = epsilon
+    trust.factor *= BACK_RATE
+    say(f"two broken states in a row: on from step {step}, at {BACK_RATE:g} of the rate")
+    return optimizer

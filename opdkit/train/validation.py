@@ -2,9 +2,9 @@
 
 What a training breaks shows in no logged reply: the student no longer writes those. So replies are sampled to prompts
 of sessions that are kept out of training. After a prompt whose logged reply was complained of, the reply is compared
-with the student before training that reads the hint; after any other prompt, with the student before training. The
-mean KL per reply of both is the score, in which a reply counts at most CAP; less is better. It is the loss of on-policy
-distillation (GKD, Agarwal et al. 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
+with the student before training that reads the hint; after one of a session without a complaint, with the student
+before training. The mean KL per reply of both is the score; less is better. It is the loss of on-policy distillation
+(GKD, Agarwal et al. 2024), and the KL to the base that forgetting grows with (Shenfeld et al. 2025).
 """
 
 import contextlib
@@ -25,11 +25,10 @@ from opdkit.chat.markup import split_calls
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
-from opdkit.model.comparison import kl_shifts
 from opdkit.model.load import context_length, load_model, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
-from opdkit.model.sampling import Request, Sample, sample
-from opdkit.model.scoring import PromptResponse
+from opdkit.model.sampling import Request, reply_room, sample
+from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text
 from opdkit.store.reading import part_count, read_arrow, read_part
@@ -37,17 +36,20 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
+from opdkit.train.objective.losses import divergence
 from opdkit.train.student import compute_dtype
 from opdkit.train.targets import Turn, prompt_messages
 
 # Shares and counts, beside the limit of --validate.
 MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
+MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-SAMPLES = 2  # replies to each prompt
-CAP = 10.0  # nats that one reply counts at most: of few replies, one absurd one says little
-COST = 0.12  # share of the training's tokens that validation may read and write
+COST = 0.1  # share of the training's tokens that validation may read and write, but for the hints
 CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
-_LONGEST, _ROOM = 512, 1.25  # tokens of a sampled reply: up to 1.25 times the longest logged one
+TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
+CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
+FORGOTTEN = 0.3  # share of that, where nobody complained, above which a state is not handed out
+LONGEST = 512  # tokens of a sampled reply, at most
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Validation:
         """Return the row of the table `validations` for the student after `step` steps (0: before training).
 
         The random stream of a prompt's reply is always the same: only the student differs. Before training, prompts
-        that nobody complained of say nothing: the student is at no distance from itself.
+        without a hint say nothing: the student is at no distance from itself.
         """
         accelerator, config = self.accelerator, self.config
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
@@ -90,34 +92,53 @@ class Validation:
         return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0}
 
     def _measure(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
-        """Return the results of the replies to `prompts`, and the tokens that both models read and wrote for them."""
+        """Return the results of a reply to each prompt, and the tokens that both models read and wrote for them.
+
+        A reply that does not fit into memory has no tokens, and no result.
+        """
         size = self.config.micro_batch_tokens
-        answered = [(p, reply) for p, replies in zip(prompts, self._sample(student, prompts), strict=True)
-                    for reply in replies if reply.ids]  # fmt: skip
-        read = [PromptResponse(p.prompt_ids, reply.ids) for p, reply in answered]
-        teacher_reads = [PromptResponse(p.teacher_ids, reply.ids) for p, reply in answered]
-        trees = read_trees([(student, read), (self.base, teacher_reads)], size)
-        shifts = kl_shifts(student, self.base, read, size, teacher_reads, trees.batch)
+        streams = [[token_generator(self.config.seed, "validation", p.turn_id, 0)] for p in prompts]
+        requests = [Request(p.prompt_ids, some) for p, some in zip(prompts, streams, strict=True)]
+        samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
+                         stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
+        answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
+        read = [PromptResponse(p.teacher_ids, reply.ids) for p, reply in answered]
+        trees = read_trees([(self.base, read)], size)
+        queries = [LogprobQuery((sequence,), torch.tensor(reply.top_ids))
+                   for sequence, (_, reply) in zip(read, answered, strict=True)]  # fmt: skip
+        answers = logprobs_of(Mixture((self.base,)), queries, batch_tokens=size, read=trees.batch)
         results = []
-        for (prompt, reply), shift in zip(answered, shifts, strict=True):
+        for (prompt, reply), answer in zip(answered, answers, strict=True):
+            kl, most = float(divergence(torch.tensor(reply.top), answer.at, 1.0).sum()), _cap(len(reply.ids))
             results.append({
                 "hinted": prompt.hinted,
-                "kl": min(shift.kl, CAP) if math.isfinite(shift.kl) else CAP,
+                "kl": min(kl, most) if math.isfinite(kl) else most,
+                "most": most,
                 "ended": reply.finish_reason == "stop",
                 "looped": ends_in_loop(np.array(reply.ids, np.int32)),
-                "broke_call": _breaks_call(self.chat.text(reply.ids)),
+                "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
             })  # fmt: skip
         sampled = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
         return results, sampled + trees.tokens
 
-    def _sample(self, student: Any, prompts: Sequence[ValidationPrompt]) -> list[list[Sample]]:
-        """Return the replies to each prompt; one that does not fit into memory has no tokens."""
-        streams = [
-            [token_generator(self.config.seed, "validation", p.turn_id, g) for g in range(SAMPLES)] for p in prompts
-        ]
-        return sample(student, [Request(p.prompt_ids, some) for p, some in zip(prompts, streams, strict=True)],
-                      temperature=1.0, max_new_tokens=self.max_new_tokens, stop_ids=self.chat.stop_ids,
-                      batch_tokens=self.config.micro_batch_tokens)  # fmt: skip
+
+def _cap(tokens: int) -> float:
+    """Return the most nats that a reply counts."""
+    return max(CAP, CAP_PER_TOKEN * tokens)
+
+
+def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
+    """Return the row of `validations` from the results of all replies, for which `tokens` were read."""
+
+    def mean(name: str, hinted: bool | None = None) -> float | None:
+        values = [float(r[name]) for r in results if hinted is None or r["hinted"] == hinted]
+        return sum(values) / len(values) if values else None
+
+    hint_kl, kept_kl, most = mean("kl", hinted=True), mean("kl", hinted=False), mean("most", hinted=False)
+    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl,
+            "kept_most": None if most is None else FORGOTTEN * most,
+            "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"), "looped": mean("looped"),
+            "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 
 
 @dataclass
@@ -156,68 +177,41 @@ def _evaluating(student: Any) -> Iterator[Any]:
         student.train()
 
 
-def _breaks_call(text: str) -> bool:
-    """Return True for a reply with a tool call that cannot be read."""
-    return "<tool_call>" in split_calls(text)[0]
-
-
-def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
-    """Return the row of `validations` from the results of all replies, for which `tokens` were read."""
-
-    def mean(name: str, hinted: bool | None = None) -> float | None:
-        values = [float(r[name]) for r in results if hinted is None or r["hinted"] == hinted]
-        return sum(values) / len(values) if values else None
-
-    hint_kl, kept_kl = mean("kl", hinted=True), mean("kl", hinted=False)
-    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl,
-            "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"), "looped": mean("looped"),
-            "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
-
-
-# -- prompts --------------------------------------------------------------------------------------------------------
+# -- turns ----------------------------------------------------------------------------------------------------------
 
 
 def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     """Return the turns whose prompts the student is validated on: at most `most` with a hint, and as many without.
 
-    They come from whole sessions, drawn by a hash of their ids, which train on nothing. A kind with too few turns is
-    left out, and the list is empty where that is the kind with hints. It is short enough that CHECKS measurements cost
-    at most COST of the training's tokens, but has at least FEWEST turns of each kind.
+    They come from whole sessions, drawn by a hash of their ids, which train on nothing. Those without a hint are from
+    sessions without a complaint, where there are enough: elsewhere the hints are likely to ask for a change of replies
+    that nobody complained of, too. A kind with too few turns is left out, and the list is empty where that is the kind
+    with hints. It is short enough that CHECKS measurements cost at most COST of the training's tokens, but has at least
+    FEWEST turns of each kind.
     """
-    kinds = {kind: [t for t in turns if _kind(t) == kind] for kind in ("hinted", "kept")}
-    wanted = {kind: min(most, int(MOST_SHARE * len(members))) for kind, members in kinds.items()}
-    wanted = {kind: number for kind, number in wanted.items() if number >= FEWEST}
-    if kinds["hinted"] and "hinted" not in wanted:
+    logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
+    hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
+    blamed = {logged_session_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
+    kept = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
+    calm = [turn for turn in kept if logged_session_id(turn.session_id) not in blamed]
+    limits = [min(most, int(MOST_SHARE * len(members))) for members in (kept, hinted)]
+    if int(MOST_CALM * len(calm)) >= FEWEST:
+        kept, limits[0] = calm, min(limits[0], int(MOST_CALM * len(calm)))
+    if hinted and limits[1] < FEWEST:
         return []
-    room = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5)
-    members: dict[str, list[Turn]] = {}
-    for turn in turns:
-        members.setdefault(logged_session_id(turn.session_id), []).append(turn)
-    chosen: dict[str, list[Turn]] = {kind: [] for kind in wanted}
-    cost = 0
-    for session in sorted(members, key=lambda s: stable_hash(f"validation:{s}")):
-        for turn in members[session]:
-            kind = _kind(turn)
-            if kind not in chosen or len(chosen[kind]) == wanted[kind]:
-                continue
-            if cost + _cost(turn) <= room or len(chosen[kind]) < FEWEST:
-                chosen[kind].append(turn)
-                cost += _cost(turn)
-    return [turn for some in chosen.values() for turn in some]
+    kinds = [kind for kind in zip((kept, hinted), limits, strict=True) if kind[1] >= FEWEST]
+    room, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
+    for n, (members, limit) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
+        ordered = sorted(members, key=lambda turn: stable_hash(f"validation:{logged_session_id(turn.session_id)}"))
+        cost = sum(sum(map(_cost, some)) / len(some) for some, _ in kinds[n:])
+        some = ordered[: min(limit, max(FEWEST, int(room / cost)))]
+        room, chosen = room - sum(map(_cost, some)), some + chosen
+    return chosen
 
 
 def _cost(turn: Turn) -> int:
-    """Return the tokens of replies to the prompt of a turn: read and written to sample them, and read by two models."""
-    return 3 * (turn.prompt_tokens + SAMPLES * len(turn.response_ids))
-
-
-def _kind(turn: Turn) -> str | None:
-    """Return "hinted", "kept" for a turn that nobody complained of, or None for any other."""
-    if turn.written is not None or not turn.sampled.any():
-        return None
-    if turn.teacher_logprobs is not None:
-        return "hinted"
-    return "kept" if (turn.reward or 0) >= 0 else None
+    """Return the tokens of a reply to the prompt of a turn: it is read and written, and read by another model."""
+    return 2 * len(turn)
 
 
 def tokens_to_train(turns: Sequence[Turn], epochs: int) -> int:
@@ -236,8 +230,7 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
     by_session: dict[str, list[Turn]] = {}
     for turn in turns:
         by_session.setdefault(turn.session_id, []).append(turn)
-    longest = max(len(turn.response_ids) for turn in turns)
-    room, prompts = min(_LONGEST, int(_ROOM * longest) + 1), list[ValidationPrompt]()
+    room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
     base = load_model(config.model, device=config.device, dtype=config.dtype)
     context = context_length(base)
     placement = manifest(config.run, "teacher")["plan"]["config"]["hint_placement"]

@@ -89,7 +89,7 @@ def test_each_session_is_answered_by_the_teacher_it_names(tmp_path, run, config,
 
 
 def test_no_room_for_a_reply_is_counted(run, config, monkeypatch):
-    monkeypatch.setattr(samples, "_ROOM", 1e3)
+    monkeypatch.setattr(samples, "reply_room", lambda longest, most: most)
     longest = max(r["prompt_tokens"] + len(r["response_ids"]) for r in _scored(run, config))
     summary = teacher.run(
         config(run, overwrite=True, max_tokens=longest + 40, teacher_samples=1, max_new_tokens=longest)

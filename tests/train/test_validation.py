@@ -10,6 +10,7 @@ import pytest
 import torch
 from forked import ranks
 from scored_runs import ALONE, Toy, toy_sessions, train_and_kill, train_config, write_run
+from toy_turns import toy_turn
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
@@ -21,15 +22,17 @@ from opdkit.model.scoring import PromptResponse, response_logits
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
 from opdkit.train import validation as validating
-from opdkit.train.best_state import PATIENCE, best, check_better, is_over, is_worse
+from opdkit.train.best_state import PATIENCE, best, check_better, is_broken, is_over, is_worse
 from opdkit.train.launch import start_accelerator
 from opdkit.train.targets import load_turns
 from opdkit.train.validation import (
     CAP,
+    CAP_PER_TOKEN,
     COST,
     FEWEST,
+    FORGOTTEN,
+    MOST_CALM,
     MOST_SHARE,
-    SAMPLES,
     Validation,
     choose_turns,
     open_validation,
@@ -64,14 +67,15 @@ def any_state(monkeypatch) -> None:
 
 
 def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
-    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "score": (hint_kl or 0.0) + (kept_kl or 0.0)}
+    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "kept_most": 2.5,
+            "score": (hint_kl or 0.0) + (kept_kl or 0.0)}  # fmt: skip
 
 
 # -- what it measures -----------------------------------------------------------------------------------------------
 
 
 def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_path, plain_model_dir) -> None:
-    """Recomputed reply by reply from two models, with plain forwards of the whole sequences."""
+    """Recomputed reply by reply from two models, with plain forwards; over TOP tokens and the rest."""
     config = train_config(run, plain_model_dir, **VALIDATED)
     before, after = (load_model(str(plain_model_dir), device="cpu", dtype="float32") for _ in range(2))
     with torch.no_grad():
@@ -84,24 +88,29 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
     sessions = {s["session_id"]: s for s in read_all(run, "sessions")}
     hints = {t["turn_id"]: t["hint"] for t in read_all(run, "targets")}
     kls: dict[bool, list[float]] = {True: [], False: []}
+    ended = []
     for turn in turns:
         messages = sessions[turn.session_id]["messages"][: int(turn.turn_id.rpartition(":")[2])]
         hint = hints[turn.turn_id]
         prompt = chat.prompt_ids(messages, None)
         teacher = chat.prompt_ids(with_hint(messages, hint, "last-user"), None) if hint else prompt
-        streams = [token_generator(config.seed, "validation", turn.turn_id, g) for g in range(SAMPLES)]
-        (replies,) = sample(after, [Request(prompt, streams)], temperature=1.0, batch_tokens=8192,
-                            max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
-        for reply in replies:
-            with torch.no_grad():
-                p = response_logits(after, [PromptResponse(prompt, reply.ids)])[0].log_softmax(-1)
-                q = response_logits(before, [PromptResponse(teacher, reply.ids)])[0].log_softmax(-1)
-            kls[hint is not None].append(min(float((p.exp() * (p - q)).sum()), CAP))
-    assert row["replies"] == SAMPLES * len(turns)
+        streams = [token_generator(config.seed, "validation", turn.turn_id, 0)]
+        ((reply,),) = sample(after, [Request(prompt, streams)], temperature=1.0, batch_tokens=8192,
+                             max_new_tokens=validation.max_new_tokens, stop_ids=chat.stop_ids)  # fmt: skip
+        ended.append(reply.finish_reason == "stop")
+        with torch.no_grad():
+            p, q = (response_logits(model, [PromptResponse(ids, reply.ids)])[0].log_softmax(-1)
+                    for model, ids in ((after, prompt), (before, teacher)))  # fmt: skip
+        top = p.topk(validating.TOP).indices
+        p, q = (torch.cat([x.gather(-1, top), (1 - x.gather(-1, top).exp().sum(-1, keepdim=True)).log()], -1)
+                for x in (p, q))  # fmt: skip
+        kls[hint is not None].append(min(float((p.exp() * (p - q)).sum()), CAP))
+    assert row["replies"] == len(turns)
     assert row["hint_kl"] == pytest.approx(np.mean(kls[True]), rel=1e-4)
     assert row["kept_kl"] == pytest.approx(np.mean(kls[False]), rel=1e-4)
+    assert row["kept_most"] == FORGOTTEN * CAP
     assert row["score"] == row["hint_kl"] + row["kept_kl"]
-    assert row["ended"] + row["looped"] > 0
+    assert row["ended"] == np.mean(ended)
 
 
 def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir) -> None:
@@ -113,8 +122,8 @@ def test_before_training_hinted_prompts_alone_are_measured(run, plain_model_dir)
     validation = open_validation(turns, chat, config, start_accelerator(config))
     before, same = validation.measure(model, 0), validation.measure(model, 1)
     hinted = sum(turn.teacher_logprobs is not None for turn in turns)
-    assert (before["replies"], same["replies"]) == (SAMPLES * hinted, SAMPLES * len(turns))
-    assert before["tokens_read"] < 0.7 * same["tokens_read"]
+    assert (before["replies"], same["replies"]) == (hinted, len(turns))
+    assert before["tokens_read"] < 0.8 * same["tokens_read"]
     assert before["kept_kl"] == 0.0 == pytest.approx(same["kept_kl"], abs=1e-6)
     assert before["hint_kl"] == pytest.approx(same["hint_kl"], rel=1e-6)
     assert before["hint_kl"] > 1e-4
@@ -130,6 +139,7 @@ def test_an_absurd_reply_counts_no_more_than_the_cap(run, plain_model_dir) -> No
         model.lm_head.weight.copy_(30 * torch.randn(model.lm_head.weight.shape, generator=torch.Generator()))
     row = validation.measure(model, 1)
     assert (row["hint_kl"], row["kept_kl"], row["score"]) == (CAP, CAP, 2 * CAP)
+    assert validation.max_new_tokens < CAP / CAP_PER_TOKEN, "a long reply counts more: see the test of caps"
 
 
 def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
@@ -159,6 +169,22 @@ def test_its_sessions_train_on_nothing(run, plain_model_dir, any_state) -> None:
     assert not sessions & {i.rpartition(":")[0] for i in trained}
     hinted = {t.turn_id for t in turns if t.teacher_logprobs is not None}
     assert trained | {t.turn_id for t in turns if t.session_id in sessions} >= hinted
+
+
+def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
+    """Where there are enough; else from any session."""
+    calm = [toy_turn(f"log:{n}:1", reward=1) for n in range(40)]
+    hinted = [toy_turn(f"log:{n}:1", reward=-1, teacher=(-1.0, -3.0)) for n in range(40, 80)]
+    mended = [toy_turn(f"log:{n}:3", reward=1) for n in range(40, 80)]
+    of_two, of_any = (
+        [t for t in choose_turns(turns, 8, 100) if t.teacher_logprobs is None]
+        for turns in (calm + hinted + mended, calm[:9] + hinted + mended)
+    )
+    assert {t.turn_id for t in of_two} <= {t.turn_id for t in calm}
+    assert len(of_two) == MOST_SHARE * 80
+    assert len(of_any) == int(MOST_SHARE * 49)
+    assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
+    assert 9 * MOST_CALM < FEWEST < 40 * MOST_CALM
 
 
 def test_few_turns_all_train(run) -> None:
@@ -196,8 +222,16 @@ def test_the_best_state_has_the_least_score() -> None:
     assert best([_row(0, 0.3, 0.0), _row(5, 0.25, 0.05)])["step"] == 5, "of equal ones the last"
 
 
-def test_without_hints_the_best_state_is_the_last_that_moved_little() -> None:
-    rows = [_row(0, None, 0.0), _row(5, None, 1.0), _row(10, None, 1.5), _row(15, None, 3.0)]
+def test_a_state_that_has_forgotten_is_not_the_best() -> None:
+    rows = [_row(0, 9.0, 0.0), _row(5, 3.0, 0.5), _row(10, 0.1, 2.6)]
+    assert best(rows)["step"] == 5
+    assert best([rows[0], rows[2]])["step"] == 0
+    assert best([rows[0], rows[2] | {"kept_kl": 2.5}])["step"] == 10
+    assert best([rows[0], rows[2] | {"kept_kl": None, "kept_most": None}])["step"] == 10, "without such prompts"
+
+
+def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:
+    rows = [_row(0, None, 0.0), _row(5, None, 1.0), _row(10, None, 2.0), _row(15, None, 3.0)]
     assert best(rows)["step"] == 10
     assert best([rows[0], rows[3]])["step"] == 0
 
@@ -208,9 +242,12 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
     assert is_over([*good, *[worse] * PATIENCE])
 
 
-def test_a_state_that_is_worse_than_before_training_is_no_place_to_go_on_from() -> None:
-    before, better, worse = _row(0, 0.3, 0.0), _row(5, 0.1, 0.1), _row(9, 0.2, 0.2)
+def test_two_broken_states_are_no_place_to_go_on_from() -> None:
+    """Broken: further from the hints than before training, or too far from what nobody complained of."""
+    before, better, worse, forgot = _row(0, 0.3, 0.0), _row(5, 0.1, 2.0), _row(9, 0.4, 0.2), _row(9, 0.1, 2.6)
+    assert [is_broken(row, before) for row in (before, better, worse, forgot)] == [False, False, True, True]
     assert is_worse([before, worse, worse])
+    assert is_worse([before, better, worse, forgot])
     assert not any(map(is_worse, ([before], [before, worse], [before, worse, better], [before, better, worse])))
     unhinted = [_row(0, None, 0.0), _row(5, None, 5.0)]
     assert [is_worse([*unhinted, _row(9, None, moved)]) for moved in (1.0, 5.0)] == [False, True]
@@ -238,7 +275,7 @@ def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, mon
 
     def ranked(self, student, step):
         weights.append({name: p.detach().clone() for name, p in student.named_parameters()})
-        return measure(self, student, step) | {"score": next(scores)}
+        return measure(self, student, step) | {"hint_kl": 0.1, "kept_kl": 0.0, "score": next(scores)}
 
     monkeypatch.setattr(validating.Validation, "measure", ranked)
     monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})

@@ -19,7 +19,12 @@ from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRul
 from opdkit.model.sampling.shared_cache import sample_shared
 from opdkit.model.tree_reading import check_tree_reading
 
-__all__ = ["Request", "Sample", "sample"]
+__all__ = ["Request", "Sample", "reply_room", "sample"]
+
+
+def reply_room(longest: int, most: int) -> int:
+    """Return how many tokens a sampled reply may have: a quarter more than the longest logged one, up to `most`."""
+    return min(most, longest * 5 // 4 + 1)
 
 
 @torch.inference_mode()
@@ -31,16 +36,17 @@ def sample(
     max_new_tokens: int,
     stop_ids: frozenset[int],
     batch_tokens: int,
+    top: int = 0,
     on_end: Callable[[int], None] = lambda count: None,
 ) -> list[list[Sample]]:
     """Return for each request one Sample per generator, in order. Temperature 0 is greedy.
 
     `batch_tokens` limits the tokens in the KV cache, with prompts and samples at their full length; a single sample
     that needs more runs alone. Where a batch does not fit into memory, its unfinished samples are restarted in smaller
-    batches; a sample that does not fit alone ends with the reason "memory". `on_end` is called with the number of
-    samples that have just ended.
+    batches; a sample that does not fit alone ends with the reason "memory". `top` is the number of most likely tokens
+    whose log-probs are kept at each position. `on_end` is called with the number of samples that have just ended.
     """
-    rule = SamplingRule(temperature, max_new_tokens, stop_ids, on_end)
+    rule = SamplingRule(temperature, max_new_tokens, stop_ids, top, on_end)
     samplings = [
         [Sampling(torch.rand(max_new_tokens, generator=g, dtype=torch.float64)) for g in request.generators]
         for request in requests
@@ -48,4 +54,4 @@ def sample(
     prompts = [request.prompt_ids for request in requests]
     run = sample_shared if check_tree_reading(model) else sample_copied
     run(model, prompts, samplings, rule, batch_tokens)
-    return [[Sample(s.ids, s.logprobs, str(s.finish_reason)) for s in group] for group in samplings]
+    return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]

@@ -25,6 +25,8 @@ class Sample:
     ids: list[int]
     logprobs: list[float]
     finish_reason: str  # "stop", "length" or "memory"
+    top_ids: list[list[int]] = field(default_factory=list)  # [R, K] the most likely tokens at each position, if asked
+    top: list[list[float]] = field(default_factory=list)  # [R, K] their log-probs
 
 
 @dataclass(eq=False)
@@ -34,6 +36,8 @@ class Sampling:
     uniforms: Tensor  # [max_new_tokens] float64 in [0, 1)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_ids: list[list[int]] = field(default_factory=list)
+    top: list[list[float]] = field(default_factory=list)
     finish_reason: str | None = None  # None until it ends; see Sample
 
 
@@ -41,6 +45,7 @@ def restart(samplings: Iterable[Sampling], finish_reason: str | None = None) -> 
     """Drop the tokens of samples. With a `finish_reason` they end without tokens; otherwise they can start again."""
     for sampling in samplings:
         sampling.ids, sampling.logprobs, sampling.finish_reason = [], [], finish_reason
+        sampling.top_ids, sampling.top = [], []
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class SamplingRule:
     temperature: float
     max_new_tokens: int
     stop_ids: frozenset[int]
+    top: int  # tokens whose log-probs are kept at each position
     on_end: Callable[[int], None]  # called with the number of samples that have just ended
 
     def extend(self, samplings: Sequence[Sampling], logits_RV: Tensor) -> None:
@@ -63,7 +69,13 @@ class SamplingRule:
             threshold_R = uniform_R * cdf_RV[:, -1]
             token_R = torch.searchsorted(cdf_RV, threshold_R[:, None], right=True)[:, 0]
             token_R = token_R.clamp(max=cdf_RV.shape[-1] - 1)
-        logprob_R = torch.log_softmax(logits_RV, dim=-1).gather(-1, token_R[:, None])[:, 0]
+        logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
+        logprob_R = logprobs_RV.gather(-1, token_R[:, None])[:, 0]
+        if self.top:
+            top_RK, top_ids_RK = logprobs_RV.topk(min(self.top, logprobs_RV.shape[-1]))
+            for sampling, ids, values in zip(samplings, top_ids_RK.tolist(), top_RK.tolist(), strict=True):
+                sampling.top_ids.append(ids)
+                sampling.top.append(values)
         for sampling, token, logprob in zip(samplings, token_R.tolist(), logprob_R.tolist(), strict=True):
             sampling.ids.append(token)
             sampling.logprobs.append(logprob)

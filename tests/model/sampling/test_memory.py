@@ -33,7 +33,7 @@ def build(way: str) -> Any:
 def draws(model: Any, prompts: list[list[int]]) -> list[list[Sample]]:
     asked = [Request(p, [token_generator(0, *map(str, p), d) for d in range(3)]) for p in prompts]
     return sample(model, asked, temperature=1.0, max_new_tokens=10, stop_ids=frozenset(range(0, 96, 12)),
-                  batch_tokens=4096)  # fmt: skip
+                  batch_tokens=4096, top=2)  # fmt: skip
 
 
 @contextmanager
@@ -67,6 +67,8 @@ def test_the_draws_are_those_of_a_large_machine(way: str) -> None:
         for a, b in zip(samples, others, strict=True):
             assert (a.ids, a.finish_reason) == (b.ids, b.finish_reason)
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-5)
+            assert a.top_ids == b.top_ids
+            assert len(a.top) == len(a.ids), "those of the dropped tokens are dropped"
 
 
 @pytest.mark.parametrize("way", WAYS)

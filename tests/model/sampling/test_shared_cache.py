@@ -103,12 +103,17 @@ def test_draws_are_those_of_prompts_read_one_by_one(family, batch_tokens, monkey
 
 
 def test_log_probs_are_those_of_a_plain_forward(model) -> None:
-    for prompt, samples in zip(PROMPTS, draw(model), strict=True):
+    """Those of the tokens that were drawn, and of the most likely ones."""
+    for prompt, samples in zip(PROMPTS, draw(model, top=4), strict=True):
         for drawn in samples:
             with torch.no_grad():
                 logits = model(input_ids=torch.tensor([prompt + drawn.ids])).logits[0, len(prompt) - 1 : -1]
-            expected = logits.log_softmax(-1).gather(-1, torch.tensor(drawn.ids)[:, None])[:, 0]
-            assert drawn.logprobs == pytest.approx(expected.tolist(), abs=1e-5)
+            expected = logits.log_softmax(-1)
+            own = expected.gather(-1, torch.tensor(drawn.ids)[:, None])[:, 0]
+            assert drawn.logprobs == pytest.approx(own.tolist(), abs=1e-5)
+            assert drawn.top_ids == expected.topk(4).indices.tolist()
+            assert torch.tensor(drawn.top) == pytest.approx(expected.topk(4).values, abs=1e-5)
+    assert draw(model)[0][0].top == []
 
 
 @pytest.mark.parametrize("most", [1, 2, 6])
