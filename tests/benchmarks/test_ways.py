@@ -93,7 +93,6 @@ def test_everything_is_every_judged_reply(run: Path) -> None:
 
 def test_dpo_prefers_what_the_hinted_teacher_wrote(built: Built, run: Path) -> None:
     chat = ways._chat(built)
-    run = ways.shared(run) / "written"
     rows = list(ways.dpo_rows(run, chat))
     hinted = [row for row in read_all(run, "verdicts") if row["hint"]]
     assert len(hinted) // 2 < len(rows) <= len(hinted)

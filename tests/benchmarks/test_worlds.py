@@ -47,9 +47,9 @@ def scripted(world: World, seed: int, irrelevant: float) -> tuple[list, dict]:
         return ask.messages, end.value
 
 
-def test_there_are_eight_worlds_of_three_sizes() -> None:
+def test_there_are_ten_worlds_of_three_sizes() -> None:
     assert {world.size for world in WORLDS.values()} == {"small", "medium", "large"}
-    assert len(WORLDS) == 8
+    assert len(WORLDS) == 10
     assert sum(world.aside for world in WORLDS.values()) == 2
 
 

@@ -28,13 +28,14 @@ def shares(corrected: float, uncorrected: float = 0.95, tokens: int = 1000) -> d
     return {
         "model": True, "corrected": corrected, "uncorrected": uncorrected, "prompt_tokens": 50.0, "reply_tokens": 9.0,
         "peak_rate": 0.002, "steps": 10, "tokens": {"scored": 500, "trained": tokens, "validated": tokens // 10},
-        "scores": [[0, 0.4], [10, 0.1]],
+        "alarms": [],
     }  # fmt: skip
 
 
 def path(*marks: tuple[float, float, float], error: str | None = None) -> dict:
     """Return the numbers of a path from (score, corrected, uncorrected) of its marks."""
-    rows = [{"step": 5 * k, "score": score, "corrected": corrected, "uncorrected": uncorrected}
+    rows = [{"step": 5 * k, "score": score, "alarm": score > marks[0][0], "corrected": corrected,
+             "uncorrected": uncorrected}
             for k, (score, corrected, uncorrected) in enumerate(marks)]  # fmt: skip
     return {"marks": rows, "error": error, "trained": None if error else 80 * 5 * (len(marks) - 1)}
 
@@ -44,8 +45,8 @@ PATHS = {
     ("blend", 1e-3): path(FIRST, (0.2, 0.6, 0.95), (0.1, 0.9, 0.95)),
     ("opd", 1e-2): path(
         FIRST, (0.3, 0.2, 0.85), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)
-    ),  # 0.1 of 1.15 when no alarm had come
-    ("topk", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)),  # 0.65 of 1.15
+    ),  # 0.1 of 0.95 when no alarm had come
+    ("topk", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.9, 0.1, 0.2), (3.0, 0.0, 0.0)),  # 0.65 of 0.95
     ("distill", 1e-2): path(FIRST, (0.3, 0.2, 0.3), (0.2, 0.0, 0.0)),  # never
     ("binary", 1e-3): path(FIRST, (0.5, 0.3, 0.95), (0.1, 0.9, 0.95)),  # a false alarm
     ("alternate", 1e-2): path(FIRST, (0.3, 0.3, 0.95), error="the loss is no number"),
@@ -53,13 +54,13 @@ PATHS = {
 
 
 def filled() -> dict[str, dict]:
-    """Return cells with known answers of the worlds habit and units, which is kept aside."""
+    """Return cells with known answers of the worlds habit and privacy, which is kept aside."""
     cells: dict[str, dict] = {}
 
     def put(cell: Cell, numbers: dict) -> None:
         cells[cell.name] = json.loads(json.dumps(cell.settings | numbers))
 
-    for world in ("habit", "units"):
+    for world in ("habit", "privacy"):
         put(
             world_cell(world), {"turns": 300, "hints": 90, "rewards_right": 0.97, "hints_right": 0.99, "with_hint": 0.9}
         )
@@ -77,7 +78,7 @@ def filled() -> dict[str, dict]:
     put(training_cell("habit", SEARCH, "opd", 1e-2), shares(0.9, 0.92))  # loses 0.03
     put(training_cell("habit", SEARCH, "opd", 3.2e-3), shares(0.9, 0.93))  # loses no more than 0.02
     put(training_cell("habit", SEARCH, "topk", 1e-2), {"model": False})
-    put(training_cell("habit", SEARCH, "combine", 1e-3), shares(0.9) | {"scores": [[0, 0.4], [5, 0.5], [10, 0.1]]})
+    put(training_cell("habit", SEARCH, "combine", 1e-3), shares(0.9) | {"alarms": [5]})
     for value in RULES:
         put(way_cell("habit", "rules", value, SEARCH), shares(0.4 if value == 3 else 0.3) | {"tokens": {}})
     for seed in SEEDS:
@@ -106,12 +107,12 @@ FULL = Results(filled())
 
 
 def test_the_default_is_compared_with_the_best_rate_of_the_search() -> None:
-    habit, units = findings.own_rates(FULL)
-    assert (habit.best_rate, units.best_rate) == (1e-3, None)  # units has no search
+    habit, privacy = findings.own_rates(FULL)
+    assert (habit.best_rate, privacy.best_rate) == (1e-3, None)  # privacy has no search
     assert habit.ratio == pytest.approx(0.95 / 0.96)
     assert habit.forgotten == pytest.approx(0.01)
     assert habit.forgotten_more == pytest.approx(0.01)
-    assert (units.ratio, units.forgotten_more) == (None, None)
+    assert (privacy.ratio, privacy.forgotten_more) == (None, None)
     assert list(habit.rates) == [0.002] * 3
 
 
@@ -120,7 +121,7 @@ def test_a_model_is_worse_that_loses_more_than_the_limit_in_either_share() -> No
     assert [(r.world, r.objective, r.rate) for r in rows if r.is_worse] == [("habit", "opd", 1e-2)]
     assert {(r.objective, r.rate) for r in rows if r.refused} == {("blend", 1e-2), ("topk", 1e-2)}
     assert all(r.change.before == r.change.after for r in rows if r.refused)
-    assert {r.world for r in rows} == {"habit", "units", "habit-0.3"}
+    assert {r.world for r in rows} == {"habit", "privacy", "habit-0.3"}
 
 
 def test_the_rate_that_was_given_is_not_taken_from_the_one_that_was_found() -> None:
@@ -134,9 +135,9 @@ def test_an_alarm_is_in_time_before_half_of_the_loss() -> None:
     assert broken == {"opd", "topk", "distill"}
     in_time, late, never = (rows[name, 1e-2] for name in ("opd", "topk", "distill"))
     assert in_time.in_time
-    assert in_time.lost_before_alarm == pytest.approx(0.1 / 1.15)
+    assert in_time.lost_before_alarm == pytest.approx(0.1 / 0.95)
     assert not late.in_time
-    assert late.lost_before_alarm == pytest.approx(0.65 / 1.15)
+    assert late.lost_before_alarm == pytest.approx(0.65 / 0.95)
     assert not never.in_time
     assert never.alarm is never.lost_before_alarm is None
 
@@ -186,7 +187,7 @@ def test_forecasts_are_compared_with_measured_gains() -> None:
 def test_ways_take_their_best_value_and_those_ahead_of_the_default_are_named() -> None:
     ways = findings.ways(FULL)
     assert list(ways["habit"]) == [OURS, "everything", "kto", REACTION, "rules"]
-    assert list(ways["units"]) == [OURS]
+    assert list(ways["privacy"]) == [OURS]
     assert {name: way.value for name, way in ways["habit"].items()} == {
         OURS: None, "everything": 3.2e-4, "kto": 1e-4, REACTION: 1e-3, "rules": 3}  # fmt: skip
     (first,) = findings.ahead(ways["habit"])
@@ -205,11 +206,11 @@ def test_the_way_that_gains_most_is_named_first() -> None:
 
 
 def test_costs_are_those_of_steps_with_and_without() -> None:
-    habit, units = findings.costs(FULL)
+    habit, privacy = findings.costs(FULL)
     assert habit.validation == pytest.approx(0.1)
     assert habit.trust_region == pytest.approx(100 / 80 - 1)
     assert habit.together == pytest.approx(110 / 80 - 1)
-    assert (units.validation, units.together) == (pytest.approx(0.1), None)
+    assert (privacy.validation, privacy.together) == (pytest.approx(0.1), None)
 
 
 # -- page and plots -------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_the_page_names_what_went_wrong() -> None:
         in sections["Is a model ever handed out that is worse?"]
     )
     alarms = sections["Does the alarm come in time?"]
-    assert "| habit | topk | 0.01 | after 0.57 of the loss |" in alarms
+    assert "| habit | topk | 0.01 | after 0.68 of the loss |" in alarms
     assert "| habit | distill | 0.01 | none |" in alarms
     assert "| habit | binary | 0.001 | false |" in alarms
     instead = sections["What would a user do instead?"]
@@ -235,7 +236,7 @@ def test_the_page_names_what_went_wrong() -> None:
         "In habit the default gains 0.75; more: SFT on all replies (0.77, the seeds overlap, it forgets 0.25)"
         in instead
     )
-    assert "units†" in text
+    assert "privacy†" in text
 
 
 @pytest.mark.parametrize("kind", ["before", "train", "path", "way", "forecast", "hints", "world", ""])

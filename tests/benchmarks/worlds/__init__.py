@@ -4,16 +4,16 @@ held-out prompts, and the truth about the log.
 
 from pathlib import Path
 
-from . import aside_asking, aside_units, groups, habit, long_format, other_writer, thinking, tools
+from . import aside_language, aside_privacy, asking, groups, habit, long_format, other_writer, thinking, tools, units
 from .build import Built, build
 from .world import Group, World
 
 __all__ = ["WORLDS", "Built", "Group", "World", "build", "built_in"]
 
-WORLDS: dict[str, World] = {
-    module.WORLD.name: module.WORLD
-    for module in (habit, long_format, tools, thinking, groups, other_writer, aside_units, aside_asking)
-}
+_MODULES = (
+    habit, long_format, tools, thinking, groups, other_writer, units, asking, aside_language, aside_privacy,
+)  # fmt: skip
+WORLDS: dict[str, World] = {module.WORLD.name: module.WORLD for module in _MODULES}
 
 
 def built_in(work: Path, name: str) -> Built:

@@ -37,7 +37,7 @@ from .trainings import before_cell, path_cell, training_cell
 from .ways import REACTION, WAYS, way_cell
 
 WORSE = 0.02  # loss of either share that makes a model worse than the one before training
-BROKEN = 0.1  # loss of both shares together that makes a training without trust region a broken one
+BROKEN = 0.1  # loss of either share that makes a training without trust region a broken one
 ALL_NOISY = [f"{world}-{share:g}" for world in NOISY for share in NOISE]  # worlds with irrelevant reactions
 # What the benchmark measures, but for the worlds' best values.
 PLANNED = {cell.name for cell in (*first_cells(list(WORLDS), ALL_NOISY), *map(world_cell, (*WORLDS, *ALL_NOISY)))}
@@ -191,7 +191,7 @@ class Training:
     seed: int
     change: Change
     refused: bool  # no model was handed out
-    alarm: bool  # a validation was worse than before training
+    alarm: bool  # a validation found it broken
 
     @property
     def is_worse(self) -> bool:
@@ -222,9 +222,8 @@ def trainings(results: Results) -> list[Training]:
     for cell in training_cells(results):
         settings, numbers, change = cell.settings, results.numbers(cell), results.change(cell)
         if numbers is not None and change is not None:
-            scores = [score for _step, score in numbers.get("scores", ())]
             found.append(Training(settings["world"], settings["objective"], settings["rate"], settings["seed"], change,
-                                  results.is_refused(cell), any(s > scores[0] for s in scores[1:])))  # fmt: skip
+                                  results.is_refused(cell), bool(numbers.get("alarms"))))  # fmt: skip
     return found
 
 
@@ -239,6 +238,7 @@ class TrainingPath:
     objective: str
     rate: float
     scores: Sequence[float]
+    alarms: Sequence[bool]
     truth: Sequence[Shares]
     error: str | None  # that ended it
     steps: int
@@ -246,8 +246,8 @@ class TrainingPath:
 
     @property
     def losses(self) -> list[float]:
-        """Return what both shares together have lost since before training, mark by mark."""
-        return [self.truth[0].both - shares.both for shares in self.truth]
+        """Return the larger loss of the two shares since before training, mark by mark."""
+        return [max(b - a for b, a in zip(self.truth[0], shares, strict=True)) for shares in self.truth]
 
     @property
     def breaks(self) -> bool:
@@ -255,9 +255,9 @@ class TrainingPath:
 
     @property
     def alarm(self) -> int | None:
-        """Return the first mark whose score is worse than before training; an error is an alarm after the last mark."""
-        marks = (k for k, score in enumerate(self.scores) if k and score > self.scores[0])
-        return next(marks, None if self.error is None else len(self.scores))
+        """Return the first mark that the validation finds broken; an error is an alarm after the last mark."""
+        marks = (k for k, alarm in enumerate(self.alarms) if alarm)
+        return next(marks, None if self.error is None else len(self.alarms))
 
     @property
     def lost_before_alarm(self) -> float | None:
@@ -275,7 +275,7 @@ class TrainingPath:
     @property
     def is_honest(self) -> bool:
         """Return True for a path that never breaks and ends better than it began."""
-        return not self.breaks and self.error is None and self.losses[-1] < 0
+        return not self.breaks and self.error is None and self.truth[-1].both > self.truth[0].both
 
 
 def path_cells(worlds: Iterable[str]) -> list[Cell]:
@@ -291,8 +291,8 @@ def paths(results: Results) -> list[TrainingPath]:
             marks, settings = numbers["marks"], cell.settings
             found.append(TrainingPath(
                 settings["world"], settings["objective"], settings["rate"], [mark["score"] for mark in marks],
-                [Shares(mark[CORRECTED], mark[UNCORRECTED]) for mark in marks], numbers["error"], marks[-1]["step"],
-                numbers["trained"],
+                [mark["alarm"] for mark in marks], [Shares(mark[CORRECTED], mark[UNCORRECTED]) for mark in marks],
+                numbers["error"], marks[-1]["step"], numbers["trained"],
             ))  # fmt: skip
     return found
 

@@ -76,8 +76,8 @@ def _head(results: Results) -> str:
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. All trainings take "
             f"{EPOCHS} epochs. Replies are sampled at temperature 1, {replies} of each kind: a share of so many has a "
             f"standard error of up to {number(0.5 / sqrt(replies))}.",
-            f"The worlds are built with seed {BUILD}: builds with seed 0 were looked at while defaults were chosen. "
-            f"What is searched for is searched with seed {SEARCH}; what is reported has the seeds "
+            f"The worlds are built with seed {BUILD}; other builds were looked at while the defaults were chosen. What "
+            f"is searched for is searched with seed {SEARCH}; what is reported has the seeds "
             f"{', '.join(map(str, SEEDS))}.",
             "† marks worlds that were kept aside: nobody looked at them while anything was chosen." if aside else "",
             "The objectives on the sample data: [sample-world.md](sample-world.md).",
@@ -173,8 +173,8 @@ def _alarm(results: Results) -> str:
     own = [row for row in alarms if row.rate is None]
     answer = text(
         judgement(not late and not false and not own if broken else None, "Not always"),
-        f"In {count(len(broken) - len(late), len(broken), 'paths that break')} the score of the validation is worse "
-        "than before training before half of the loss has happened, and "
+        f"In {count(len(broken) - len(late), len(broken), 'paths that break')} the validation finds the student broken "
+        "before half of the loss has happened, and "
         f"{count(len(false), len(honest), 'paths that end better and never break')} raise a false alarm.",
     )
     also = text(
@@ -200,7 +200,7 @@ def _alarm(results: Results) -> str:
               for row in own]  # fmt: skip
     note = text(
         "A *path* is a training without trust region, anchor, raised epsilon and validation that interferes, up to its "
-        f"end, at the rates {', '.join(map(given, PATH_RATES))}. It *breaks* where both shares together fall by more "
+        f"end, at the rates {', '.join(map(given, PATH_RATES))}. It *breaks* where either share falls by more "
         f"than {findings.BROKEN} below those before training.",
     )
     return section(

@@ -13,6 +13,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, read_prompts
 from opdkit.store.reading import read_all, summary_of
 from opdkit.train import stage
+from opdkit.train.best_state import is_broken
 
 from ..learning.cells import Cell
 from ..learning.runs import ALONE, branch, final_model, replies_of
@@ -20,6 +21,7 @@ from . import Built, built_in
 from .measure import measure_model, measure_replies
 
 EPOCHS = 2
+VALIDATED = ("step", "score", "hint_kl", "kept_kl", "kept_most", "tokens_read")  # columns of `validations` in a cell
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
 
@@ -36,7 +38,7 @@ def measure_training(
     """Return what becomes of a training with opdkit's defaults: the shares of the model that is handed out, if any.
 
     `source` is the run in `folder` whose targets are trained on. `tokens` are those of the teacher stage, of training
-    steps, and of validation. `scores` are those of its validations, after each of these steps.
+    steps, and of validation. `alarms` are the steps after which it was broken, by these `validations`.
     """
     built = built_in(work, world)
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
@@ -52,7 +54,8 @@ def measure_training(
                     "trained": sum(row["tokens_read"] for row in metrics),
                     "validated": sum(row["tokens_read"] for row in validations),
                 },
-                "scores": [[row["step"], row["score"]] for row in validations],
+                "validations": [{name: row[name] for name in VALIDATED} for row in validations],
+                "alarms": [row["step"] for row in validations if is_broken(row, validations[0])],
             }  # fmt: skip
     return found
 
@@ -73,8 +76,9 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
             replies = replies_of(student, validation.chat, prompts, seed, 2, built.world.max_new_tokens)
             student.train()
             shares = measure_replies(replies)
-            marks.append({name: row[name] for name in ("step", "score", "hint_kl", "kept_kl", "tokens_read")}
+            marks.append({name: row[name] for name in VALIDATED}
                          | {name: shares[name] for name in (CORRECTED, UNCORRECTED)})  # fmt: skip
+            marks[-1]["alarm"] = is_broken(marks[-1], marks[0])
             return row
 
         object.__setattr__(validation, "measure", measure_with_truth)

@@ -83,16 +83,11 @@ def prepare_reaction(built: Built, run: Path) -> None:
 def prepare_trl(built: Built, run: Path) -> None:
     """Write what TRL trains on, beside `run`, which is judged and scored; what is there stays."""
     home = shared(run)
-    written = home / "written"
-    if not written.exists():
-        branch(run, written, ("extract", "judge"))
-    teach(TeacherConfig(run=written, model=str(built.model), teacher_samples=1, top_k=0,
-                        max_new_tokens=built.world.max_new_tokens))  # fmt: skip
     for name, target in (("praised", "trl-sft"), ("kto", "trl-kto")):
         if not (home / f"{name}.parquet").exists():
             export(ExportConfig(run=run, to=target, out=home / f"{name}.parquet"))
     chat = _chat(built)
-    for name, rows in (("everything", everything_rows(run)), ("dpo", dpo_rows(written, chat))):
+    for name, rows in (("everything", everything_rows(run)), ("dpo", dpo_rows(run, chat))):
         messages = pa.list_(message_type(run, part_count(run, "extract")))
         schema = pa.schema([(column, messages if kind == MESSAGES else kind) for column, kind in _ROWS[name].items()])
         write_rows(home / f"{name}.parquet", rows, schema, jsonl=False)
@@ -178,7 +173,7 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
         each.register_forward_pre_hook(lambda _, args, named: _count_tokens(named, tokens), with_kwargs=True)
     trainer.train()
     if way == "dpo":
-        tokens += tokens_of_teacher(shared(run) / "written", _chat(built))
+        tokens += tokens_of_teacher(run, _chat(built))
     model.save_pretrained(work / "model")
     load_tokenizer(str(built.model)).save_pretrained(work / "model")
     return tokens

@@ -97,7 +97,8 @@ class World:
     max_new_tokens: int  # that its replies need
     topics: tuple[Topic, ...]
     groups: tuple[Group, ...]
-    aside: bool = False
+    searched: bool = True  # every objective trains in it, at every rate
+    aside: bool = False  # nobody looked at it while anything was chosen
     tools: tuple[Message, ...] = ()
     turns: tuple[int, ...] = (1, 2, 2, 3, 4)  # numbers of replies of its sessions
     sessions: int = 200

@@ -1,4 +1,4 @@
-"""World, kept aside: an assistant that should ask back. The habit is to go ahead and book, for today."""
+"""World: an assistant that should ask back. The habit is to go ahead and book, for today."""
 
 import re
 
@@ -52,5 +52,5 @@ TRIPS = Topic(
 )  # fmt: skip
 WORLD = World(
     "asking", "The assistant should ask for the day, the habit is to book for today.", "medium", 48, (TRIPS,),
-    (Group({"trips": WANTED}),), aside=True,
+    (Group({"trips": WANTED}),), searched=False,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""World, kept aside: a table of goods. The habit is kilos; wanted are grams, in the same table."""
+"""World: a table of goods. The habit is kilos; wanted are grams, in the same table."""
 
 import re
 from collections.abc import Callable
@@ -46,5 +46,5 @@ GOODS_TOPIC = Topic(
 )  # fmt: skip
 WORLD = World(
     "units", "A table of goods is wanted in grams, the habit is kilos.", "large", 48, (GOODS_TOPIC,),
-    (Group({"goods": WANTED}),), aside=True,
+    (Group({"goods": WANTED}),), searched=False,
 )  # fmt: skip
