@@ -31,7 +31,7 @@ def best(rows: Sequence[JSON]) -> JSON:
 
 def is_broken(row: JSON, before: JSON) -> bool:
     """Return True for a state that has forgotten, or is clearly further from the hints than the student before."""
-    return has_forgotten(row) or (before["hint_kl"] is not None and row["hint_kl"] > WORSE * before["hint_kl"])
+    return has_forgotten(row) or (row["hint_kl"] or 0.0) > WORSE * (before["hint_kl"] or math.inf)
 
 
 def is_worse(rows: Sequence[JSON]) -> bool:
