@@ -305,8 +305,8 @@ def scored_as(monkeypatch):
     return give
 
 
-BACK_TO_0 = {0: 1.0, 2: 1.1, 4: 1.2, 6: 0.5}  # scores after steps; after the fourth the training goes back
-BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.1, 4: 1.2, 6: 0.4}
+BACK_TO_0 = {0: 1.0, 2: 1.3, 4: 1.4, 6: 0.5}  # scores after steps; after the fourth the training goes back
+BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.3, 4: 1.4, 6: 0.4}
 BACK = VALIDATED | {"step_limit": 0.4, "batch_turns": 30}
 
 
