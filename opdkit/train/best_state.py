@@ -10,23 +10,27 @@ from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
+FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
 WORSE = 1.25  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 
 
 def has_forgotten(row: JSON) -> bool:
-    """Return True where replies that nobody complained of have moved further than the row allows."""
-    return (row["kept_kl"] or 0.0) > (row["kept_most"] or math.inf)
+    """Return True where too many of the replies that nobody complained of are lost."""
+    return (row["forgotten"] or 0.0) > FORGOTTEN
 
 
 def best(rows: Sequence[JSON]) -> JSON:
-    """Return the row of the best state that has not forgotten: the least score, of equal ones the last.
+    """Return the row of the best state: nearer to the hints than before training, nothing forgotten, the least score.
 
-    Without hinted prompts no score shows what was learned: then it is the last one.
+    Of equal ones it is the last. Without hinted prompts no score shows what was learned: then it is the last that has
+    not forgotten. Where no state of the training is such, it is the one before.
     """
-    able = [row for row in reversed(rows) if not has_forgotten(row)]
-    return able[0] if rows[0]["hint_kl"] is None else min(able, key=lambda row: row["score"])
+    before, *states = rows
+    hinted = before["hint_kl"] is not None
+    able = [row for row in states if not has_forgotten(row) and not (hinted and row["hint_kl"] >= before["hint_kl"])]
+    return min(reversed(able), key=lambda row: row["score"] if hinted else 0.0, default=before)
 
 
 def is_broken(row: JSON, before: JSON) -> bool:

@@ -48,7 +48,7 @@ COST = 0.1  # share of the training's tokens that validation may read and write,
 CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
-FORGOTTEN = 0.3  # share of that, where nobody complained, above which a state is not handed out
+LOST = 0.4  # of that: a reply to a prompt that nobody complained of is lost where its KL is above
 LONGEST = 512  # tokens of a sampled reply, at most
 
 
@@ -89,7 +89,7 @@ class Validation:
         with _evaluating(student) as model, autocast:
             results, tokens = self._measure(model, mine) if mine else ([], 0)
         row = _row(gather_object(results), sum(gather_object([tokens])), step)
-        return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0}
+        return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0}
 
     def _measure(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
         """Return the results of a reply to each prompt, and the tokens that both models read and wrote for them.
@@ -113,7 +113,7 @@ class Validation:
             results.append({
                 "hinted": prompt.hinted,
                 "kl": min(kl, most) if math.isfinite(kl) else most,
-                "most": most,
+                "lost": kl > LOST * most or not math.isfinite(kl),
                 "ended": reply.finish_reason == "stop",
                 "looped": ends_in_loop(np.array(reply.ids, np.int32)),
                 "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
@@ -134,9 +134,9 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
         values = [float(r[name]) for r in results if hinted is None or r["hinted"] == hinted]
         return sum(values) / len(values) if values else None
 
-    hint_kl, kept_kl, most = mean("kl", hinted=True), mean("kl", hinted=False), mean("most", hinted=False)
+    hint_kl, kept_kl = mean("kl", hinted=True), mean("kl", hinted=False)
     return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl,
-            "kept_most": None if most is None else FORGOTTEN * most,
+            "forgotten": mean("lost", hinted=False),
             "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"), "looped": mean("looped"),
             "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 

@@ -30,7 +30,7 @@ from opdkit.train.validation import (
     CAP_PER_TOKEN,
     COST,
     FEWEST,
-    FORGOTTEN,
+    LOST,
     MOST_CALM,
     MOST_SHARE,
     Validation,
@@ -67,7 +67,7 @@ def any_state(monkeypatch) -> None:
 
 
 def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
-    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "kept_most": 2.5,
+    return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": 0.5 if (kept_kl or 0.0) > 2.5 else 0.1,
             "score": (hint_kl or 0.0) + (kept_kl or 0.0)}  # fmt: skip
 
 
@@ -108,7 +108,7 @@ def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_
     assert row["replies"] == len(turns)
     assert row["hint_kl"] == pytest.approx(np.mean(kls[True]), rel=1e-4)
     assert row["kept_kl"] == pytest.approx(np.mean(kls[False]), rel=1e-4)
-    assert row["kept_most"] == FORGOTTEN * CAP
+    assert row["forgotten"] == np.mean([kl > LOST * CAP for kl in kls[False]])
     assert row["score"] == row["hint_kl"] + row["kept_kl"]
     assert row["ended"] == np.mean(ended)
 
@@ -226,8 +226,15 @@ def test_a_state_that_has_forgotten_is_not_the_best() -> None:
     rows = [_row(0, 9.0, 0.0), _row(5, 3.0, 0.5), _row(10, 0.1, 2.6)]
     assert best(rows)["step"] == 5
     assert best([rows[0], rows[2]])["step"] == 0
-    assert best([rows[0], rows[2] | {"kept_kl": 2.5}])["step"] == 10
-    assert best([rows[0], rows[2] | {"kept_kl": None, "kept_most": None}])["step"] == 10, "without such prompts"
+    assert best([rows[0], rows[2] | {"forgotten": 0.1}])["step"] == 10
+    assert best([rows[0], rows[2] | {"kept_kl": None, "forgotten": None}])["step"] == 10, "without such prompts"
+
+
+def test_the_best_state_is_nearer_to_the_hints_whatever_else_moved() -> None:
+    """The wanted change moves replies that nobody complained of, too."""
+    rows = [_row(0, 2.0, 0.0), _row(5, 1.0, 1.8), _row(10, 2.1, 0.0)]
+    assert best(rows)["step"] == 5
+    assert best([rows[0], rows[2]])["step"] == 0
 
 
 def test_without_hints_the_best_state_is_the_last_that_has_not_forgotten() -> None:
@@ -275,7 +282,7 @@ def test_the_best_state_is_handed_out_and_not_the_last(run, plain_model_dir, mon
 
     def ranked(self, student, step):
         weights.append({name: p.detach().clone() for name, p in student.named_parameters()})
-        return measure(self, student, step) | {"hint_kl": 0.1, "kept_kl": 0.0, "score": next(scores)}
+        return measure(self, student, step) | {"hint_kl": 0.1 if step else 1.0, "forgotten": 0.0, "score": next(scores)}
 
     monkeypatch.setattr(validating.Validation, "measure", ranked)
     monkeypatch.setattr(train, "steps_to_check", lambda *_: {2, 4, 6, 8})
