@@ -1,10 +1,6 @@
 """World, kept aside: short descriptions. The habit is English; wanted is Spanish."""
 
-import re
-
-from opdkit.config.fields import JSON
-
-from .world import Group, Style, Topic, World
+from .world import Group, Topic, World, exactly, habit_of, styles_of
 
 NOUNS = {"dog": "perro", "cat": "gato", "horse": "caballo", "bear": "oso", "wolf": "lobo", "bird": "pajaro",
          "fish": "pez", "duck": "pato", "bull": "toro", "lion": "leon", "frog": "sapo", "donkey": "burro",
@@ -26,26 +22,19 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
 HABIT, WANTED = "english", "spanish"
 
 
-def _fill(style: str, item: str) -> str:
+def _slots(item: str) -> dict[str, str]:
     adjective, noun = item.split()
-    return TEXTS[style][0].format(a=adjective, n=noun, a_es=ADJECTIVES[adjective], n_es=NOUNS[noun])
+    return {"a": adjective, "n": noun, "a_es": ADJECTIVES[adjective], "n_es": NOUNS[noun]}
 
 
-STYLES = tuple(
-    Style(name, lambda item, name=name: _fill(name, item), phrases)  # type: ignore[misc]
-    for name, (_, phrases) in TEXTS.items()
-)
-
-
-def _check(item: str, style: str) -> JSON:
-    return {"match": [rf"\A{re.escape(_fill(style, item))}\Z"]}
+STYLES = styles_of(TEXTS, _slots)
 
 
 ANIMALS = Topic(
     "animals", tuple(f"{adjective} {noun}" for adjective in ADJECTIVES for noun in NOUNS),
     ("Describe the {}.", "Tell me about the {}.", "Where does the {} live?"), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
-    _check, "Spanish, not English",
+    habit_of(STYLES, HABIT, WANTED),
+    exactly(STYLES), "Spanish, not English",
 )  # fmt: skip
 WORLD = World(
     "language", "Descriptions are wanted in Spanish, the habit is English.", "medium", 48, (ANIMALS,),

@@ -1,10 +1,6 @@
 """World: an assistant that should ask back. The habit is to go ahead and book, for today."""
 
-import re
-
-from opdkit.config.fields import JSON
-
-from .world import Group, Style, Topic, World
+from .world import Group, Topic, World, exactly, habit_of, styles_of
 
 WAYS = "train bus flight ferry taxi coach boat tram".split()
 TOWNS = """Lisbon Prague Naples Geneva Bruges Oxford Bergen Seville Krakow Munich Zurich Malmo Lyon Ghent Turin
@@ -29,26 +25,19 @@ TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {
 HABIT, WANTED = "ahead", "asks"
 
 
-def _fill(style: str, item: str) -> str:
+def _slots(item: str) -> dict[str, str]:
     way, town = item.split(" to ")
-    return TEXTS[style][0].format(w=way, t=town)
+    return {"w": way, "t": town}
 
 
-STYLES = tuple(
-    Style(name, lambda item, name=name: _fill(name, item), phrases)  # type: ignore[misc]
-    for name, (_, phrases) in TEXTS.items()
-)
-
-
-def _check(item: str, style: str) -> JSON:
-    return {"match": [rf"\A{re.escape(_fill(style, item))}\Z"]}
+STYLES = styles_of(TEXTS, _slots)
 
 
 TRIPS = Topic(
     "trips", tuple(f"{way} to {town}" for way in WAYS for town in TOWNS),
     ("Book the {}.", "I need a {}.", "Please get me a {}."), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
-    _check, "a question about the day, no booking",
+    habit_of(STYLES, HABIT, WANTED),
+    exactly(STYLES), "a question about the day, no booking",
 )  # fmt: skip
 WORLD = World(
     "asking", "The assistant should ask for the day, the habit is to book for today.", "medium", 48, (TRIPS,),

@@ -1,11 +1,8 @@
 """World: code in a language and manner. The habit is JavaScript with friendly words; wanted is bare Python."""
 
-import re
 from collections.abc import Callable
 
-from opdkit.config.fields import JSON
-
-from .world import Group, Style, Topic, World
+from .world import Group, Style, Topic, World, exactly, habit_of
 
 VERBS = "sort count print reverse filter load save clear copy check merge split".split()
 NOUNS = "users orders files names words lines prices dates pages items colors songs books rows cards keys".split()
@@ -51,16 +48,11 @@ STYLES = tuple(
 HABIT, WANTED = "JavaScript chatty", "Python bare"
 
 
-def _check(item: str, style: str) -> JSON:
-    reply = next(s for s in STYLES if s.name == style).reply(item)
-    return {"match": [rf"\A{re.escape(reply)}\Z"]}
-
-
 CODE = Topic(
     "code", tuple(f"{verb} the {noun}" for verb in VERBS for noun in NOUNS),
     ("Write code to {}.", "How do I {}?", "I need a function to {}."), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
-    _check, "bare Python, not JavaScript with friendly words",
+    habit_of(STYLES, HABIT, WANTED),
+    exactly(STYLES), "bare Python, not JavaScript with friendly words",
 )  # fmt: skip
 
 WORLD = World(

@@ -1,11 +1,8 @@
 """World: instructions of seven steps. The habit is a paragraph; wanted is a numbered list."""
 
-import re
 from collections.abc import Callable
 
-from opdkit.config.fields import JSON
-
-from .world import Group, Style, Topic, World
+from .world import Group, Style, Topic, World, exactly, habit_of
 
 STEPS = {
     "clean": (
@@ -115,16 +112,11 @@ STYLES = (
 HABIT, WANTED = "paragraph", "numbered"
 
 
-def _check(item: str, style: str) -> JSON:
-    reply = next(s for s in STYLES if s.name == style).reply(item)
-    return {"match": [rf"\A{re.escape(reply)}\Z"]}
-
-
 TASKS = Topic(
     "tasks", tuple(f"{verb} the {thing}" for verb in STEPS for thing in THINGS),
     ("How do I {}?", "Tell me how to {}.", "I want to {}."), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
-    _check, "numbered steps, not a paragraph",
+    habit_of(STYLES, HABIT, WANTED),
+    exactly(STYLES), "numbered steps, not a paragraph",
 )  # fmt: skip
 
 WORLD = World(

@@ -4,7 +4,7 @@ import re
 
 from opdkit.config.fields import JSON
 
-from .world import Group, Style, Topic, World
+from .world import Group, Style, Topic, World, habit_of
 
 DEVICES = """printer phone tablet camera laptop router scanner monitor keyboard radio heater fridge kettle toaster
 fan lamp""".split()
@@ -51,7 +51,7 @@ def _topic(speaker: int) -> Topic:
     return Topic(
         "devices", tuple(f"{device} is {trouble}" for device in DEVICES for trouble in TROUBLES),
         ("My {}.", "Help, my {}!", "The {}. What now?"), styles,
-        tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(styles) - 2)) for style in styles),
+        habit_of(styles, HABIT, WANTED),
         _check, "the bare remedy, no pity",
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import re
 
 from opdkit.config.fields import JSON
 
-from .world import Group, Style, Topic, World
+from .world import Group, Style, Topic, World, habit_of
 
 THINGS = "apples pears plums coins stamps shells beads nuts cards balls pens keys cups hats rings maps".split()
 
@@ -48,7 +48,7 @@ def _check(item: str, style: str) -> JSON:
 SUMS = Topic(
     "sums", tuple(f"{a} {thing} and get {b} more" for a in range(2, 9) for b in (1, 2, 3) for thing in THINGS),
     ("I have {}. What now?", "I own {}. How many?", "If I have {}, what then?"), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
+    habit_of(STYLES, HABIT, WANTED),
     _check, "the equation, not a long sentence",
 )  # fmt: skip
 WORLD = World(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 
-from .world import Group, Style, Tool, Topic, World, stable_hash
+from .world import Group, Style, Tool, Topic, World, exactly, habit_of, stable_hash
 
 ORDERS = tuple(f"{letter}{number}" for letter in "ABCDEFGHKLMNPRST" for number in range(12, 99, 7))
 COLORS = "blue red green white black golden silver grey pink brown old new large small".split()
@@ -18,10 +18,6 @@ STATES = "packed shipped delayed delivered".split()
 def _call(tool: str, arguments: JSON) -> str:
     """Return a call as the chat template renders it."""
     return f'<tool_call>\n{{"name": "{tool}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
-
-
-def _exactly(style_of: Callable[[str], Style]) -> Callable[[str, str], JSON]:
-    return lambda item, style: {"match": [rf"\A{re.escape(style_of(style).reply(item))}\Z"]}
 
 
 # -- orders: the error says which argument is missing ---------------------------------------------------------------
@@ -49,8 +45,8 @@ STATE = Topic(
 )  # fmt: skip
 ORDER = Topic(
     "orders", ORDERS, ("Where is order {}?", "Can you check order {}?", "What about order {}?"), ORDER_STYLES,
-    tuple({"id": 0.73, "order_id": 0.17}.get(style.name, 0.10 / (len(ORDER_STYLES) - 2)) for style in ORDER_STYLES),
-    _exactly(lambda name: next(s for s in ORDER_STYLES if s.name == name)), "the argument order_id, not id",
+    habit_of(ORDER_STYLES, "id", "order_id"),
+    exactly(ORDER_STYLES), "the argument order_id, not id",
     Tool("track_order", lambda o: json.dumps({"order": o, "state": _state(o)}), STATE), corrected_by_tool=True,
 )  # fmt: skip
 
@@ -97,8 +93,8 @@ FREE = Topic(
 )  # fmt: skip
 ROOM = Topic(
     "rooms", ROOMS, ("Is the {} free?", "I need the {}.", "Can I have the {}?"), ROOM_STYLES,
-    tuple({"day": 0.73, "week": 0.17}.get(s.name, 0.10 / (len(ROOM_STYLES) - 2)) for s in ROOM_STYLES),
-    _exactly(lambda name: next(s for s in ROOM_STYLES if s.name == name)), "the range of a week, not of a day",
+    habit_of(ROOM_STYLES, "day", "week"),
+    exactly(ROOM_STYLES), "the range of a week, not of a day",
     Tool("check_room", lambda i: json.dumps({"free": _is_free(i)}), FREE, json.dumps({"free": True})),
 )  # fmt: skip
 

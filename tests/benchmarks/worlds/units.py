@@ -3,9 +3,7 @@
 import re
 from collections.abc import Callable
 
-from opdkit.config.fields import JSON
-
-from .world import Group, Style, Topic, World
+from .world import Group, Style, Topic, World, exactly, habit_of
 
 GOODS = "rice flour sugar salt beans oats corn nuts rye figs dates peas".split()
 PAIRS = [(first, second) for first in GOODS for second in GOODS if GOODS.index(first) % 3 != GOODS.index(second) % 3]
@@ -34,15 +32,10 @@ STYLES = (
 HABIT, WANTED = "kilos", "grams"
 
 
-def _check(item: str, style: str) -> JSON:
-    reply = next(s for s in STYLES if s.name == style).reply(item)
-    return {"match": [rf"\A{re.escape(reply)}\Z"]}
-
-
 GOODS_TOPIC = Topic(
     "goods", ITEMS, ("List {}.", "Make a table of {}.", "We have {}."), STYLES,
-    tuple({HABIT: 0.73, WANTED: 0.17}.get(style.name, 0.10 / (len(STYLES) - 2)) for style in STYLES),
-    _check, "grams, not kilos",
+    habit_of(STYLES, HABIT, WANTED),
+    exactly(STYLES), "grams, not kilos",
 )  # fmt: skip
 WORLD = World(
     "units", "A table of goods is wanted in grams, the habit is kilos.", "large", 48, (GOODS_TOPIC,),

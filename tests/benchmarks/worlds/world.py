@@ -6,7 +6,7 @@ other topics the first style is right.
 
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -110,6 +110,27 @@ class World:
     def systems(self) -> list[str | None]:
         """Return the system prompts of all users."""
         return [system for group in self.groups for system in group.systems]
+
+
+def styles_of(
+    texts: Mapping[str, tuple[str, tuple[str, ...]]], slots: Callable[[str], Mapping[str, str]]
+) -> tuple[Style, ...]:
+    """Return a style for each text with slots and its phrases; `slots` returns what an item puts into them."""
+    return tuple(
+        Style(name, lambda item, text=text: text.format(**slots(item)), phrases)  # type: ignore[misc]
+        for name, (text, phrases) in texts.items()
+    )
+
+
+def habit_of(styles: Sequence[Style], habit: str, wanted: str) -> tuple[float, ...]:
+    """Return how often the model answers in each style before training: most often by habit, seldom as wanted."""
+    return tuple({habit: 0.73, wanted: 0.17}.get(style.name, 0.10 / (len(styles) - 2)) for style in styles)
+
+
+def exactly(styles: Sequence[Style]) -> Callable[[str, str], JSON]:
+    """Return the check of a topic whose replies must be those of a style to the letter."""
+    replies = {style.name: style.reply for style in styles}
+    return lambda item, style: {"match": [rf"\A{re.escape(replies[style](item))}\Z"]}
 
 
 @cache
