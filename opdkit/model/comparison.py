@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.scoring import PaddedBatch, PromptResponse, Reader, rows_at_once, token_logprobs
+from opdkit.model.scoring import PaddedBatch, PromptResponse, rows_at_once, token_logprobs
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,20 @@ class Shift:
         return self.kl / self.tokens if math.isfinite(self.kl) else None
 
 
-def kl_shifts(
-    before: Any,
-    after: Any,
-    sequences: Sequence[PromptResponse],
-    batch_tokens: int,
-    after_reads: Sequence[PromptResponse] | None = None,
-    read: Reader = PaddedBatch,
-) -> list[Shift]:
+def kl_shifts(before: Any, after: Any, sequences: Sequence[PromptResponse], batch_tokens: int) -> list[Shift]:
     """Return for each response its log-prob under both models, and the sum of KL(before || after) at its positions.
 
-    `after_reads` are the sequences that `after` reads, where its prompts are others; the responses are the same. The KL
-    is over the whole vocabulary, at temperature 1. Equal sequences are read once: a confident model often samples the
-    same reply again. `read` as in `logprobs_of`. Raises TooLargeError when memory runs out for a single sequence.
+    The KL is over the whole vocabulary, at temperature 1. Equal sequences are read once: a confident model often
+    samples the same reply again. Raises TooLargeError when memory runs out for a single sequence.
     """
-    pairs = list(zip(sequences, after_reads or sequences, strict=True))
-    keys = [tuple((*s.prompt_ids, -1, *s.response_ids) for s in pair) for pair in pairs]
-    distinct = dict(zip(keys, pairs, strict=True))
-    shift_of: dict[tuple[tuple[int, ...], ...], Shift] = {}
+    keys = [(*sequence.prompt_ids, -1, *sequence.response_ids) for sequence in sequences]
+    distinct = dict(zip(keys, sequences, strict=True))
+    shift_of: dict[tuple[int, ...], Shift] = {}
     items = list(distinct.items())
-    lengths, budget = [max(map(len, pair)) for _, pair in items], budget_of(before, "comparing two models")
+    lengths, budget = [len(sequence) for _, sequence in items], budget_of(before, "comparing two models")
     for attempt in budget.batches(lengths, batch_tokens):
         with attempt:
-            shifts = _batch_shifts((before, after), [items[i][1] for i in attempt.items], read)
+            shifts = _batch_shifts((before, after), [items[i][1] for i in attempt.items])
             shift_of.update(zip((items[i][0] for i in attempt.items), shifts, strict=True))
         if attempt.too_large:
             raise TooLargeError(f"a prompt and reply of {lengths[attempt.items[0]]:,} tokens", "try --dtype bfloat16")
@@ -60,14 +51,11 @@ def kl_shifts(
 
 
 @torch.inference_mode()
-def _batch_shifts(
-    models: tuple[Any, Any], pairs: Sequence[tuple[PromptResponse, PromptResponse]], read: Reader
-) -> list[Shift]:
-    """Return the shifts of one batch of what the two models read."""
-    lengths = [len(s.response_ids) for s, _ in pairs]
-    ids_N = torch.tensor([i for s, _ in pairs for i in s.response_ids])
-    columns = zip(*pairs, strict=True)
-    logits_of = [read(model, list(column)) for model, column in zip(models, columns, strict=True)]
+def _batch_shifts(models: tuple[Any, Any], sequences: list[PromptResponse]) -> list[Shift]:
+    """Return the shifts of one batch."""
+    lengths = [len(s.response_ids) for s in sequences]
+    ids_N = torch.tensor([i for s in sequences for i in s.response_ids])
+    logits_of = [PaddedBatch(model, sequences) for model in models]
     step, numbers = rows_at_once(*models), []
     for start in range(0, len(ids_N), step):
         old_nV, new_nV = (logits(slice(start, start + step)).float() for logits in logits_of)
