@@ -27,7 +27,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.model.load import context_length, load_model, resolve_device, token_generator
 from opdkit.model.loops import ends_in_loop
-from opdkit.model.sampling import Request, reply_room, sample
+from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text
@@ -49,16 +49,21 @@ CHECKS = 3  # the fewest measurements; that before training comes to them, and c
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
 LOST = 0.4  # of that: a reply to a prompt that nobody complained of is lost where its KL is above
+HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
 LONGEST = 512  # tokens of a sampled reply, at most
 
 
 @dataclass(frozen=True)
 class ValidationPrompt:
-    """Prompt of a logged turn as the student reads it, and as the teacher does: with the hint, or the same."""
+    """Prompt of a logged turn, and the prompts after which the student before training reads the same reply.
+
+    With a hint that is the prompt with it. Without, the first is the prompt itself; the others have hints of other
+    turns: the student was to learn these.
+    """
 
     turn_id: str
     prompt_ids: list[int]
-    teacher_ids: list[int]
+    readings: list[list[int]]
     hinted: bool
 
 
@@ -102,29 +107,42 @@ class Validation:
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
         answered = [(p, reply) for p, (reply,) in zip(prompts, samples, strict=True) if reply.ids]
-        read = [PromptResponse(p.teacher_ids, reply.ids) for p, reply in answered]
+        tokens = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
+        kls, read = self._compare([(p.readings[0], reply) for p, reply in answered])
+        lost = [i for i, (_, reply) in enumerate(answered) if kls[i] > LOST * _cap(reply)]
+        again = [(i, ids) for i in lost for ids in answered[i][0].readings[1:]]
+        others, read_again = self._compare([(ids, answered[i][1]) for i, ids in again])
+        for (i, _), kl in zip(again, others, strict=True):
+            kls[i] = min(kls[i], kl)
+        results = [{
+            "hinted": prompt.hinted,
+            "kl": min(kl, _cap(reply)),
+            "lost": kl > LOST * _cap(reply),
+            "ended": reply.finish_reason == "stop",
+            "looped": ends_in_loop(np.array(reply.ids, np.int32)),
+            "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
+        } for (prompt, reply), kl in zip(answered, kls, strict=True)]  # fmt: skip
+        return results, tokens + read + read_again
+
+    def _compare(self, replies: Sequence[tuple[list[int], Sample]]) -> tuple[list[float], int]:
+        """Return KL(student || student before training, after other prompts) of replies, and the tokens that were read.
+
+        It is over the student's TOP most likely tokens at each position and the rest (nats per reply). One that is not
+        finite is infinite.
+        """
+        size, read = self.config.micro_batch_tokens, [PromptResponse(ids, reply.ids) for ids, reply in replies]
         trees = read_trees([(self.base, read)], size)
         queries = [LogprobQuery((sequence,), torch.tensor(reply.top_ids))
-                   for sequence, (_, reply) in zip(read, answered, strict=True)]  # fmt: skip
+                   for sequence, (_, reply) in zip(read, replies, strict=True)]  # fmt: skip
         answers = logprobs_of(Mixture((self.base,)), queries, batch_tokens=size, read=trees.batch)
-        results = []
-        for (prompt, reply), answer in zip(answered, answers, strict=True):
-            kl, most = float(divergence(torch.tensor(reply.top), answer.at, 1.0).sum()), _cap(len(reply.ids))
-            results.append({
-                "hinted": prompt.hinted,
-                "kl": min(kl, most) if math.isfinite(kl) else most,
-                "lost": kl > LOST * most or not math.isfinite(kl),
-                "ended": reply.finish_reason == "stop",
-                "looped": ends_in_loop(np.array(reply.ids, np.int32)),
-                "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
-            })  # fmt: skip
-        sampled = sum(len(p.prompt_ids) for p in prompts) + sum(len(reply.ids) for _, reply in answered)
-        return results, sampled + trees.tokens
+        kls = [float(divergence(torch.tensor(reply.top), answer.at, 1.0).sum())
+               for (_, reply), answer in zip(replies, answers, strict=True)]  # fmt: skip
+        return [kl if math.isfinite(kl) else math.inf for kl in kls], trees.tokens
 
 
-def _cap(tokens: int) -> float:
+def _cap(reply: Sample) -> float:
     """Return the most nats that a reply counts."""
-    return max(CAP, CAP_PER_TOKEN * tokens)
+    return max(CAP, CAP_PER_TOKEN * len(reply.ids))
 
 
 def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
@@ -235,20 +253,21 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
     context = context_length(base)
     placement = manifest(config.run, "teacher")["plan"]["config"]["hint_placement"]
     hint_text = recorded_hint_text(config.run)
-    for part in range(part_count(config.run, "teacher")):
-        hints = {
-            row["turn_id"]: row["hint"]
-            for row in read_arrow(config.run, "targets", part, ["turn_id", "written", "hint"]).to_pylist()
-            if row["written"] is None
-        }
+    chosen, hints, parts = {turn.turn_id for turn in turns}, dict[str, str | None](), part_count(config.run, "teacher")
+    for part in range(parts):
+        rows = read_arrow(config.run, "targets", part, ["turn_id", "written", "hint"]).to_pylist()
+        hints |= {row["turn_id"]: row["hint"] for row in rows if row["written"] is None and row["turn_id"] in chosen}
+    known = list(dict.fromkeys(hint for hint in map(hints.get, sorted(hints)) if hint))[:HINTS]
+    for part in range(parts):
         for session in read_part(config.run, "sessions", part):
             for turn in by_session.get(session["session_id"], ()):
                 messages, hint = prompt_messages(session, turn), hints[turn.turn_id]
-                ids = teacher_ids = chat.prompt_ids(messages, session["tools"])
-                if hint is not None:
-                    teacher_ids = chat.prompt_ids(with_hint(messages, hint, placement, hint_text), session["tools"])
-                if max(len(ids), len(teacher_ids)) + room <= context:
-                    prompts.append(ValidationPrompt(turn.turn_id, ids, teacher_ids, hint is not None))
+                plain = chat.prompt_ids(messages, session["tools"])
+                hinted = [with_hint(messages, text, placement, hint_text) for text in ([hint] if hint else known)]
+                readings = [chat.prompt_ids(each, session["tools"]) for each in hinted]
+                readings = [ids for ids in ([] if hint else [plain]) + readings if len(ids) + room <= context]
+                if readings and len(plain) + room <= context:
+                    prompts.append(ValidationPrompt(turn.turn_id, plain, readings, hint is not None))
     return Validation(prompts, sum(map(_cost, turns)), room, chat, config, accelerator, base)
 
 

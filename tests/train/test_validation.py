@@ -142,6 +142,29 @@ def test_an_absurd_reply_counts_no_more_than_the_cap(run, plain_model_dir) -> No
     assert validation.max_new_tokens < CAP / CAP_PER_TOKEN, "a long reply counts more: see the test of caps"
 
 
+def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, plain_model_dir, monkeypatch) -> None:
+    """The student writes after `own` what it wrote before training after `hinted`: with `own` alone it is lost."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    model = load_model(str(plain_model_dir), device="cpu", dtype="float32")
+    with torch.no_grad():
+        model.lm_head.weight.mul_(5)
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, model.generation_config.eos_token_id)
+    opened = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+    object.__setattr__(opened, "base", model)
+    hinted, own, other, *_ = (prompt.prompt_ids for prompt in opened.prompts)
+    readings = {"same": [hinted, own], "lost": [own], "explained": [own, hinted], "by none": [own, other]}
+    rows = {}
+    for name, some in readings.items():
+        prompts = [validating.ValidationPrompt(f"log:{n}:1", hinted, some, False) for n in range(4)]
+        measured = replace(opened, prompts=prompts)
+        monkeypatch.setattr(validating, "LOST", 0.0 if name == "same" else 1e-4)
+        rows[name] = measured.measure(model, 1)
+    assert [rows[name]["forgotten"] for name in ("lost", "explained", "by none")] == [1.0, 0.0, 1.0]
+    assert rows["explained"]["kept_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert rows["by none"]["kept_kl"] <= rows["lost"]["kept_kl"]
+    assert rows["lost"]["tokens_read"] < rows["explained"]["tokens_read"], "only a lost reply is read again"
+
+
 def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
     pytest.importorskip("peft")
     whole = Path(shutil.copytree(run, tmp_path / "whole"))
@@ -185,6 +208,29 @@ def test_prompts_without_a_hint_are_from_sessions_without_a_complaint() -> None:
     assert len(of_any) == int(MOST_SHARE * 49)
     assert not {t.turn_id for t in of_any} <= {t.turn_id for t in calm}
     assert 9 * MOST_CALM < FEWEST < 40 * MOST_CALM
+
+
+def test_prompts_without_a_hint_are_read_with_those_of_other_turns(run, plain_model_dir, monkeypatch) -> None:
+    """As many different ones as HINTS, and none that is too long."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, None)
+    turns, accelerator = choose_turns(load_turns(run), 8, 1), start_accelerator(config)
+    opened = open_validation(turns, chat, config, accelerator)
+    targets = {row["turn_id"]: row["hint"] for row in read_all(run, "targets")}
+    hints = list(dict.fromkeys(targets[i] for i in sorted(t.turn_id for t in turns) if targets[i]))[: validating.HINTS]
+    for prompt in opened.prompts:
+        if prompt.hinted:
+            (reading,) = prompt.readings
+            assert targets[prompt.turn_id] in chat.text(reading)
+        else:
+            assert prompt.readings[0] == prompt.prompt_ids
+            for hint, reading in zip(hints, prompt.readings[1:], strict=True):
+                assert hint in chat.text(reading)
+    longest = max(len(prompt.prompt_ids) for prompt in opened.prompts)
+    monkeypatch.setattr(validating, "context_length", lambda _: longest + opened.max_new_tokens)
+    short = open_validation(turns, chat, config, accelerator)
+    assert any(not prompt.hinted for prompt in short.prompts)
+    assert all(len(reading) <= longest for prompt in short.prompts for reading in prompt.readings)
 
 
 def test_few_turns_all_train(run) -> None:
