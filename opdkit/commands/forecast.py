@@ -5,9 +5,10 @@ hint and without (`opdkit.teacher.hint_checks`). The expected gain, on requests 
 
     gain = learned * mean of (share that passes with the hint - share without it)      learned = n^2 / (n^2 + h^2)
 
-for n turns whose hints help, and h = HALF_LEARNED. The mean is over the hints that are needed; one that does not help
-counts 0. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies of the log show them: one that
-was complained about does not do what its hint asks; the next one, where it was praised, does.
+for n turns whose hints help, and h = HALF_LEARNED. The mean is over the hints that help: where others do not, the
+student learns from these what to reply. The shares are freed of the judge's errors (Rogan and Gladen 1978), as replies
+of the log show them: one that was complained about does not do what its hint asks; the next one, where it was praised,
+does.
 """
 
 import json
@@ -34,7 +35,6 @@ from opdkit.judge.prompts import turn_text
 from opdkit.judge.stage import JUDGES, TurnToJudge
 from opdkit.judge.votes import Ask
 from opdkit.store.counters import Counters
-from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, summary_of
@@ -48,8 +48,9 @@ from opdkit.teacher.review_changes import JudgedSession
 from opdkit.teacher.stage import score_part
 
 SAMPLES = 8  # replies with each hint, and without
-# Fitted to trainings of three worlds in tests/benchmarks/worlds.
-HALF_LEARNED = 10.0  # turns of which half of the gain is learned; half or twice as many at the ends of the interval
+# Fitted to 24 trainings of other builds of eight worlds in tests/benchmarks/worlds.
+HALF_LEARNED = 8.0  # turns of which half of the gain is learned; UNSURE times less or more at the ends of the interval
+UNSURE = 3.0
 SPREAD = 0.08  # standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
@@ -150,15 +151,15 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     `rows` are the tested hints, `turns` the turns of the whole log whose hints help.
     """
     by_session = defaultdict[str, list[float]](list)
-    for row in (row for row in rows if row["status"] in (hint_checks.KEPT, *DROPPED)):
+    for row in (row for row in rows if row["status"] == hint_checks.KEPT):
         difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
-        gained = min(1.0, difference) if row["status"] == hint_checks.KEPT else 0.0
-        by_session[row["turn_id"].rpartition(":")[0]].append(gained)
+        by_session[row["turn_id"].rpartition(":")[0]].append(min(1.0, difference))
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
-    least, learned, most = (turns**2 / (turns**2 + (factor * HALF_LEARNED) ** 2) for factor in (2, 1, 0.5))
+    halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)
+    least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)
     mean, spread = float(np.divide(*sums.sum(0))), np.divide(*resample_sums(sums, 0).T).std()
-    half = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
-    return learned * mean, max(-1.0, least * mean - half), min(1.0, most * mean + half)
+    margin = _NORMAL_90 * math.hypot(spread, SPREAD) * max(0.5, learned)
+    return learned * mean, max(-1.0, least * mean - margin), min(1.0, most * mean + margin)
 
 
 def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequence[JoinedTurn]) -> Judge:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from opdkit.api import Run
 from opdkit.cli import app
-from opdkit.commands.forecast import HALF_LEARNED, SPREAD, expect, predict, skill_of
+from opdkit.commands.forecast import HALF_LEARNED, SPREAD, UNSURE, expect, predict, skill_of
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
@@ -89,14 +89,13 @@ def rows(*shares: tuple[float, float], status: str = KEPT) -> list[dict]:
 
 def test_the_expected_gain_by_hand():
     found = expect(rows(*[(1.0, 0.25)] * 20), SURE, turns=2 * HALF_LEARNED)
-    full, half = 0.75 / skill_of(SURE), 1.645 * SPREAD * 0.8
-    assert found == pytest.approx((0.8 * full, 0.5 * full - half, 16 / 17 * full + half))
+    full, margin, least, most = 0.75 / skill_of(SURE), 1.645 * SPREAD * 0.8, 4 / (4 + UNSURE**2), 4 / (4 + UNSURE**-2)
+    assert found == pytest.approx((0.8 * full, least * full - margin, most * full + margin))
 
 
-def test_hints_that_do_not_help_count_0_and_those_that_are_not_needed_do_not_count():
-    gain, *_ = expect(rows((1.0, 0.0)), SURE, 1e9)
+def test_only_hints_that_help_count():
     mixed = rows((1.0, 0.0)) + rows((0.5, 0.5), status=NO_BETTER) + rows((1.0, 1.0), status=NOT_NEEDED)
-    assert expect(mixed, SURE, 1e9)[0] == pytest.approx(gain / 2)
+    assert expect(mixed, SURE, 1e9) == expect(rows((1.0, 0.0)), SURE, 1e9)
 
 
 def test_few_and_different_turns_widen_the_interval_and_a_bad_judge_the_gain():
