@@ -71,7 +71,7 @@ def filled() -> dict[str, dict]:
     for rate in RATES:
         put(training_cell("habit", SEARCH, DEFAULT, rate), shares(0.97 if rate == 1e-3 else 0.5))
     for rate in WAYS[REACTION]:
-        for way, best in (("everything", 3.2e-4), ("kto", 1e-4), (REACTION, 1e-3)):
+        for way, best in (("everything", 3.2e-4), ("kto", 3.2e-3), (REACTION, 1e-3)):
             put(way_cell("habit", way, rate, SEARCH), shares(0.9 if rate == best else 0.3, 0.9))
         put(way_cell("habit-0.3", REACTION, rate, SEARCH), shares(0.7 if rate == 3.2e-4 else 0.3))
     put(training_cell("habit", SEARCH, DEFAULT, 1e-2), {"model": False})
@@ -84,7 +84,7 @@ def filled() -> dict[str, dict]:
     for seed in SEEDS:
         put(training_cell("habit", seed, DEFAULT, 1e-3), shares(0.95 + 0.01 * seed))
         put(way_cell("habit", "everything", 3.2e-4, seed), shares(0.97, 0.7, 4000))
-        put(way_cell("habit", "kto", 1e-4, seed), shares(0.5, 0.96))
+        put(way_cell("habit", "kto", 3.2e-3, seed), shares(0.5, 0.96))
         put(way_cell("habit", REACTION, 1e-3, seed), shares(0.85))
         put(way_cell("habit", "rules", 3, seed), shares(0.4) | {"tokens": {}, "prompt_tokens": 150.0})
         put(training_cell("habit-0.3", seed, DEFAULT, None), shares(0.94))
@@ -189,7 +189,7 @@ def test_ways_take_their_best_value_and_those_ahead_of_the_default_are_named() -
     assert list(ways["habit"]) == [OURS, "everything", "kto", REACTION, "rules"]
     assert list(ways["privacy"]) == [OURS]
     assert {name: way.value for name, way in ways["habit"].items()} == {
-        OURS: None, "everything": 3.2e-4, "kto": 1e-4, REACTION: 1e-3, "rules": 3}  # fmt: skip
+        OURS: None, "everything": 3.2e-4, "kto": 3.2e-3, REACTION: 1e-3, "rules": 3}  # fmt: skip
     (first,) = findings.ahead(ways["habit"])
     assert (first.name, first.gain, first.forgotten) == ("everything", pytest.approx(0.77), pytest.approx(0.25))
     assert first.tokens == 500 + 4000 + 400

@@ -39,7 +39,8 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     run = partial(measured, work=work, workers=workers, known={})
     run([world_cell(world) for world in worlds])
     run([world_cell(world) for world in noisy])
-    for cells in (trainings(worlds, noisy), first_cells(worlds, noisy)):
+    ways = [way_cells([world], [one for one in noisy if one.partition("-")[0] == world]) for world in worlds]
+    for cells in (trainings(worlds, noisy), forecasts_and_hints(worlds), *ways):  # what is dear comes last
         run(cells)
         run(last_cells(worlds, noisy, finished(work, worlds)))
     return finished(work, worlds)
@@ -79,14 +80,21 @@ def trainings(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
 
 def first_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
     """Return the cells that wait for nothing but the worlds."""
-    cells = trainings(worlds, noisy)
-    cells += [way_cell(world, way, value, SEARCH) for world in worlds for way, values in WAYS.items()
+    return [*trainings(worlds, noisy), *forecasts_and_hints(worlds), *way_cells(worlds, noisy)]
+
+
+def forecasts_and_hints(worlds: Sequence[str]) -> list[Cell]:
+    """Return the cells of the forecasts, and those of the checks of hints."""
+    cells = [forecast_cell(world, sessions, ERRORS, 0) for world in worlds if not WORLDS[world].aside
+             for sessions in SESSIONS]  # fmt: skip
+    return cells + [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
+
+
+def way_cells(worlds: Sequence[str], noisy: Sequence[str]) -> list[Cell]:
+    """Return the cells in which the ways are tuned; on logs with irrelevant reactions, that of the raw reactions."""
+    cells = [way_cell(world, way, value, SEARCH) for world in worlds for way, values in WAYS.items()
               for value in values]  # fmt: skip
-    cells += [way_cell(world, REACTION, value, SEARCH) for world in noisy for value in WAYS[REACTION]]
-    cells += [forecast_cell(world, sessions, ERRORS, 0) for world in worlds if not WORLDS[world].aside
-              for sessions in SESSIONS]  # fmt: skip
-    cells += [hint_cell(errors, seed) for errors in HINT_ERRORS for seed in SEEDS[:2]]
-    return cells
+    return cells + [way_cell(world, REACTION, value, SEARCH) for world in noisy for value in WAYS[REACTION]]
 
 
 def last_cells(worlds: Sequence[str], noisy: Sequence[str], found: dict[str, JSON]) -> list[Cell]:
