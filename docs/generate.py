@@ -1,8 +1,13 @@
-"""Writes docs/commands.md, tables.md and wording.md from the code: `python docs/generate.py`. A test checks them."""
+"""Writes docs/commands.md, tables.md, wording.md and opdkit/options.pyi from the code: `python docs/generate.py`.
 
+A test checks that they are up to date.
+"""
+
+import json
 from pathlib import Path
 
-from opdkit.config.commands import COMMANDS
+from opdkit.api import options_of
+from opdkit.config.commands import COMMANDS, STAGES
 from opdkit.config.fields import Field, fields_of
 from opdkit.config.renamed import RENAMED
 from opdkit.store.tables import APPENDED, TABLES, Table
@@ -107,7 +112,57 @@ def wording() -> str:
     return NOTE + WORDING + defaults.read_text(encoding="utf-8") + "```\n"
 
 
-PAGES = {"commands.md": commands, "tables.md": tables, "wording.md": wording}
+OPTIONS = '''"""Options of the methods of `opdkit.Run`, by command. None stands for the default.
+
+Written by docs/generate.py from opdkit/config: edit that, not this file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+JSON = dict[str, Any]
+Text = str | Path
+Texts = Text | Sequence[Text] | Mapping[str, object]  # one, several, or NAME=VALUE as a dict
+
+# (prompt, reply, next state) -> reward (1, 0, -1; None: cannot tell) and hint. Messages are dicts
+# such as {"role": "user", "content": "..."}; tool calls are under "tool_calls".
+Judge = Callable[[list[JSON], JSON, list[JSON]], tuple[int | None, str | None]]
+# A record of the log -> the record that the format `openai` has: {"messages": [...]}.
+Reader = Callable[[JSON], JSON]
+# (reply, row of its prompt) -> whether it passes.
+Check = Callable[[str, JSON], bool]
+'''
+
+
+def options() -> str:
+    """The options of every method of the Python interface, typed."""
+    methods = ("extract", "judge", "teacher", "train", "eval", "rollout", "run", "slurm", "export", "forecast",
+               "calibrate", "report", "show", "check")  # fmt: skip
+    parts = [OPTIONS]
+    for name in methods:
+        lines = [f"\n\nclass {name.capitalize()}Options(TypedDict, total=False):"]
+        for field in options_of(name):
+            if not field.positional:
+                lines += [f"    {field.name}: {_annotation(field)} | None", f'    """{field.text}"""']
+        if name in STAGES:
+            lines += ["    config: Text | None", '    """TOML file with one table per stage; keyword arguments win"""']
+        parts.append("\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def _annotation(field: Field) -> str:
+    """The type of what the Python interface takes for a field."""
+    if field.choices:
+        kind = f"Literal[{', '.join(map(json.dumps, field.choices))}]"
+    else:
+        kind = "Texts" if field.is_list else {str: "Text", Path: "Text"}.get(field.type, field.type.__name__)
+    return f"{kind} | {field.function}" if field.function else kind
+
+
+PAGES = {
+    "commands.md": commands, "tables.md": tables, "wording.md": wording, "../opdkit/options.pyi": options,
+}  # fmt: skip
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

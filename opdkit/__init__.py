@@ -17,14 +17,14 @@ _MODULES = {"Run": "opdkit.api", "ConfigError": "opdkit.errors", "OpdkitError": 
 if TYPE_CHECKING:
     from opdkit.api import Run
     from opdkit.errors import ConfigError, OpdkitError
+else:  # a type checker that sees this would accept any name
 
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module 'opdkit' has no attribute {name!r}")
+        import importlib
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'opdkit' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_MODULES[name]), name)
+        return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

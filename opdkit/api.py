@@ -5,26 +5,44 @@
     run.extract("sample_data/logs")
     run.table("turns").pandas()
 
-A method takes the options of its command as keyword arguments: the usual ones are named, docs/commands.md has all. They
-are checked as on the command line and raise the same errors. None stands for the default. Nothing heavy is imported
-before something is done with it.
+A method takes the options of its command as keyword arguments, which are checked as on the command line and raise the
+same errors. None stands for the default. Their types are in options.pyi, for editors and type checkers; `help` and
+notebooks have them from `_name_options`. Nothing heavy is imported before something is done.
 """
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
-from opdkit.config.fields import Field, convert, fields_of, find_option
+from opdkit.config.fields import JSON, WHERE, Field, PythonFunction, convert, fields_of, find_option
+from opdkit.console import stdout
 
 if TYPE_CHECKING:
+    import opdkit.options as typed
+    from opdkit.commands.calibrate.agreement import Calibration
+    from opdkit.commands.show.turn import Turn, Turns
+    from opdkit.evaluate.scores import Scores
     from opdkit.store.counters import Summary
     from opdkit.store.reviews import Reviews
     from opdkit.store.run_table import RunTable
 
-MaybePath = str | Path | None
-MaybePaths = MaybePath | Sequence[str | Path]
+# What a method returns and its command prints; options of the printed form are not options of the method.
+_RETURNED = {
+    "calibrate": "opdkit.commands.calibrate.command:measure",
+    "forecast": "opdkit.commands.forecast:predict",
+    "show": "opdkit.commands.show.turn:load_turns",
+}
+_FORM = ("json", "whole", "one_line", "logprobs")
+
+
+def options_of(command: str) -> list[Field]:
+    """Return the options of a command that its method takes."""
+    left_out = ("run", *_FORM) if command in _RETURNED else ("run",)
+    fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in left_out]
+    return sorted(fields, key=lambda field: field.panel == WHERE)  # what is the command's own comes first
 
 
 class Run:
@@ -38,121 +56,86 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def extract(
-        self,
-        logs: MaybePaths = None,
-        *,
-        format: str | None = None,  # noqa: A002 - named as the option is
-        filter: MaybePaths = None,  # noqa: A002
-        limit: int | None = None,
-        **options: Any,
-    ) -> "Summary":
-        """Read conversation logs into sessions and turns."""
-        return self._run("extract", logs=logs, format=format, filter=filter, limit=limit, **options)
+    def extract(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.ExtractOptions]") -> "Summary":
+        """Read conversation logs into sessions and turns; `format` may be a function that reads a record."""
+        return self._run_stage("extract", {"logs": logs, **options})
 
-    def judge(
-        self,
-        *,
-        judge: str | None = None,
-        judge_model: MaybePath = None,
-        judge_url: str | None = None,
-        votes: int | None = None,
-        limit: int | None = None,
-        **options: Any,
-    ) -> "Summary":
-        """Have a judge vote on every turn: a reward, and a hint at what was wanted."""
-        options |= {"judge_model": judge_model, "judge_url": judge_url}
-        return self._run("judge", judge=judge, votes=votes, limit=limit, **options)
+    def judge(self, **options: "Unpack[typed.JudgeOptions]") -> "Summary":
+        """Have a judge vote on every turn: a reward, and a hint at what was wanted; `judge` may be a function."""
+        return self._run_stage("judge", options)
 
-    def teacher(
-        self,
-        *,
-        model: MaybePath = None,
-        teacher: MaybePaths = None,
-        top_k: int | None = None,
-        limit: int | None = None,
-        **options: Any,
-    ) -> "Summary":
+    def teacher(self, **options: "Unpack[typed.TeacherOptions]") -> "Summary":
         """Score every judged reply, with and without the hint."""
-        return self._run("teacher", model=model, teacher=teacher, top_k=top_k, limit=limit, **options)
+        return self._run_stage("teacher", options)
 
-    def train(
-        self,
-        *,
-        model: MaybePath = None,
-        objective: str | None = None,
-        epochs: int | None = None,
-        learning_rate: float | None = None,
-        batch_turns: int | None = None,
-        lora_rank: int | None = None,
-        **options: Any,
-    ) -> "Summary":
+    def train(self, **options: "Unpack[typed.TrainOptions]") -> "Summary":
         """Train the student on the teacher's and the judge's signal."""
-        options |= {"learning_rate": learning_rate, "batch_turns": batch_turns, "lora_rank": lora_rank}
-        return self._run("train", model=model, objective=objective, epochs=epochs, **options)
+        return self._run_stage("train", options)
 
-    def evaluate(
-        self, *, prompts: MaybePath = None, max_prompts: int | None = None, samples: int | None = None, **options: Any
-    ) -> "Summary":
-        """Compare the model before and after on held-out prompts, as `opdkit eval`."""
-        return self._run("eval", prompts=prompts, max_prompts=max_prompts, samples=samples, **options)
+    def evaluate(self, *, check: "typed.Check | None" = None, **options: "Unpack[typed.EvalOptions]") -> "Scores":
+        """Compare the model before and after on held-out prompts, as `opdkit eval`, and return the scores.
 
-    def rollout(
-        self,
-        *,
-        from_run: MaybePath = None,
-        model: MaybePath = None,
-        samples: int | None = None,
-        limit: int | None = None,
-        **options: Any,
-    ) -> "Summary":
+        `check(reply, row)` says whether a reply passes, where the row of its prompt has no check.
+        """
+        with stdout.capture():  # the scores are returned
+            self._run_stage("eval", options, PythonFunction(check) if check else None)
+        return self.scores()
+
+    def scores(self) -> "Scores":
+        """Return the scores of the last evaluation. Raises OpdkitError where there is none."""
+        scores: Scores = load_function("opdkit.evaluate.scores:Scores")(self.path)
+        return scores
+
+    def rollout(self, **options: "Unpack[typed.RolloutOptions]") -> "Summary":
         """Have the student answer the hinted turns of another run again, into this run."""
-        return self._run("rollout", from_run=from_run, model=model, samples=samples, limit=limit, **options)
+        return self._run_stage("rollout", options)
 
-    def pipeline(
-        self,
-        logs: MaybePaths = None,
-        *,
-        model: MaybePath = None,
-        judge: str | None = None,
-        objective: str | None = None,
-        limit: int | None = None,
-        **options: Any,
-    ) -> "Summary":
+    def pipeline(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.RunOptions]") -> "Summary":
         """Extract, judge, teach and train with one configuration, as `opdkit run`."""
-        return self._run("run", logs=logs, model=model, judge=judge, objective=objective, limit=limit, **options)
+        summary: Summary = self._run("run", {"logs": logs, **options})
+        return summary
 
-    def slurm(self, logs: MaybePaths = None, *, submit: bool | None = None, **options: Any) -> Any:
+    def slurm(self, logs: "typed.Texts | None" = None, **options: "Unpack[typed.SlurmOptions]") -> Any:
         """Write the batch scripts of the pipeline on a Slurm cluster, and submit them if asked."""
-        return self._run("slurm", logs=logs, submit=submit, **options)
+        return self._run("slurm", {"logs": logs, **options})
 
-    def export(self, out: MaybePath = None, *, to: str | None = None, **options: Any) -> Any:
+    def export(self, out: "typed.Text | None" = None, **options: "Unpack[typed.ExportOptions]") -> Any:
         """Write the judged turns as other trainers read them."""
-        return self._run("export", out=out, to=to, **options)
+        return self._run("export", {"out": out, **options})
 
-    def forecast(self, *, model: MaybePath = None, hints: int | None = None, **options: Any) -> Any:
+    def forecast(self, **options: "Unpack[typed.ForecastOptions]") -> JSON:
         """Return what a training would bring and cost, which the command prints."""
-        return self._run("forecast", "opdkit.commands.forecast:predict", model=model, hints=hints, **options)
+        found: JSON = self._run("forecast", options)
+        return found
 
-    def calibrate(self, labels: MaybePath = None, **options: Any) -> Any:
+    def calibrate(
+        self, labels: "typed.Text | None" = None, **options: "Unpack[typed.CalibrateOptions]"
+    ) -> "Calibration":
         """Measure the judge against labels of people; return the measures, which the command prints."""
-        return self._run("calibrate", "opdkit.commands.calibrate.command:measure", labels=labels, **options)
+        measured: Calibration = self._run("calibrate", {"labels": labels, **options})
+        return measured
 
-    def report(self, *, out: MaybePath = None, **options: Any) -> Any:
+    def report(self, **options: "Unpack[typed.ReportOptions]") -> Any:
         """Write the run as one HTML file that opens offline."""
-        return self._run("report", out=out, **options)
+        return self._run("report", options)
 
-    def show(self, turn_id: str | None = None, **options: Any) -> None:
-        """Print turns: a list, or one whole, with its votes, hints and the advantage of every token."""
-        self._run("show", turn_id=turn_id, **options)
+    def turns(self, **options: "Unpack[typed.ShowOptions]") -> "Turns":
+        """Return turns whole, such as the `worst=3`; a notebook shows them with their tokens in colours."""
+        turns: Turns = self._run("show", options)
+        return turns
+
+    def show(self, turn_id: str) -> "Turn":
+        """Return one turn whole. Printed, it is what `opdkit show` prints; a notebook shows its tokens in colours."""
+        turns: Turns = self._run("show", {"turn_id": turn_id})
+        return turns[0]
 
     def status(self) -> None:
         """Print how far each stage is."""
-        self._run("status")
+        self._run("status", {})
 
-    def check(self, **options: Any) -> bool:
+    def check(self, **options: "Unpack[typed.CheckOptions]") -> bool:
         """Verify the whole run, and print what is damaged; return False when something is."""
-        return bool(self._run("check", **options))
+        return bool(self._run("check", options))
 
     def table(self, name: str) -> "RunTable":
         """Return one table of the run: sessions, turns, verdicts, targets, ... Raises ConfigError for another name."""
@@ -176,12 +159,10 @@ class Run:
         lines = [f"  {summary_of(self.path, stage).line()}" for stage in started]
         return "\n".join([f"Run({str(self.path)!r})", *lines])
 
-    def _run(self, command: str, target: str | None = None, /, **options: Any) -> Any:
-        """Run a command, or `target` in its place. Raises ConfigError for wrong options, as the command line does."""
-        printed = ("run",) if target is None else ("run", "json")  # what is returned is not printed
-        fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in printed]
+    def _configure(self, command: str, options: Mapping[str, Any]) -> Any:
+        """Return the configuration of a command. Raises ConfigError for wrong options, as the command line does."""
+        fields, file = options_of(command), None
         flags: dict[str, Any] = {"run": self.path}
-        file = None
         for name, value in options.items():
             if command in STAGES and name == "config":  # run and slurm hand the file on: it is an option of theirs
                 file = None if value is None else Path(value)
@@ -190,17 +171,41 @@ class Run:
                 flags[field.name] = None if value is None else _convert(field, value)
         config = configure(command, flags, file)
         config.check_inputs()
-        if command in STAGES:
-            from opdkit.store.run_stage import run_stage
+        return config
 
-            return run_stage(command, config)
-        return load_function(target or COMMANDS[command].target)(config)
+    def _run_stage(self, stage: str, options: Mapping[str, Any], *more: Any) -> "Summary":
+        config = self._configure(stage, options)  # before the import: a wrong option does not wait
+        from opdkit.store.run_stage import run_stage
+
+        return run_stage(stage, config, *more)
+
+    def _run(self, command: str, options: Mapping[str, Any]) -> Any:
+        return load_function(_RETURNED.get(command) or COMMANDS[command].target)(self._configure(command, options))
 
 
 def _convert(field: Field, value: Any) -> Any:
     """Return a Python value as the field's type: a path may be text and the reverse, NAME=VALUE options a dict."""
+    if field.function and callable(value):
+        return PythonFunction(value)
     if field.is_list and isinstance(value, Mapping):
         value = [f"{name}={v if isinstance(v, str | Path) else json.dumps(v)}" for name, v in value.items()]
     if field.is_list and isinstance(value, list | tuple):
         value = [str(item) if isinstance(item, Path) else item for item in value]
     return convert(field, str(value) if isinstance(value, Path) else value, field.name)
+
+
+def _name_options(method: Callable[..., Any], command: str) -> None:
+    """Name the options of a command in the signature of its method, and explain them in its help."""
+    fields = [field for field in options_of(command) if not field.positional]
+    defaults = {field.name: field.default for field in fields} | ({"config": None} if command in STAGES else {})
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()]
+    signature = inspect.signature(method)
+    own = [parameter for parameter in signature.parameters.values() if parameter.name != "options"]
+    method.__signature__ = signature.replace(parameters=[*own, *named])  # type: ignore[attr-defined]
+    lines = [f"    {field.name} ({field.kind}): {field.text}" for field in fields]
+    method.__doc__ = "\n".join([f"{inspect.getdoc(method)}\n\nOptions:", *lines])
+
+
+for _name, _method in inspect.getmembers(Run, inspect.isfunction):
+    if "**options" in str(inspect.signature(_method)):
+        _name_options(_method, {"evaluate": "eval", "pipeline": "run", "turns": "show"}.get(_name, _name))

@@ -1,23 +1,40 @@
 """The Python interface: light to import, the same options, checks and errors as the command line; docs/python.md."""
 
+import functools
+import html
 import inspect
+import linecache
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pandas as pd
 import pyarrow as pa
 import pytest
 from labelled_runs import labelled_run
+from runs import talk, write_extract
+from scored_runs import Said, Toy, toy_sessions, write_run
+from small_logs import chat, jsonl
+from worker_jobs import read_chat
 
 import opdkit
 from opdkit.api import Run
-from opdkit.config.commands import COMMANDS
-from opdkit.config.fields import fields_of
+from opdkit.commands.run import configurations
+from opdkit.commands.show import command as show
+from opdkit.commands.show import tokens
+from opdkit.commands.show.choose import choose_turns
+from opdkit.config.commands import COMMANDS, STAGES
+from opdkit.config.fields import PythonFunction, fields_of
 from opdkit.config.judge import JudgeConfig
-from opdkit.store.reading import read_all
+from opdkit.config.run import RunConfig
+from opdkit.config.show import ShowConfig
+from opdkit.evaluate.checks import read_prompts
+from opdkit.store.plans import manifest
+from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review, append
 
 ROOT = Path(__file__).parent.parent
@@ -49,17 +66,23 @@ def test_modules_of_the_package_stay_what_they_are() -> None:
         opdkit.Runn  # noqa: B018
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("init", "doctor", "review", "demo")])
+WITHOUT_OPTIONS = ("init", "doctor", "review", "demo", "status")  # no method has options of these commands
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_OPTIONS])
 def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str) -> None:
-    method = getattr(Run, {"eval": "evaluate", "run": "pipeline"}.get(command, command))
+    method = getattr(Run, {"eval": "evaluate", "run": "pipeline", "show": "turns"}.get(command, command))
     fields = {field.name: field for field in fields_of(COMMANDS[command].config)}
     positional = [name for name, field in fields.items() if field.positional and name != "run"]
     parameters = [p for p in inspect.signature(method).parameters.values() if p.name != "self"]
-    named = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    assert [p.name for p in named if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD] == positional
-    assert {p.name for p in named} <= set(fields)
-    assert all(p.default is None for p in named), "None is the command's own default"
-    assert len(parameters) > len(named) or {p.name for p in named} == set(fields) - {"run"}
+    places = [p.name for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    assert places == ([] if command == "show" else positional)
+    keywords = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    printed = {"json", "whole", "one_line", "logprobs"} if command in ("calibrate", "forecast", "show") else set()
+    expected = {name: field.default for name, field in fields.items() if name not in {"run", *positional, *printed}}
+    more = {"config": None} if command in STAGES else {}
+    assert keywords == expected | more | ({"check": None} if command == "eval" else {})
+    assert set(expected) == set(re.findall(r"^    (\w+) \(", method.__doc__, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +133,198 @@ def test_python_values_become_options(tmp_path: Path, monkeypatch: pytest.Monkey
         run=tmp_path / "run", judge="local", judge_model=str(tmp_path), temperature=1.0, votes=9, seed=5,
         template_arg=("enable_thinking=false", "x=y"),
     )  # fmt: skip
+
+
+# -- a function as the judge -------------------------------------------------------------------------------------------
+
+SAID = {
+    "trip": talk("Where?", "In Lyon.", "Say the street, too.", "Rue X.", "thanks"),
+    "last": talk("2 + 2?", "5", "no"),
+}
+
+
+def strict(prompt: list[dict], reply: dict, next_state: list[dict]) -> tuple[int | None, str | None]:
+    said = next_state[0]["content"]
+    assert prompt[0]["content"] in ("Where?", "2 + 2?")
+    prompt[0]["content"] = "changed"  # of a copy: the next turn has the message, too
+    if said == "no":
+        return None, None
+    return (1, " ") if said == "thanks" else (-1, f"Take care of this: {reply['content'][:2]}.")
+
+
+def test_a_function_judges_every_turn(tmp_path: Path) -> None:
+    made = Run(write_extract(tmp_path / "run", SAID, per_part=1))
+    summary = made.judge(judge=strict)
+    rows = {row["turn_id"]: row for row in made.table("verdicts")}
+    assert {name: (row["reward"], row["reward_status"], row["hint"]) for name, row in rows.items()} == {
+        "trip:1": (-1, "ok", "Take care of this: In."), "trip:3": (1, "ok", None), "last:1": (None, "failed", None)
+    }  # fmt: skip
+    assert summary.counters.total("failed votes") == 1
+    judge = manifest(made.path, "judge")["plan"]["config"]["judge"]
+    assert re.fullmatch(r"python:[0-9a-f]{16}:[\w.]*test_api\.strict", judge)
+    assert judge in str(made.show("trip:1"))
+    assert made.check() is True
+
+
+def test_a_function_resumes_and_another_one_is_another_plan(tmp_path: Path) -> None:
+    calls = []
+
+    def judge(prompt: list[dict], reply: dict, next_state: list[dict]) -> tuple[int, None]:
+        calls.append(reply["content"])
+        if len(calls) == 3:
+            raise RuntimeError("the network is gone")
+        return 1, None
+
+    made = Run(write_extract(tmp_path / "run", SAID, per_part=1))
+    with pytest.raises(RuntimeError, match="network"):
+        made.judge(judge=judge)
+    assert made.judge(judge=judge).parts_done == 2
+    assert calls == ["In Lyon.", "Rue X.", "5", "5"], "what was judged is not judged again"
+    with pytest.raises(opdkit.ConfigError, match=r'config\.judge: "python:\w+:.* -> "python:\w+:.*strict"'):
+        made.judge(judge=strict)
+    first = manifest(made.path, "judge")["fingerprint"]
+    made.judge(judge=judge, overwrite=True)
+    assert manifest(made.path, "judge")["fingerprint"] != first, "a function may judge otherwise the next time"
+
+
+def test_lost_votes_of_a_function_are_not_asked_for_again_under_targets(tmp_path: Path, tiny_model_dir: Path) -> None:
+    made = Run(write_extract(tmp_path / "run", SAID))
+    made.judge(judge=strict)
+    made.teacher(model=tiny_model_dir, device="cpu")
+    part_path(made.path, "verdicts", 0).unlink()
+    with pytest.raises(opdkit.OpdkitError, match="--recompute"):
+        made.judge(judge=strict)
+
+
+def test_the_name_of_a_function_is_that_of_its_source() -> None:
+    names: dict[str, PythonFunction] = {}
+    for version, text in {"one": "1, None", "same": "1, None", "other": "0, None"}.items():
+        source = f"def judge(prompt, reply, next_state):\n    return {text}\n"
+        linecache.cache[f"<{version}>"] = (len(source), None, source.splitlines(keepends=True), f"<{version}>")
+        scope: dict = {"__name__": "cell"}
+        exec(compile(source, f"<{version}>", "exec"), scope)
+        names[version] = PythonFunction(scope["judge"])
+    assert names["one"] == names["same"] != names["other"]
+    assert names["one"].endswith(":cell.judge")
+    assert names["other"].call([], {}, []) == (0, None)
+
+
+@pytest.mark.parametrize("answer", [1, (2, None), (True, None), (1, 2), (1, None, 3), "no", None])
+def test_another_answer_of_a_judge_names_the_turn(answer: Any, tmp_path: Path) -> None:
+    made = Run(write_extract(tmp_path / "run", SAID))
+    with pytest.raises(opdkit.OpdkitError, match="trip:1"):
+        made.judge(judge=lambda *_: answer)
+
+
+def test_where_a_function_cannot_judge(tmp_path: Path) -> None:
+    made = Run(write_extract(tmp_path / "run", SAID))
+    for without_source in (print, functools.partial(strict)):
+        with pytest.raises(opdkit.ConfigError, match="source"):
+            made.judge(judge=without_source)
+    with pytest.raises(opdkit.ConfigError, match="--weigh-votes"):
+        made.judge(judge=strict, weigh_votes=True)
+    with pytest.raises(opdkit.ConfigError, match=r"--judge is 'python:.*batch job"):
+        made.slurm("logs", model="m", judge=strict)
+    with pytest.raises(opdkit.ConfigError, match="hint_select"):
+        made.judge(judge="rules", hint_select=strict)
+    stages = configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge=PythonFunction(strict)))
+    assert stages["judge"].judge.call is strict, "the pipeline hands it on"
+
+
+# -- a function as reader and as check ---------------------------------------------------------------------------------
+
+
+def test_a_function_reads_a_log(tmp_path: Path) -> None:
+    logged = [{"chat": chat(f"{n}?", str(n), "thanks"), "stars": n} for n in range(40)]
+    log = jsonl(tmp_path / "log.jsonl", *logged, {"stars": 0}, {"chat": None, "stars": 1})
+    plain = jsonl(tmp_path / "plain" / "log.jsonl", *(row["chat"] | {"stars": row["stars"]} for row in logged))
+    one, two, same = (Run(tmp_path / name) for name in ("one", "two", "same"))
+    summary = one.extract(log, format=read_chat, part_mb=1e-3)
+    assert summary.counters.dropped == {"the reader failed": 2}
+    assert {row["line"]: row["detail"] for row in one.table("rejected")} == {
+        41: "KeyError: 'chat'", 42: "TypeError: unsupported operand type(s) for |: 'NoneType' and 'dict'"
+    }  # fmt: skip
+    two.extract(log, format=read_chat, part_mb=1e-3, workers=2)
+    assert list(one.table("sessions")) == list(two.table("sessions"))
+    same.extract(plain, format="openai")
+    columns = ("session_id", "line", "messages", "metadata")
+    assert [[row[c] for c in columns] for row in one.table("sessions")] == [
+        [row[c] for c in columns] for row in same.table("sessions")
+    ]
+    with pytest.raises(opdkit.ConfigError, match=r"config\.format"):
+        one.extract(log, format=lambda record: record["chat"], part_mb=1e-3)
+    with pytest.raises(opdkit.OpdkitError, match="the reader failed"):
+        Run(tmp_path / "none").extract(log, format=lambda record: [record])
+
+
+def test_a_function_checks_replies(tmp_path: Path) -> None:
+    def has_answer(reply: str, row: dict) -> Any:
+        return row["answer"] in reply if row["answer"] else "maybe"
+
+    rows = [{"id": "a", "prompt": "2 + 2?", "answer": "4"}, {"id": "b", "prompt": "x", "check": {"match": ["y"]}},
+            {"id": "c", "prompt": "x", "answer": None}]  # fmt: skip
+    asked, own, unsure = read_prompts(jsonl(tmp_path / "prompts.jsonl", *rows), check=PythonFunction(has_answer))
+    assert [asked.check.passes(reply) for reply in ("it is 4", "it is 5", " ")] == [True, False, False]
+    assert own.check.passes("y"), "the check of the row comes first"
+    with pytest.raises(opdkit.OpdkitError, match="prompt c"):
+        unsure.check.passes("z")
+
+
+# -- what a notebook shows ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Run:
+    hostile = Toy("<script>alert(1)</script>", [Said("Größe <b>", 1, "Say it in English letters.")])
+    return Run(write_run(tmp_path_factory.mktemp("notebook") / "run", tiny_model_dir, [*toy_sessions(3), hostile]))
+
+
+def test_turns_are_those_of_the_command_whole(scored: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    worst = scored.turns(worst=3)
+    chosen = choose_turns(ShowConfig(run=scored.path, worst=3)).lines
+    assert [turn["turn_id"] for turn in worst] == [line.turn_id for line in chosen]
+    assert scored.show(chosen[1].turn_id) == worst[1]
+    assert capsys.readouterr().out == "", "what is returned is not printed"
+    show.run(ShowConfig(run=scored.path, turn_id=chosen[1].turn_id))
+    assert capsys.readouterr().out.split() == str(worst[1]).split()
+    assert scored.turns(grep="no such text") == []
+    with pytest.raises(opdkit.OpdkitError, match="toy-0:1"):
+        scored.show("toy-0:2")
+    with pytest.raises(opdkit.OpdkitError, match="opdkit extract"):
+        Run(scored.path / "none").turns()
+
+
+def test_a_notebook_shows_the_heat_map(scored: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token in the colour of its advantage, whatever the terminal; text of the log is text."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    turn = max(scored.turns(), key=lambda turn: sum(map(abs, levels(turn))))
+    shown: dict[str, str] = defaultdict(str)
+    for colour, text in re.findall(r"background-color: (#\w+)[^>]*>([^<]*)</span>", turn._repr_html_()):
+        shown[colour] += html.unescape(text)
+    expected = {colour_of(n): "" for n in tokens._STYLES}
+    for token in turn["targets"][0]["tokens"]:
+        if n := tokens.level(token):
+            expected[colour_of(n)] += token["text"]
+    assert len(set(filter(None, expected.values()))) > 2, "the test needs tokens that are marked"
+    legend = {colour_of(n): words for n, words in tokens._WORDS.items()}
+    assert shown == {colour: text + legend[colour] for colour, text in expected.items()}
+    (hostile,) = scored.turns(grep="script")
+    assert "<script" not in hostile._repr_html_()
+    assert "&lt;script&gt;" in hostile._repr_html_()
+    assert scored.turns(max_turns=2)._repr_html_().count("<pre") == 2
+
+
+def levels(turn: dict) -> list[int]:
+    return [tokens.level(token) for target in turn["targets"] for token in target["tokens"]]
+
+
+def colour_of(number: int) -> str:
+    return tokens._STYLES[number].partition(" on ")[2]
+
+
+def test_scores_before_there_are_any(scored: Run) -> None:
+    with pytest.raises(opdkit.OpdkitError, match="opdkit eval"):
+        scored.scores()
 
 
 def test_tables_in_every_form_are_the_same_rows(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +390,10 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), names)
+    for number, block in enumerate(blocks):
+        name = f"<docs/python.md, block {number}>"  # as IPython does with a cell: functions in it have source
+        linecache.cache[name] = (len(block), None, block.splitlines(keepends=True), name)
+        exec(compile(block, name, "exec"), names)
     shown = capsys.readouterr().out
     for words in (
         "extract: 241 log sessions in",
@@ -185,6 +402,12 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         "accuracy 1.000",
         "train: ",
         "did you mean 'local'",
+        "the teacher would say it ",
+        "Before and after training",
+        " before, ",
+        "Give temperatures in degrees Celsius.",
+        "extract: 20 log sessions in, 20 sessions out",
+        "sums: ",
     ):
         assert words in shown, words
     assert names["curve"]

@@ -31,7 +31,8 @@ LEVELS = (
     {"teacher", "evaluate", "rollout"},
     {"commands"},
 )
-# They import `config`, `console`, `errors`, `store` and `version`; commands and stages they know by name.
+# They import `config`, `console`, `errors`, `store` and `version`; commands and stages they know by name, and in
+# annotations by type.
 ENTRANCES = {"__init__", "__main__", "api", "cli"}
 
 
@@ -75,6 +76,10 @@ def arrows() -> dict[str, set[str]]:
     """Root module or folder -> the others that it imports."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, tree in modules().items():
+        if name == "opdkit.api":
+            tree = ast.Module(
+                [node for node in tree.body if ast.unparse(node).split("\n")[0] != "if TYPE_CHECKING:"], []
+            )
         found[room(name)] |= {room(other) for other in imported(name, tree)} - {room(name)}
     return dict(found)
 
@@ -117,7 +122,7 @@ def test_modules_import_each_other_in_no_circle() -> None:
 def test_sizes() -> None:
     lines = {path: path.read_text(encoding="utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
     lengths = [node.end_lineno - node.lineno + 1 for _, node in functions() if node.end_lineno]
-    assert sum(lines.values()) <= 25_500  # 23,000 and what new features cost; each raise has to be earned
+    assert sum(lines.values()) <= 25_620  # 23,000 and what new features cost; each raise has to be earned
     assert len(lengths) <= 1_300
     assert statistics.median(lengths) >= 9
     assert {path: n for path, n in lines.items() if n > 400} == {}

@@ -85,7 +85,7 @@ def test_a_wheel_brings_the_samples(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     members = zipfile.ZipFile(wheel).namelist()
-    assert "opdkit/sample_data/model/model.safetensors" in members
+    assert {"opdkit/sample_data/model/model.safetensors", "opdkit/py.typed", "opdkit/options.pyi"} <= set(members)
     files = {str(path.relative_to(ROOT)) for path in (ROOT / "opdkit").rglob("*") if path.is_file()}
     assert {name for name in files if "__pycache__" not in name} <= set(members)
     assert not [name for name in members if "__pycache__" in name or name.startswith("tests")]

@@ -1,4 +1,4 @@
-"""What the processes of test_workers.py do: in a module that they can import."""
+"""What worker processes do in tests: in a module that they can import."""
 
 import os
 import signal
@@ -44,3 +44,8 @@ def dawdle(folder: Path, part: int) -> None:
         time.sleep(60)
     finally:
         half.unlink()
+
+
+def read_chat(record: dict) -> dict:
+    """Read a record with the chat in a field of its own."""
+    return record["chat"] | {"stars": record["stars"]}

@@ -25,7 +25,7 @@ class ExtractConfig(StageConfig):
         plan=False,
     )
     limit: int | None = shared_option("limit", WHAT)
-    format: str = WHAT.option("auto", "the log format; auto looks at the data", choices=FORMATS)
+    format: str = WHAT.option("auto", "the log format; auto looks at the data", choices=FORMATS, function="Reader")
     map: str | None = WHAT.option(
         None, "TOML file that says where the fields are; for logs of no known format, see docs/logs.md", plan=False
     )

@@ -9,8 +9,11 @@ command begins.
 
 import dataclasses
 import difflib
+import hashlib
+import inspect
 import json
 import math
+import textwrap
 import tomllib
 import types
 from collections.abc import Callable, Sequence
@@ -24,6 +27,30 @@ from opdkit.config.shard import check_shard
 from opdkit.errors import ConfigError
 
 JSON = dict[str, Any]
+
+
+class PythonFunction(str):
+    """Name of a function in a plan, "python:DIGEST:MODULE.NAME", and the function itself as `call`.
+
+    The digest is that of its source, not of what it calls or reads: a changed function is another plan. Raises
+    ConfigError for what has no source: a built-in, a `functools.partial`, an object.
+    """
+
+    call: Callable[..., Any]
+
+    def __new__(cls, function: Callable[..., Any]) -> "PythonFunction":
+        try:
+            digest = hashlib.sha256(textwrap.dedent(inspect.getsource(function)).encode()).hexdigest()[:16]
+        except (OSError, TypeError) as error:
+            raise ConfigError(f"{function!r} has no source that a plan could name; write a function with `def`, in a "
+                              "file or a notebook") from error  # fmt: skip
+        name = super().__new__(cls, f"python:{digest}:{function.__module__}.{function.__qualname__}")
+        name.call = function
+        return name
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        """Return what `pickle` passes to `__new__`: worker processes import the function."""
+        return (self.call,)
 
 
 class Panel(str):
@@ -66,6 +93,7 @@ class Field:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    function: str = ""  # the Python interface also takes a function; its type in options.pyi
     positional: bool = False
     needs: str = ""  # another option, without which this one means nothing
     plan: bool = True  # False: the option changes how fast or where a stage runs, never its rows
@@ -103,7 +131,7 @@ class CommandConfig:
                 if field.required:
                     raise ConfigError(f"{field.flag} is missing: {field.text}")
                 continue
-            if field.choices and value not in field.choices:
+            if field.choices and value not in field.choices and not isinstance(value, PythonFunction):
                 raise ConfigError(f"{field.flag} is {value!r}; {did_you_mean(str(value), field.choices)}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{field.flag} is {value}; it must be a finite number")

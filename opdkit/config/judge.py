@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from opdkit.config.conditions import parse_filters
-from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
+from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel, PythonFunction
 from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
@@ -69,5 +69,5 @@ class JudgeConfig(WordedOptions):
             raise ConfigError(f"--min-hint-chars is {self.min_hint_chars}, more than --max-hint-chars")
         if self.judge == "endpoint" and not self.judge_url:
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
-        if self.judge in WARNINGS and self.weigh_votes:
+        if self.weigh_votes and (self.judge in WARNINGS or isinstance(self.judge, PythonFunction)):
             raise ConfigError(f"--weigh-votes needs a model as the judge: --judge {self.judge} has no probabilities")

@@ -42,7 +42,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
         "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this "
         "process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; "
         "reaction: nobody, each reaction itself is the hint",
-        {"choices": JUDGES},
+        {"choices": JUDGES, "function": "Judge"},
     ),
     "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),
     "model": (..., "the student: a model folder or a name on the hub", {}),

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from opdkit.config.fields import WHERE, Panel
+from opdkit.config.fields import WHERE, Panel, PythonFunction
 from opdkit.config.run import ORDER, PipelineConfig
 from opdkit.config.shared import REPEAT
 from opdkit.errors import ConfigError
@@ -45,6 +45,8 @@ class SlurmConfig(PipelineConfig):
             raise ConfigError("--shard and --overwrite are for the stages: --shards says how many tasks there are, and "
                               "a task that is queued again must not discard what it has done")  # fmt: skip
         super().__post_init__()
+        if isinstance(self.judge, PythonFunction):
+            raise ConfigError(f"--judge is {str(self.judge)!r}: a batch job cannot call a function of this process")
         if "-" in self.logs:
             raise ConfigError("LOGS is -: a batch job has no standard input; name a file")
         for name in ("partition", "account", "time", "gpus", "cpus", "mem"):

@@ -36,9 +36,9 @@ from typing import Any
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.chat.messages import message, read_messages, read_tools
-from opdkit.config.fields import JSON, did_you_mean
+from opdkit.config.fields import JSON, PythonFunction, did_you_mean
 from opdkit.config.wording import DEFAULTS
-from opdkit.errors import ConfigError
+from opdkit.errors import ConfigError, OpdkitError
 
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
@@ -60,6 +60,21 @@ class Patterns:
 
 
 @dataclass(frozen=True)
+class FunctionCheck:
+    """Check by a Python function of the reply and the row of its prompt, with all of its fields."""
+
+    function: PythonFunction
+    row: JSON
+
+    def passes(self, text: str) -> bool:
+        """Return True for a reply that passes. An empty one fails. Raises OpdkitError for an answer that is no bool."""
+        passed = self.function.call(text, self.row) if text.strip() else False
+        if not isinstance(passed, bool):
+            raise OpdkitError(f"{self.function} returned {passed!r} for prompt {self.row['id']}; it must return a bool")
+        return passed
+
+
+@dataclass(frozen=True)
 class Criterion:
     """Criterion that a judge model votes on, and the hint that it mentions."""
 
@@ -75,7 +90,7 @@ class HeldOutPrompt:
     domain: str
     messages: list[JSON]  # `message` of tables.toml
     tools: str | None
-    check: Patterns | Criterion
+    check: Patterns | FunctionCheck | Criterion
     corrected: bool | None = None  # the logs correct such replies; None: unknown
 
     def domains(self) -> tuple[str, ...]:
@@ -99,14 +114,17 @@ def read_text(flag: str, path: Path) -> str:
         raise ConfigError(f"{flag} {path} is not UTF-8 text: {error}") from error
 
 
-def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
-    """Return the first `limit` prompts of a file. Raises ConfigError, with file and line, at the first bad row."""
+def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | None = None) -> list[HeldOutPrompt]:
+    """Return the first `limit` prompts of a file; `check` is for those without a check of their own.
+
+    Raises ConfigError, with file and line, at the first bad row.
+    """
     prompts: dict[str, HeldOutPrompt] = {}
     for number, line in enumerate(read_text("--prompts", path).split("\n"), start=1):  # splitlines() would break JSON
         if not line.strip():
             continue
         try:
-            prompt = _prompt(json.loads(line), number)
+            prompt = _prompt(json.loads(line), number, check)
             if prompt.id in prompts:
                 raise ValueError(f"the id {prompt.id!r} appears twice")
         except (ValueError, RecursionError, Unreadable) as error:  # JSONDecodeError is a ValueError
@@ -118,7 +136,7 @@ def read_prompts(path: Path, limit: int | None = None) -> list[HeldOutPrompt]:
     return list(prompts.values())[:limit]
 
 
-def _prompt(row: Any, line: int) -> HeldOutPrompt:
+def _prompt(row: Any, line: int, function: PythonFunction | None) -> HeldOutPrompt:
     """Return one row as a prompt. Raises ValueError or Unreadable."""
     if not isinstance(row, dict):
         raise ValueError(f"not a JSON object, but a {type(row).__name__}")
@@ -131,7 +149,8 @@ def _prompt(row: Any, line: int) -> HeldOutPrompt:
     corrected = row.get("corrected", False)
     if not isinstance(corrected, bool):
         raise ValueError("'corrected' must be true or false")
-    messages, tools, check = _messages(row), read_tools(row.get("tools")), _check(row.get("check"))
+    messages, tools = _messages(row), read_tools(row.get("tools"))
+    check = FunctionCheck(function, row) if function and row.get("check") is None else _check(row.get("check"))
     return HeldOutPrompt(row["id"], row["domain"], messages, tools, check, row.get("corrected"))
 
 

@@ -10,7 +10,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, echo_of, index_hints
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, question_id, visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
@@ -115,9 +115,9 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
         warn(f"the judge gave no verdict on {unknown} of {counted(len(verdicts), 'reply')}; they count neither way")
     checked = []
     for reply in replies:
-        if isinstance(reply.prompt.check, Patterns):
-            passed: bool | None = reply.prompt.check.passes(reply.seen)
+        if isinstance(reply.prompt.check, Criterion):  # an empty reply meets none
+            passed: bool | None = verdicts.get(question_id(reply.prompt.id, reply.seen), False)
         else:
-            passed = verdicts.get(question_id(reply.prompt.id, reply.seen), False)  # an empty reply meets no criterion
+            passed = reply.prompt.check.passes(reply.seen)
         checked.append(replace(reply, passed=passed))
     return checked

@@ -1,11 +1,14 @@
 """Rows of `scores`, and their printed table: metrics before and after training, for all prompts and for each domain."""
 
+import html
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from rich.markup import escape
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, warn, with_sign
@@ -13,6 +16,7 @@ from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
 from opdkit.evaluate.replies import Reply, sampled_replies
 from opdkit.model.comparison import Shift
+from opdkit.store.reading import part_count, read_part
 
 T = TypeVar("T")
 Unit = tuple[int, float, float]  # weight, before, after: sums over a prompt, a turn or a passage
@@ -182,3 +186,24 @@ def _cells(row: JSON) -> tuple[str, ...]:
     if row["metric"] in STREAKS:
         numbers = ["never" if row[side] == row["count"] else n for side, n in zip(MODELS, numbers, strict=True)]
     return (escape(printable(row["domain"])), *numbers, change, bounds, f"{row['count']:,}")
+
+
+class Scores(list[JSON]):
+    """Rows of the table `scores`; printed, the table of `opdkit eval`. Raises OpdkitError if that has not finished."""
+
+    def __init__(self, run: Path) -> None:
+        part_count(run, "eval")
+        super().__init__(read_part(run, "scores", 0))
+        self._replies = read_part(run, "replies", 0)
+
+    def find(self, metric: str, domain: str = ALL) -> JSON:
+        """Return the row of a metric. Raises KeyError if there is none."""
+        return {(row["metric"], row["domain"]): row for row in self}[metric, domain]
+
+    def __repr__(self) -> str:
+        with stdout.capture() as printed:
+            print_scores(self, self._replies)
+        return Text.from_ansi(printed.get()).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"

@@ -16,7 +16,7 @@ import torch
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON, PythonFunction, parse_pairs
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, is_main_process, say
 from opdkit.errors import ConfigError, OpdkitError
@@ -47,13 +47,14 @@ from opdkit.train.model_card import add_scores
 from opdkit.train.targets import is_held_out, load_prompts, load_turns
 
 
-def run(config: EvalConfig) -> Summary:
+def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     """Compare `--model` (before) with `--trained` (after). Print the scores as a table on stdout.
 
+    `check` is for prompts without a check of their own.
     Raises ConfigError and OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
     """
     run_dir = config.run
-    prompts = read_prompts(Path(config.prompts), config.max_prompts)
+    prompts = read_prompts(Path(config.prompts), config.max_prompts, check)
     judged = next((prompt for prompt in prompts if isinstance(prompt.check, Criterion)), None)
     if judged and not config.judge_model:
         raise ConfigError(
@@ -67,7 +68,7 @@ def run(config: EvalConfig) -> Summary:
     hints = run_hints(run_dir) if has_stage(run_dir, "judge") else set()
     # The first time, models load before the plan is pinned: a failure must not bind the next attempt.
     loaded = None if has_stage(run_dir, "eval") else load_models(config, names, prompts)
-    stage = open_stage(config, names)
+    stage = open_stage(config, names, check)
     if stage.todo():
         with stage.writing(0) as out:
             models, chat, prompts_with_ids = loaded or load_models(config, names, prompts)
@@ -189,13 +190,13 @@ def load_models(
     return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
 
 
-def open_stage(config: EvalConfig, names: dict[str, str]) -> Stage:
-    """Pin the plan: both models, the prompts, the neutral text, the judge, and the stages that the run has."""
+def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:
+    """Pin the plan: both models, the prompts, the check, the neutral text, the judge, and the run's stages."""
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
     inputs |= wording_inputs("criterion", read_wording(config.wording)["criterion"])
-    inputs["prompts"] = file_digest(Path(config.prompts))
+    inputs |= {"prompts": file_digest(Path(config.prompts))} | ({"check": check} if check else {})
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))
     if config.judge_model and not config.judge_url:

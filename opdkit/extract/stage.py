@@ -17,10 +17,12 @@ from opdkit.chat.conversation import JSON, Conversation, Unreadable
 from opdkit.chat.messages import dump
 from opdkit.config.conditions import Filter, find_rejection, parse_filters
 from opdkit.config.extract import ExtractConfig
+from opdkit.config.fields import PythonFunction
 from opdkit.config.shard import parse_shard
 from opdkit.console import counted, progress, say, warn
 from opdkit.errors import OpdkitError
 from opdkit.extract.formats.detect import remedy
+from opdkit.extract.formats.function import reader_of_function
 from opdkit.extract.formats.mapped import reader_of
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.files import Input, expand, scratch_folder
@@ -182,11 +184,13 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
 
 
 def check_options(config: ExtractConfig) -> str | Reader:
-    """Return the format that `--format` names, or the reader of the `--map` file.
+    """Return the format that `--format` names, the reader of the `--map` file, or that of a Python function.
 
     Raises ConfigError for a wrong --map file or --redact-pattern, before anything is read or written.
     """
     make_redactor(config)
+    if isinstance(config.format, PythonFunction):
+        return reader_of_function(config.format)
     return config.format if config.map is None else reader_of(load(config.map))
 
 

@@ -1,5 +1,6 @@
 """`opdkit judge`: read the turns of a part, put two questions about each to the judge, write verdicts."""
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -8,7 +9,7 @@ from itertools import groupby
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.judge import WARNINGS, JudgeConfig
 from opdkit.config.wording import Texts, read_wording, wording_inputs
 from opdkit.console import counted, progress, verb, warn
@@ -33,6 +34,7 @@ from opdkit.store.tables import VERDICTS
 # that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
 JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint"}
 
+NO_REWARD = "the function gave no reward"
 Votes = tuple[list[HintVote], list[RewardVote]]
 
 
@@ -73,11 +75,12 @@ def run(config: JudgeConfig) -> Summary:
     elif replaces and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
         trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
         load_function(JUDGES["endpoint"])(config).ask([trial])
-    # A server may answer otherwise the next time, whatever the seed.
+    # They may answer otherwise the next time, whatever the seed.
+    may_change = config.judge == "endpoint" or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(config.run, "extract"), inputs=inputs,
-                       upstream=["extract"], drawn=config.judge == "endpoint")  # fmt: skip
+                       upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
-    if todo and config.judge in JUDGES:
+    if todo and may_change:
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)
@@ -88,6 +91,8 @@ def run(config: JudgeConfig) -> Summary:
             turns = list(turns_to_judge(config, part, out.counters))
             if ask:
                 votes = ask_about(turns, config, ask, texts)
+            elif isinstance(config.judge, PythonFunction):
+                votes = [judge_by_function(config.judge, turn) for turn in turns]
             else:
                 votes = judge_by_rules(turns, out.counters) if config.judge == "rules" else [([], [])] * len(turns)
             for turn, votes_on_turn in zip(turns, votes, strict=True):
@@ -115,13 +120,13 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
-    """Raise OpdkitError where targets were computed from votes of a server that are gone: it may vote otherwise now."""
+    """Raise OpdkitError where targets were computed from votes that are gone, and may be others now."""
     manifest = stage_dir(config.run, "teacher") / "manifest.json"
-    if config.judge != "endpoint" or not manifest.exists() or find_outdated_upstream(config.run, "teacher"):
+    if not manifest.exists() or find_outdated_upstream(config.run, "teacher"):
         return  # there are no targets, or all of them are refused as outdated
     if left := [part for part in parts if part_path(config.run, "targets", part).exists()]:
-        raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; a "
-                          f"server may vote otherwise the next time: run `opdkit check {quote(config.run)} "
+        raise OpdkitError(f"the votes of {counted(len(left), 'part')} are gone, and targets were computed from them; "
+                          f"the judge may vote otherwise the next time: run `opdkit check {quote(config.run)} "
                           "--recompute` first, which removes such targets")  # fmt: skip
 
 
@@ -149,6 +154,24 @@ def judge_by_rules(turns: Sequence[TurnToJudge], counters: Counters) -> list[Vot
     counters.count("turns not in English", len(unread))
     counters.count("sessions not in English", len({turn.joined.session_id for turn in unread}))
     return votes
+
+
+def judge_by_function(function: PythonFunction, turn: TurnToJudge) -> Votes:
+    """Return the votes of `function(prompt, reply, next_state)`, which gets copies of the messages.
+
+    It returns (reward, hint): 1, 0, -1 or None, and a text or None. Raises OpdkitError when it returns anything else.
+    """
+    if not turn.questions:
+        return [], []
+    messages, index, next_count = copy.deepcopy(turn.place)
+    answer = function.call(messages[:index], messages[index], messages[index + 1 : index + 1 + next_count])
+    reward, hint = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, 0)
+    if not (hint is None or isinstance(hint, str)) or isinstance(reward, bool) or reward not in (1, 0, -1, None):
+        raise OpdkitError(f"{function} returned {answer!r} for turn {turn.joined.turn_id}; a judge returns (reward, "
+                          "hint), which are 1, 0, -1 or None, and a text or None")  # fmt: skip
+    vote = RewardVote(reward, str(function), NO_REWARD if reward is None else None)
+    hint = (hint or "").strip() or None
+    return [HintVote(1 if hint else -1, hint, str(function))], [vote]
 
 
 def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Texts) -> list[Question]:
@@ -272,7 +295,8 @@ def equal_rewards(counters: Counters) -> list[str]:
     return [f"all {rewards.total():,} rewards are {next(iter(rewards))}: they do not tell one reply from another"]
 
 
-_REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars."}
+_REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars.",
+             NO_REWARD: "None is for turns that it cannot judge."}  # fmt: skip
 _FLAGGED = {
     "tool_error": "after which a tool failed",
     "truncation": "that were cut off",

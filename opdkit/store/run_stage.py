@@ -1,6 +1,7 @@
 """Run one stage: record its error, listen for signals."""
 
 import contextlib
+from typing import Any
 
 from opdkit.config.commands import COMMANDS, load_function
 from opdkit.config.fields import StageConfig
@@ -9,14 +10,15 @@ from opdkit.store.failures import forget_failures, record_failure
 from opdkit.store.stopping import listen_for_signals
 
 
-def run_stage(name: str, config: StageConfig) -> Summary:
+def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     """Run one stage by its name, until it is done or a signal stops it; `opdkit status` shows its error.
 
-    Call `config.check_inputs()` before: `opdkit run` checks all of its stages before it runs the first.
+    `more` goes to its function. Call `config.check_inputs()` before: `opdkit run` checks all of its stages before it
+    runs the first.
     """
     record = contextlib.nullcontext() if config.is_dry_run else record_failure(name, config)
     with record, listen_for_signals():
-        summary: Summary = load_function(COMMANDS[name].target)(config)
+        summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     if summary.parts_done == summary.parts:
         forget_failures(config.run, name)
     return summary

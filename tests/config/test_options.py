@@ -208,7 +208,8 @@ def test_an_old_name_is_refused_with_the_new_one(command: str, old: str, new: st
     if command in ORDER:
         with pytest.raises(ConfigError, match=new):
             configurations(RunConfig(run=tmp_path, logs=("x",), model="m", judge="rules", set=(f"{command}.{old}=1",)))
-    method = getattr(opdkit.Run(tmp_path), {"eval": "evaluate", "run": "pipeline"}.get(command, command), None)
+    names_differ = {"eval": "evaluate", "run": "pipeline", "show": "turns"}
+    method = getattr(opdkit.Run(tmp_path), names_differ.get(command, command), None)
     for name in (old, f"{old}_") if method is not None else ():
         with pytest.raises(ConfigError, match=new):
             method(**{name: 1})

@@ -182,6 +182,14 @@ def test_the_plan_pins_what_the_mapping_says_and_not_its_file(tmp_path):
         run(tmp_path / "run", log, map=str(fields))
 
 
+def test_workers_read_a_session_per_line(tmp_path):
+    """The reader that a mapping makes goes to other processes."""
+    log, fields = jsonl(tmp_path / "log.jsonl", *[ROW] * 40), str(mapping(tmp_path, CHAT))
+    run(tmp_path / "one", log, map=fields, part_mb=1e-3)
+    run(tmp_path / "two", log, map=fields, part_mb=1e-3, workers=2)
+    assert tables(tmp_path / "one") == tables(tmp_path / "two")
+
+
 def test_shards_and_workers_give_the_same(tmp_path):
     rows = [line(f"c{n % 7}", n, "user" if n // 7 % 2 == 0 else "assistant", f"t{n}") for n in range(70)]
     log, fields = jsonl(tmp_path / "log.jsonl", *rows), str(mapping(tmp_path, MESSAGES))

@@ -7,6 +7,7 @@ from opdkit.commands.show.one_turn import print_whole
 from opdkit.commands.show.turn_list import json_row, print_list
 from opdkit.commands.turns.view import turn_views
 from opdkit.config.command_line import quote
+from opdkit.config.fields import JSON
 from opdkit.config.show import ShowConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
@@ -25,14 +26,7 @@ def run(config: ShowConfig) -> None:
     if config.logprobs and not whole:
         remedy = "leave out --one-line" if config.one_line else "add --whole, or name a turn"
         raise ConfigError(f"--logprobs is for turns shown whole, and these would be rows: {remedy}")
-    if not (stage_dir(config.run, "extract") / "manifest.json").exists():
-        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
-    chosen = Chosen() if config.turn_id is not None else choose_turns(config)
-    names = [line.turn_id for line in chosen.lines] if config.turn_id is None else [config.turn_id]
-    documents = [json_row(line) for line in chosen.lines]
-    if whole:
-        views = {view["turn_id"]: view for view in turn_views(config.run, names)}
-        documents = [views[name] for name in names]  # in the order in which they were chosen
+    chosen, documents = choose_views(config, whole)
     if config.json:
         document = documents if config.turn_id is None else documents[0]
         print(json.dumps(document, indent=2, ensure_ascii=True, allow_nan=False))
@@ -48,6 +42,18 @@ def run(config: ShowConfig) -> None:
     elif len(chosen.lines) < chosen.passed and not is_ranked:
         hint = "" if whole else f", `opdkit show {quote(config.run)} TURN_ID` one whole"
         say(f"{len(chosen.lines):,} of {counted(chosen.passed, 'turn')}; --max-turns shows more{hint}")
+
+
+def choose_views(config: ShowConfig, whole: bool = True) -> tuple[Chosen, list[JSON]]:
+    """Return the turns to show, in the order in which they were chosen, whole or as rows of a list. Raises as `run`."""
+    if not (stage_dir(config.run, "extract") / "manifest.json").exists():
+        raise OpdkitError(f"{config.run} holds no run: start one with `opdkit extract {quote(config.run)} LOGS...`")
+    chosen = Chosen() if config.turn_id is not None else choose_turns(config)
+    if not whole:
+        return chosen, [json_row(line) for line in chosen.lines]
+    names = [line.turn_id for line in chosen.lines] if config.turn_id is None else [config.turn_id]
+    views = {view["turn_id"]: view for view in turn_views(config.run, names)}
+    return chosen, [views[name] for name in names]
 
 
 def _why_nothing(config: ShowConfig, chosen: Chosen) -> str:

@@ -2,6 +2,7 @@
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.extract.formats.json_lines import parse
@@ -20,15 +21,17 @@ def line_reader(
 
     `read_record(line, record)` returns the conversations of a record, mostly one. It raises Unreadable.
     """
+    return Reader(name, "line", recognises, partial(_read_lines, read_record), closer_than=closer_than)
 
-    def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
-        for line in unit:
-            try:
-                yield from read_record(line, parse(line))
-            except Unreadable as problem:
-                yield line.reject(problem)
 
-    return Reader(name, "line", recognises, read, closer_than=closer_than)
+def _read_lines(
+    read_record: Callable[[Line, JSON], list[Conversation]], unit: Sequence[Line]
+) -> Iterator[Conversation | Rejected]:
+    for line in unit:
+        try:
+            yield from read_record(line, parse(line))
+        except Unreadable as problem:
+            yield line.reject(problem)
 
 
 def mark_gaps(conversation: Conversation, gaps: set[int]) -> None:

@@ -1,0 +1,558 @@
+"""Options of the methods of `opdkit.Run`, by command. None stands for the default.
+
+Written by docs/generate.py from opdkit/config: edit that, not this file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+JSON = dict[str, Any]
+Text = str | Path
+Texts = Text | Sequence[Text] | Mapping[str, object]  # one, several, or NAME=VALUE as a dict
+
+# (prompt, reply, next state) -> reward (1, 0, -1; None: cannot tell) and hint. Messages are dicts
+# such as {"role": "user", "content": "..."}; tool calls are under "tool_calls".
+Judge = Callable[[list[JSON], JSON, list[JSON]], tuple[int | None, str | None]]
+# A record of the log -> the record that the format `openai` has: {"messages": [...]}.
+Reader = Callable[[JSON], JSON]
+# (reply, row of its prompt) -> whether it passes.
+Check = Callable[[str, JSON], bool]
+
+
+class ExtractOptions(TypedDict, total=False):
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    format: Literal["auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat", "lmsys", "langfuse", "otel"] | Reader | None
+    """the log format; auto looks at the data"""
+    map: Text | None
+    """TOML file that says where the fields are; for logs of no known format, see docs/logs.md"""
+    filter: Texts | None
+    """keep only sessions with FIELD=VALUE; with =, !=, >=, <=, > or <; FIELD is model, time, language, format, source or metadata.NAME; VALUE may hold * and |; may be given repeatedly"""
+    redact: bool | None
+    """replace secrets and personal data; by [key], [password], [email], [phone], [card], ... (docs/logs.md)"""
+    redact_pattern: Texts | None
+    """replace matches of a pattern, NAME=REGEX; [NAME] replaces them; works without --redact too; may be given repeatedly"""
+    redact_names: Text | None
+    """replace people's names by [name]; a spaCy model such as en_core_web_sm; needs opdkit[pii]; slow"""
+    workers: int | None
+    """processes that share this shard"""
+    part_mb: float | None
+    """unpacked size of a part of whole sessions; default: log / 64, from 0.25 to 8 MB"""
+    max_line_mb: int | None
+    """reject longer lines unread"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    dry_run: bool | None
+    """report what would be done, write nothing; from 1,000 lines each"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class JudgeOptions(TypedDict, total=False):
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; needed by --judge local and endpoint"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    good: Texts | None
+    """reward +1, without a vote, where this holds; a condition as for extract --filter (metadata.stars>=4) on the session or on the call that wrote the turn; may be given repeatedly, then all must hold"""
+    bad: Texts | None
+    """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
+    votes: int | None
+    """per question and turn; rules always give one"""
+    weigh_votes: bool | None
+    """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; where a vote has none, all votes of the question count as one"""
+    temperature: float | None
+    """sampling temperature"""
+    max_new_tokens: int | None
+    """longest reply; a vote that is cut off does not count"""
+    hint_select: Literal["consensus", "longest", "shortest", "score"] | None
+    """choice among the accepted hints; consensus: the hint that has most words in common with all votes"""
+    min_hint_chars: int | None
+    """reject shorter hints; two can be a whole instruction in Chinese"""
+    max_hint_chars: int | None
+    """reject longer hints"""
+    max_section_chars: int | None
+    """longest section of the judge's prompt; request, reply and next state each"""
+    batch_tokens: int | None
+    """tokens in memory at once; local: prompts and votes"""
+    concurrency: int | None
+    """endpoint: parallel requests"""
+    timeout: float | None
+    """give up on a request after this"""
+    retries: int | None
+    """endpoint: further attempts of a request; with growing pauses"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    dry_run: bool | None
+    """report what would be done, write nothing; turns, questions, and the tokens that a model would read"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class TeacherOptions(TypedDict, total=False):
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    model: Text | None
+    """the student: a model folder or a name on the hub; a folder is in Hugging Face format"""
+    teacher: Texts | None
+    """the model that reads the hint, [NAME=]PATH; default: the student; of several, probabilities are averaged"""
+    teacher_share: Texts | None
+    """a teacher's share in the average, NAME=SHARE; default: 1; may be given repeatedly"""
+    teacher_route: Text | None
+    """metadata field that names a session's teacher; instead of the average"""
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    max_tokens: int | None
+    """longest prompt + reply; default: the model's"""
+    too_long: Literal["drop", "cut"] | None
+    """a turn that does not fit; drop it, or cut whole messages off its beginning"""
+    teacher_hint: Literal["judge", "longest", "shortest", "score", "overlap"] | None
+    """the accepted hint that the teacher reads; judge: the one that the judge chose; overlap: of up to three, the one whose top tokens are most often the student's"""
+    check_hints: int | None
+    """test each hint on N fresh replies of the student with it and N without; dropped if replies with it do what it asks no more often than those without, and most do not; 8 are usual; hints that people decided stay"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; default: that of the run, else the student"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    hint_placement: Literal["last-user", "tail", "system"] | None
+    """place of the hint in the prompt"""
+    top_k: int | None
+    """most likely tokens to store per position; with their log-probs under both models; 0 stores none"""
+    top_k_of: Literal["student", "teacher"] | None
+    """the model whose top tokens are stored"""
+    score_unhinted: bool | None
+    """also score without the hint; separates the effect of the hint from that of another model"""
+    teacher_samples: int | None
+    """replies to sample from the hinted teacher; N per hinted turn, to train on too; default: 1, or 0 for models on several devices and for an average of teachers"""
+    max_new_tokens: int | None
+    """longest reply; with --teacher-samples and --check-hints"""
+    batch_tokens: int | None
+    """tokens in memory at once"""
+    turn_by_turn: bool | None
+    """read every prompt from its beginning; same results up to rounding, and far slower"""
+    device_map: Literal["auto", "balanced", "sequential"] | None
+    """spread layers over all GPUs of this process; the rest waits in memory or on disk; one process per node"""
+    tensor_parallel: bool | None
+    """under torchrun: split each layer over all GPUs; all processes score the same parts together"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    dry_run: bool | None
+    """report what would be done, write nothing; replies, and the tokens that the models would read"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class TrainOptions(TypedDict, total=False):
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
+    seed: int | None
+    """seed of every random draw"""
+    model: Text | None
+    """the student: a model folder or a name on the hub; the model that the teacher stage scored"""
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    max_turns_per_session: int | None
+    """at most N turns of a session; drawn by --seed, so that no user outweighs all others"""
+    holdout: float | None
+    """share of the sessions to keep for eval"""
+    order: Literal["random", "easy-first", "hard-first"] | None
+    """order of the turns; easy: advantages near 0"""
+    objective: Literal["opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate"] | None
+    """what to learn from; opd: teacher - student on the logged token; binary: the reward; combine: opd + 0.2 binary; topk: teacher - student on the tokens of the support; hybrid: topk + 0.2 binary; distill: divergence from the teacher over the support; blend: distill + 0.1 binary; alternate: one step of binary on turns without a hint, one step of opd on turns with one"""
+    reward_weight: float | None
+    """weight of the reward term; default: the objective's"""
+    teacher_weight: float | None
+    """weight of the teacher term; default: the objective's"""
+    support_weight: float | None
+    """weight of the support term; default: the objective's"""
+    divergence_weight: float | None
+    """weight of the divergence term; default: the objective's"""
+    advantage_clip: float | None
+    """clip teacher advantages to +-C; 0 is off"""
+    clip_low: float | None
+    """lower clip of the probability ratio: 1 - this"""
+    clip_high: float | None
+    """upper clip of the probability ratio: 1 + this"""
+    clip_low_end: float | None
+    """move --clip-low linearly to this by the last step"""
+    clip_high_end: float | None
+    """move --clip-high linearly to this by the last step"""
+    dual_clip: float | None
+    """bound of the ratio for negative advantages; above 1; 0 is off"""
+    divergence_alpha: float | None
+    """0 is forward KL, 1 is reverse KL; 0: KL(teacher, student); 1: KL(student, teacher); between: generalised Jensen-Shannon divergence with the mixture (1 - this) student + this teacher"""
+    kl_coef: float | None
+    """weight of the KL to the reference; 0 is off"""
+    anchor_weight: float | None
+    """weight of the divergence from the untrained student; where nobody complained; 0 is off"""
+    reference: Text | None
+    """frozen model of that KL; with the student's tokenizer; default: the untrained student"""
+    kl_estimator: Literal["k1", "k2", "k3"] | None
+    """estimator of that KL; from the logged token"""
+    min_advantage: float | None
+    """skip tokens with a smaller difference; teacher terms: that of teacher and student"""
+    skip_first: int | None
+    """skip the first tokens of a reply; teacher terms: they may echo the hint"""
+    confidence_weight: bool | None
+    """weigh tokens by the teacher's probability; teacher terms"""
+    behavior_cap: float | None
+    """cap of the importance weight of a token; student's probability over the logged one; 0 is off"""
+    negative_below: float | None
+    """negative rewards: only tokens less likely than this; under the student; 1 is all"""
+    group_normalise: Literal["off", "repeated", "all"] | None
+    """normalise rewards of equal prompts; less their mean, over their standard deviation; repeated: a prompt that comes once keeps its reward; all: it gets 0"""
+    group_scale: Literal["std", "none"] | None
+    """divisor of --group-normalise; none: rewards less their mean (Dr. GRPO)"""
+    overlong_max: int | None
+    """replies of N tokens lose 1 of their reward; 0 is off"""
+    overlong_cache: int | None
+    """the deduction begins N tokens earlier"""
+    overlong_shape: Literal["linear", "quadratic"] | None
+    """rise of the deduction; quadratic: slow at first"""
+    aggregation: Literal["token-mean", "turn-mean"] | None
+    """mean over tokens, or over turns; token-mean: all tokens of a step; turn-mean: the means of its turns"""
+    epochs: int | None
+    """passes over the targets"""
+    learning_rate: float | None
+    """peak learning rate; default: found by --step-limit"""
+    step_limit: float | None
+    """largest KL of one optimizer step; on some of its own replies; a larger step is made smaller; 0 is off"""
+    batch_turns: int | None
+    """turns per optimizer step; over all processes; with whole sessions, at least this many"""
+    batch_by: Literal["session", "turn"] | None
+    """draw whole sessions, or single turns; session: whole ones until --batch-turns; what they share is read once"""
+    validate: int | None
+    """prompts to find the best state on; of each kind, with a hint and without complaint, kept out of training; a state that is worse than before training is not handed out; 0 is off"""
+    schedule: Literal["cosine", "constant"] | None
+    """learning rate after the warm-up; cosine: half a cosine down to 0"""
+    warmup_steps: int | None
+    """steps over which the learning rate rises from 0"""
+    weight_decay: float | None
+    """AdamW weight decay"""
+    beta1: float | None
+    """AdamW beta 1"""
+    beta2: float | None
+    """AdamW beta 2"""
+    epsilon: float | None
+    """AdamW epsilon, as a share of the largest gradient so far; of its root mean square"""
+    max_grad_norm: float | None
+    """scale gradients down to this norm; 0 is off"""
+    lora_rank: int | None
+    """train LoRA adapters of this rank, 0 for none; instead of all weights"""
+    lora_alpha: float | None
+    """LoRA scale"""
+    micro_batch_tokens: int | None
+    """per forward pass; a longer turn goes alone"""
+    gradient_checkpointing: bool | None
+    """less memory, slower: recompute activations"""
+    sharding: Literal["none", "fsdp"] | None
+    """split the training over processes; none: each process holds the whole model; fsdp: each holds a share of weights, gradients, optimizer state"""
+    shard: Text | None
+    """which parts to do, as I/N; training has no parts: only auto"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    checkpoint_every: int | None
+    """steps between checkpoints; 0: only where the training is stopped"""
+    keep_epochs: bool | None
+    """also keep the model after each epoch; in train/epochs/N/model; holds the weights twice while it writes"""
+    tracker: Literal["tensorboard", "wandb", "trackio"] | None
+    """also log to"""
+    dry_run: bool | None
+    """report what would be done, write nothing"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class EvalOptions(TypedDict, total=False):
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    prompts: Text | None
+    """JSONL file of held-out prompts with checks"""
+    max_prompts: int | None
+    """only the first N prompts, for a cheap trial; judged turns: of N sessions"""
+    model: Text | None
+    """the student: a model folder or a name on the hub; before training; default: the one that was trained"""
+    trained: Text | None
+    """the model after training; default: RUN/train/model"""
+    samples: int | None
+    """sampled replies per prompt; eval adds one greedy reply"""
+    temperature: float | None
+    """sampling temperature"""
+    max_new_tokens: int | None
+    """longest reply"""
+    neutral_text: Text | None
+    """text file for the forgetting check; one passage per line; default: what the users of the logs wrote"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; for checks written as {"judge": criterion}"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    batch_tokens: int | None
+    """tokens in memory at once; read or sampled"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class RolloutOptions(TypedDict, total=False):
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly; default: those of the teacher of --from-run"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    from_run: Text | None
+    """the run whose hinted turns are answered again; its hints carry over"""
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    model: Text | None
+    """the student: a model folder or a name on the hub; as it is now"""
+    samples: int | None
+    """sampled replies per prompt; several are a group for --group-normalise of train"""
+    max_new_tokens: int | None
+    """longest reply"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; rewards replies that do what the hint asks; default: no rewards"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    batch_tokens: int | None
+    """tokens in memory at once; prompts and replies"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    config: Text | None
+    """TOML file with one table per stage; keyword arguments win"""
+
+
+class RunOptions(TypedDict, total=False):
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    model: Text | None
+    """the student: a model folder or a name on the hub"""
+    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; default with --judge local: the student"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    objective: Literal["opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate"] | None
+    """what to learn from"""
+    learning_rate: float | None
+    """peak learning rate"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    set: Texts | None
+    """any option, as STAGE.OPTION=VALUE; may be given repeatedly"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    config: Text | None
+    """TOML file with one table per stage; flags win"""
+    dry_run: bool | None
+    """report what would be done, write nothing; what depends on stages that are not done yet is bounded"""
+
+
+class SlurmOptions(TypedDict, total=False):
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    model: Text | None
+    """the student: a model folder or a name on the hub"""
+    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; default with --judge local: the student"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    objective: Literal["opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate"] | None
+    """what to learn from"""
+    learning_rate: float | None
+    """peak learning rate"""
+    seed: int | None
+    """seed of every random draw"""
+    wording: Text | None
+    """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    set: Texts | None
+    """any option, as STAGE.OPTION=VALUE; may be given repeatedly"""
+    shards: int | None
+    """tasks of extract, judge and teacher each"""
+    max_running: int | None
+    """tasks of a stage that run at once; default: all"""
+    nodes: int | None
+    """nodes of the training"""
+    processes: int | None
+    """training processes per node; default: its GPUs, or 1"""
+    partition: Texts | None
+    """partition, [STAGE=]VALUE; may be given repeatedly"""
+    account: Texts | None
+    """account, [STAGE=]VALUE; may be given repeatedly"""
+    time: Texts | None
+    """time limit, [STAGE=]VALUE; may be given repeatedly; such as teacher=4:00:00; default: the partition's"""
+    gpus: Texts | None
+    """GPUs, [STAGE=]VALUE; may be given repeatedly; COUNT or TYPE:COUNT of a task, or of a node of the training"""
+    cpus: Texts | None
+    """CPU cores of a task, [STAGE=]VALUE; may be given repeatedly"""
+    mem: Texts | None
+    """memory of a node, [STAGE=]VALUE; may be given repeatedly; such as 64G"""
+    sbatch: Texts | None
+    """another option of sbatch; --constraint=a100, STAGE=--exclusive; may be given repeatedly"""
+    setup: Texts | None
+    """shell line before the command; such as `module load cuda`; may be given repeatedly"""
+    notice: int | None
+    """ask a stage to stop this long before its limit; Slurm may be a minute early"""
+    max_requeues: int | None
+    """requeue a task that ran out of time N times"""
+    shard: Text | None
+    """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
+    overwrite: bool | None
+    """discard what was written with other options"""
+    config: Text | None
+    """TOML file with one table per stage; flags win"""
+    submit: bool | None
+    """also submit the jobs"""
+
+
+class ExportOptions(TypedDict, total=False):
+    to: Literal["trl-sdft", "trl-kto", "trl-sft", "verl", "openai", "review-csv", "rules"] | None
+    """who reads the file; TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model (the hints as rules of its system prompt)"""
+    import_reviews: Text | None
+    """read decisions back from what --to review-csv wrote"""
+    include_neutral: bool | None
+    """also imitate replies with reward 0; for trl-sft and openai"""
+    max_rules: int | None
+    """for rules: no more than these, which each request has to read"""
+    limit: int | None
+    """only the first N sessions, for a cheap trial"""
+    overwrite: bool | None
+    """replace the file if it exists"""
+
+
+class ForecastOptions(TypedDict, total=False):
+    model: Text | None
+    """the student: a model folder or a name on the hub"""
+    hints: int | None
+    """hints to test; more make the interval narrower"""
+    judge_model: Text | None
+    """the judge: a path, or its name on the server; default: the one that judged the run"""
+    judge_url: Text | None
+    """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    template_arg: Texts | None
+    """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
+    max_new_tokens: int | None
+    """longest reply"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
+    """weights and activations"""
+    seed: int | None
+    """seed of every random draw"""
+
+
+class CalibrateOptions(TypedDict, total=False):
+    session_reward: Literal["last", "mean", "min"] | None
+    """a session's reward, to compare with its label; mean: its sign"""
+    kappa_weights: Literal["none", "linear", "quadratic"] | None
+    """Cohen's kappa: how distance counts; none: +1 for -1 is as wrong as +1 for 0"""
+    tolerance: float | None
+    """accuracy and coverage to give up for fewer votes; each may fall by this"""
+    seed: int | None
+    """seed of every random draw"""
+
+
+class ReportOptions(TypedDict, total=False):
+    out: Text | None
+    """the file to write; default: RUN/report.html"""
+    turns: int | None
+    """turns shown whole, token by token; largest advantages, and some of each kind"""
+    list_size: int | None
+    """turns in the searchable list; a sample of a longer run"""
+    max_mb: float | None
+    """size of the file; texts are cut, then fewer turns shown whole, until it fits"""
+
+
+class ShowOptions(TypedDict, total=False):
+    worst: int | None
+    """N turns with the lowest sum of advantages"""
+    best: int | None
+    """N turns with the highest sum of advantages"""
+    random: int | None
+    """N turns drawn by --seed"""
+    seed: int | None
+    """seed of every random draw"""
+    grep: Text | None
+    """only turns that match a regular expression; in request, reply or hints"""
+    status: Text | None
+    """only turns with this status; of reward or hint: failed, leak, reviewed ..."""
+    max_turns: int | None
+    """most turns to list; not with --worst, --best and --random"""
+
+
+class CheckOptions(TypedDict, total=False):
+    json: bool | None
+    """JSON on stdout instead of text"""
+    deep: bool | None
+    """also read all weights of the trained model"""
+    clean: bool | None
+    """remove what killed processes left behind; without it, it is only named"""
+    recompute: bool | None
+    """remove damaged parts; and those computed from them, so that the stages compute them again"""
