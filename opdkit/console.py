@@ -44,6 +44,14 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {plural or (noun[:-1] + 'ies' if ending_in_y else noun + 's')}"
 
 
+def duration(seconds: float) -> str:
+    """Return "12 s" for 12.3, "2 h 1 min" for 7260."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
 def verb(number: int, singular: str, plural: str) -> str:
     """Return the form of a verb that agrees with `number`."""
     return singular if number == 1 else plural

@@ -106,6 +106,10 @@ class JudgeOptions(TypedDict, total=False):
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     dry_run: bool | None
     """report what would be done, write nothing; turns, questions, and the tokens that a model would read"""
+    price: Text | None
+    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    measure: int | None
+    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -171,6 +175,10 @@ class TeacherOptions(TypedDict, total=False):
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     dry_run: bool | None
     """report what would be done, write nothing; replies, and the tokens that the models would read"""
+    price: Text | None
+    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    measure: int | None
+    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -409,6 +417,10 @@ class RunOptions(TypedDict, total=False):
     """TOML file with one table per stage; flags win"""
     dry_run: bool | None
     """report what would be done, write nothing; what depends on stages that are not done yet is bounded"""
+    price: Text | None
+    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    measure: int | None
+    """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
 
 
 class SlurmOptions(TypedDict, total=False):

@@ -17,23 +17,24 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from opdkit.chat.template import Chat
-from opdkit.commands.status import duration
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import DEFAULTS
-from opdkit.console import counted, print_facts
+from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import resample_sums
+from opdkit.judge.costs import count_shared
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
 from opdkit.judge.prompts import turn_text
 from opdkit.judge.stage import JUDGES, TurnToJudge
-from opdkit.judge.votes import Ask
+from opdkit.judge.votes import USAGE, Ask
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
 from opdkit.store.plans import manifest
@@ -43,9 +44,8 @@ from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import Row, reply_of
-from opdkit.teacher.models import Scorer, load_scorer
-from opdkit.teacher.review_changes import JudgedSession
-from opdkit.teacher.stage import score_part
+from opdkit.teacher.models import load_scorer
+from opdkit.teacher.stage import measure_scoring
 
 SAMPLES = 8  # replies with each hint, and without
 # Fitted to 24 trainings of other builds of eight worlds in tests/benchmarks/worlds.
@@ -113,9 +113,9 @@ def predict(config: ForecastConfig) -> JSON:
               f"the expected gain is {gain:+.2f}, with probability 0.9 between {low:+.2f} and {high:+.2f}")  # fmt: skip
     rewards = [verdict["reward"] for verdict in verdicts.values()]
     agreements = [a for verdict in verdicts.values() if (a := verdict["reward_agreement"]) is not None]
-    (logged, seconds), (both, longer) = (measure_scoring(replace(teacher, teacher_samples=n), scorer, sessions)
-                                         for n in (0, teacher.samples))  # fmt: skip
-    logged, written, sampling = (total / len(drawn) for total in (logged, both - logged, longer - seconds))
+    (read, seconds, _), (both, longer, _) = (measure_scoring(replace(teacher, teacher_samples=n), scorer, sessions)
+                                             for n in (0, teacher.samples))  # fmt: skip
+    logged, written, sampling = (total / len(drawn) for total in (read, both - read, longer - seconds))
     training = round(logged / 2 * len(verdicts) * scale + written / 2 * count)  # half is read without the hint
     scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
     return {
@@ -131,13 +131,6 @@ def predict(config: ForecastConfig) -> JSON:
                     "scoring": (scoring - written * count) / speed + sampling * count,
                     "training": TRAINING_PASSES * training / speed},
     }  # fmt: skip
-
-
-def measure_scoring(teacher: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> tuple[float, float]:
-    """Return the tokens that the teacher stage reads to score `sessions`, and its seconds."""
-    begin = time.monotonic()
-    score_part(teacher, scorer, sessions, {}, counters := Counters())
-    return counters.total("tokens read"), time.monotonic() - begin
 
 
 def skill_of(judge: Judge) -> float:
@@ -181,22 +174,24 @@ def measure_judge(chat: Chat, ask: Ask, drawn: Sequence[JoinedTurn], turns: Sequ
 
 
 def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn], scale: float) -> dict[str, int]:
-    """Return {"judging": tokens that the votes on `turns`, times `scale`, took}, as `chat` counts them.
+    """Return {"judging": tokens that the votes on `turns`, times `scale`, took}; {} for those of a rollout.
 
-    It reads a draw of the turns. A server reads a turn again for each vote, a local judge once, rules none. A rollout
-    asked about other replies: {}.
+    The judge has counted them. Where its server does not say, those of a draw of the turns are counted with `chat`. A
+    server reads a turn again for each vote; a local judge reads what questions have in common once, and rules nothing.
     """
     drawn = sorted(turns, key=lambda turn: stable_hash(config.seed, "forecast", turn.turn_id))[: config.hints]
     plan, total = manifest(config.run, "judge")["plan"], 0
     if not (judge := plan["config"].get("judge")):
         return {}
+    prompt, cached, completion = map(summary_of(config.run, "judge").counters.total, USAGE)
+    if prompt:
+        return {"judging": round((prompt - (cached if judge == "local" else 0) + completion) * scale)}
     texts = plan["inputs"].get("wording", {}).get("judge", DEFAULTS["judge"])
+    encode = partial(chat.tokenizer.encode, add_special_tokens=False)
     for turn in drawn if judge in JUDGES else ():
         votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
         common = texts["system"] + turn_text(*TurnToJudge(turn, None).place, plan["config"]["max_section_chars"])
-        if judge == "endpoint":
-            said = [common + texts[name] + answer for name in votes for answer in votes[name]]
-        else:
-            said = [common, *(texts[name] + "".join(votes[name]) for name in votes if votes[name])]
-        total += sum(len(chat.tokenizer.encode(text, add_special_tokens=False)) for text in said)
+        prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
+        total += sum(map(len, prompts)) if judge == "endpoint" else count_shared(prompts)
+        total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)
     return {"judging": round(total / len(drawn) * len(turns) * scale)}

@@ -114,12 +114,13 @@ def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
                     "dry_run": config.is_dry_run or None}  # fmt: skip
     judge_model = config.judge_model or (config.model if config.judge == "local" else None)
     model: JSON = {"model": config.model, "seed": config.seed}
-    worded: JSON = {"wording": config.wording}
+    costed: JSON = {name: getattr(config, name, None) for name in ("price", "measure")}  # `slurm` has neither
+    common_to_two = costed | {"wording": config.wording}
     flags: dict[str, JSON] = {
         "extract": {"logs": config.logs},
         "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
-                  "seed": config.seed, **worded},
-        "teacher": model | worded,
+                  "seed": config.seed, **common_to_two},
+        "teacher": model | common_to_two,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
     overrides = _overrides(config)

@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from opdkit.config.command_line import quote
 from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
-from opdkit.console import counted, printable, stdout
+from opdkit.console import counted, duration, printable, stdout
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
@@ -74,11 +74,3 @@ def time_left(summary: Summary, running: int) -> str:
         return "?"
     seconds = left * summary.counters.seconds / summary.parts_done
     return duration(seconds / running) if running else f"{duration(seconds)} of work, none running"
-
-
-def duration(seconds: float) -> str:
-    """Return "12 s" for 12.3, "2 h 1 min" for 7260."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

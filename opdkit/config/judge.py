@@ -60,6 +60,8 @@ class JudgeConfig(WordedOptions):
     timeout: float = SPEED.expert(120.0, "give up on a request after this", unit="seconds", low=0.1, plan=False)
     retries: int = SPEED.expert(6, "endpoint: further attempts of a request; with growing pauses", low=0, plan=False)
     dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
+    price: str | None = shared_option("price", WHERE, expert=True)
+    measure: int = shared_option("measure", WHERE, expert=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -40,3 +40,5 @@ class RunConfig(PipelineConfig):
     """Extract, judge, teacher and train, with one configuration."""
 
     dry_run: bool = shared_option("dry_run", WHERE, "what depends on stages that are not done yet is bounded")
+    price: str | None = shared_option("price", WHERE)
+    measure: int = shared_option("measure", WHERE)

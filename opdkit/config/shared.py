@@ -1,5 +1,6 @@
 """Options that several commands have: one declaration, so that a flag means the same everywhere."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,17 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
+def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
+    """Return the prices in "IN,OUT". Raises ConfigError unless these are two numbers from 0 on."""
+    try:
+        read, written = map(float, text.split(","))
+    except ValueError:
+        read = written = math.nan
+    if not (0 <= read < math.inf and 0 <= written < math.inf):
+        raise ConfigError(f"{flag} is {text!r}; write it as IN,OUT, for example 0.10,0.40")
+    return read, written
+
+
 # name -> (default, text, details); the text of some commands goes on
 SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
@@ -54,6 +66,10 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
     "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
                      {"check": parse_pairs}),
     "dry_run": (False, "report what would be done, write nothing", {"plan": False}),
+    "price": (None, "of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40",
+              {"check": parse_price, "plan": False, "needs": "dry_run"}),
+    "measure": (0, "try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher",
+                {"unit": "turns", "low": 0, "plan": False, "needs": "dry_run"}),
     "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
                 "hint: docs/wording.md", {"plan": False, "expert": True}),
     "seed": (0, "seed of every random draw", {"low": 0}),

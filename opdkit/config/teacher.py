@@ -76,6 +76,8 @@ class TeacherConfig(WordedOptions):
         False, "under torchrun: split each layer over all GPUs; all processes score the same parts together", plan=False
     )
     dry_run: bool = shared_option("dry_run", WHERE, "replies, and the tokens that the models would read")
+    price: str | None = shared_option("price", WHERE, expert=True)
+    measure: int = shared_option("measure", WHERE, expert=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +91,8 @@ class TeacherConfig(WordedOptions):
         if spread and sampling:
             sampler, flag = ("--" + name.replace("_", "-") for name in (sampling[0], spread[0]))
             raise ConfigError(f"{sampler} needs the model that samples on one device; leave out {flag} or it")
+        if self.measure and self.tensor_parallel:
+            raise ConfigError("--measure is for one process; leave out --tensor-parallel")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.teacher_samples and len(self.teacher) > 1 and route is None:

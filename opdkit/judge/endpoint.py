@@ -14,11 +14,11 @@ import re
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,16 @@ import openai
 
 from opdkit.chat.control_tokens import break_control_tokens
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import counted, printable, say, tally, warn
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.costs import BYTES_PER_TOKEN, COLD, KNOWN, LONGEST, VOTES, WARM, Prompt, count_shared, find_encoder
+from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.retries import FailedAttemptError, Traffic
-from opdkit.judge.votes import TOO_LONG, Answer, Question, Request, confidence_of
+from opdkit.judge.votes import TOO_LONG, Answer, Question, Request, Usage, confidence_of
 from opdkit.store.atomic import write_text
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.stable_hash import stable_hash
@@ -73,31 +76,60 @@ class Endpoint:
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
         self.warned = False  # that the server gives no log-probs
 
-    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them."""
-        seed, votes = self.config.seed, self.config.votes  # every server takes a seed of 31 bits
-        requests = [Request(q, stable_hash(seed, q.turn_id, q.name, vote, bits=31))
-                    for q in questions for vote in range(votes)]  # fmt: skip
+    def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
+        """Return `--votes` answers to each question. Raises OpdkitError when the server does not give them.
+
+        Those in `kept` are not asked for again, and each new one is added to it as it comes.
+        """
+        votes, requests = self.config.votes, self._requests(questions)
+        known = [kept.find(request) if kept else None for request in requests]
+        left = [request for request, answer in zip(requests, known, strict=True) if answer is None]
+        if len(left) < len(requests):
+            say(f"{counted(len(requests) - len(left), 'vote')} of {len(requests):,} were given before, and are kept")
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            answers = asyncio.run(self._answer_all(requests))
+            new = iter(asyncio.run(self._answer_all(left, kept)) if left else ())
         else:  # a notebook runs a loop already
             with ThreadPoolExecutor(1) as pool:
-                answers = pool.submit(asyncio.run, self._answer_all(requests)).result()
+                new = iter(pool.submit(asyncio.run, self._answer_all(left, kept)).result())
+        answers = [next(new) if answer is None else answer for answer in known]
         return [answers[i : i + votes] for i in range(0, len(answers), votes)]
 
-    def count_work(self, questions: Sequence[Question]) -> dict[str, int]:
-        """Count requests and tokens: one request per vote, of about a token per four bytes of UTF-8."""
-        requests = self.config.votes * len(questions)
-        size = self.config.votes * sum(len(m["content"].encode()) for q in questions for m in q.messages)
-        return {"requests": requests, "tokens to read, about": size // 4,
-                "tokens to write, at most": requests * self.config.max_new_tokens}  # fmt: skip
+    def _requests(self, questions: Sequence[Question]) -> list[Request]:
+        """Return a request per vote. Every server takes a seed of 31 bits."""
+        return [Request(q, stable_hash(self.config.seed, q.turn_id, q.name, vote, bits=31))
+                for q in questions for vote in range(self.config.votes)]  # fmt: skip
 
-    async def _answer_all(self, requests: Sequence[Request]) -> list[Answer]:
+    def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
+        """Count one request per vote, but for those in `kept`, and the tokens that they take."""
+        requests = self._requests(questions)
+        left = [request.question for request in requests if not (kept and kept.find(request))]
+        sizes = {id(question): self._prompt(question) for question in left}
+        cold, warm = sum(len(sizes[id(question)]) for question in left), count_shared(list(sizes.values()))
+        unit = 1 if self.encode else BYTES_PER_TOKEN
+        return Counter({VOTES: len(requests), KNOWN: len(requests) - len(left), COLD: cold // unit, WARM: warm // unit,
+                        LONGEST: len(left) * self.config.max_new_tokens})  # fmt: skip
+
+    @cached_property
+    def encode(self) -> Callable[[list[Message]], list[int]] | None:
+        """Function from messages to the token ids that the server's model reads, where its tokenizer is at hand."""
+        return find_encoder(self.model, self.extra_body.get("chat_template_kwargs", {}))
+
+    def _prompt(self, question: Question) -> Prompt:
+        messages = _sent_messages(question)
+        return self.encode(messages) if self.encode else "".join(m["content"] for m in question.messages).encode()
+
+    async def _answer_all(self, requests: Sequence[Request], kept: KeptAnswers | None) -> list[Answer]:
+        async def attempt(request: Request) -> Answer:
+            answer = await self._attempt(client, request)
+            if kept and answer.error is None:
+                kept.add(request, answer)
+            return answer
+
         with tally("judging", len(requests), "votes") as on_answer:
             async with self._client() as client:
-                answers = await self.traffic.answer_all(requests, partial(self._attempt, client), on_answer)
+                answers = await self.traffic.answer_all(requests, attempt, on_answer)
         if failed := self.traffic.failed_attempts:
             kinds = ", ".join(f"{kind} {n:,}" for kind, n in failed.most_common())
             say(f"the judge's server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
@@ -127,13 +159,12 @@ class Endpoint:
         Raises FailedAttemptError for what may pass, OpdkitError for what will not.
         """
         question = request.question
-        messages: list[Any] = [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
         asked: JSON
         for asked in [{"logprobs": True}, {}] if self.wants_logprobs else [{}]:
             try:
                 response = await client.chat.completions.with_raw_response.create(
                     model=self.model,
-                    messages=messages,
+                    messages=_sent_messages(question),
                     temperature=self.config.temperature,
                     max_tokens=self.config.max_new_tokens,
                     seed=request.seed,
@@ -164,7 +195,7 @@ class Endpoint:
             raise FailedAttemptError(f"an answer of another model: {self._safe(str(name))}")
         # JSON can hold half of a surrogate pair, which no file can.
         vote = self._without_key(text.encode("utf-8", "replace").decode())
-        answer = Answer(vote, reason if isinstance(reason, str) else None)
+        answer = Answer(vote, reason if isinstance(reason, str) else None, usage=read_usage(document))
         if silent and not is_cut_off(answer.finish_reason):
             raise FailedAttemptError("an answer that says nothing", insisted=answer)
         span = decision_span(answer, question) if self.config.weigh_votes else None
@@ -229,6 +260,21 @@ class Endpoint:
 
     def _without_key(self, text: str) -> str:
         return text.replace(self.key, "[the API key]") if self.key else text
+
+
+def _sent_messages(question: Question) -> list[Any]:
+    return [m | {"content": break_control_tokens(m["content"])} for m in question.messages]
+
+
+def read_usage(document: Any) -> Usage | None:
+    """Return the tokens that a chat completion took, as its server counts them; None where it does not say."""
+    try:
+        usage = document["usage"]
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        counts = Usage(usage["prompt_tokens"], cached, usage["completion_tokens"])
+    except _MALFORMED:
+        return None
+    return counts if all(type(count) is int and 0 <= count < 1 << 31 for count in counts) else None
 
 
 def server_confidence(logprobs: Any, text: str, start: int, end: int) -> float | None:

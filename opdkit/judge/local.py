@@ -6,10 +6,9 @@ last in their prompts, and sampling detects the common part of the prompts in th
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from opdkit.chat.template import Chat, ChatError
 from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
+from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
 from opdkit.judge.parse import decision_span
-from opdkit.judge.votes import TOO_LONG, Answer, Question, confidence_of
+from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
 from opdkit.model.load import (
     context_length,
     load_model,
@@ -28,8 +28,7 @@ from opdkit.model.load import (
     token_generator,
 )
 from opdkit.model.memory import TOO_LARGE
-from opdkit.model.sampling import Request, Sample, sample
-from opdkit.model.tree import plan_passes
+from opdkit.model.sampling import Request, Sample, count_prompt_tokens, sample
 
 _QUESTIONS_AT_ONCE = 256  # sorted by length, each taking the place of one that has its votes
 
@@ -45,11 +44,15 @@ class LocalJudge:
         self.config = config
         tokenizer = load_tokenizer(config.judge_model)
         resolve_device(config.device)  # a wrong one is an error in a dry run, too
-        load = load_skeleton if config.dry_run else partial(load_model, device=config.device, dtype=config.dtype)
+        is_counted = config.dry_run and not config.measure
+        load = load_skeleton if is_counted else partial(load_model, device=config.device, dtype=config.dtype)
         self.model = model or load(config.judge_model)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)
+        self.count_read = partial(
+            count_prompt_tokens, self.model, samples=config.votes, batch_tokens=config.batch_tokens
+        )
         try:
             self.chat.prompt_ids([{"role": "system", "content": "?"}, {"role": "user", "content": "?"}])
             self.has_system_role = True
@@ -65,34 +68,39 @@ class LocalJudge:
         return answers
 
     def count_work(self, questions: Sequence[Question]) -> Counter[str]:
-        """Count votes and tokens. What the questions about a turn have in common is read once, for all votes."""
+        """Count votes and tokens. What questions have in common is read once, for all votes (see `sample`)."""
         work = Counter[str]()
-        for _, of_turn in groupby(questions, key=lambda question: question.turn_id):
-            prompts = list(map(self._prompt, of_turn))
-            ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
-            work["  questions that cannot be put"] += len(prompts) - len(ids)
-            work["votes"] += self.config.votes * len(prompts)
-            work["tokens to read"] += plan_passes(ids, 1).tokens
-            work["tokens to write, at most"] += sum(
-                self.config.votes * int(min(self.config.max_new_tokens, self.context - len(prompt))) for prompt in ids
-            )
+        for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+            prompts = list(map(self._prompt, questions[start : start + _QUESTIONS_AT_ONCE]))
+            ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
+            work[VOTES] += self.config.votes * len(prompts)
+            work[UNASKED] += len(prompts) - len(ids)
+            for indices, new_tokens in self._batches(ids):
+                batch = [ids[i] for i in indices]
+                work[COLD] += self.config.votes * sum(map(len, batch))
+                work[WARM] += self.count_read(batch, max_new_tokens=new_tokens)
+                work[LONGEST] += self.config.votes * len(batch) * new_tokens
         return work
 
-    def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
-        """Return the answers to questions that are sampled together.
+    def _batches(self, ids: dict[int, list[int]]) -> Iterator[tuple[list[int], int]]:
+        """Yield which prompts are sampled together, and how many new tokens each of their votes may have.
 
         Prompts that leave less than --max-new-tokens of the context are sampled one by one.
         """
+        longest = self.config.max_new_tokens
+        if roomy := [i for i, prompt in ids.items() if len(prompt) + longest <= self.context]:
+            yield roomy, longest
+        for i, prompt in ids.items():
+            if len(prompt) + longest > self.context:
+                yield [i], int(self.context) - len(prompt)
+
+    def _answer(self, questions: Sequence[Question], on_vote: Callable[[int], None]) -> list[list[Answer]]:
+        """Return the answers to questions. Of those sampled together, the first carry the tokens that were read."""
         prompts = [self._prompt(question) for question in questions]
         ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
         answers = [[Answer("", error=p)] * self.config.votes if isinstance(p, str) else [] for p in prompts]
-        longest = self.config.max_new_tokens
-        roomy = [i for i, prompt in ids.items() if len(prompt) + longest <= self.context]
-        batches = [(roomy, longest)] if roomy else []
-        tight = [i for i, prompt in ids.items() if len(prompt) + longest > self.context]
-        batches += [([i], int(self.context) - len(ids[i])) for i in tight]
-        for indices, new_tokens in batches:
-            requests = []
+        for indices, new_tokens in self._batches(ids):
+            requests, unread = [], self.count_read([ids[i] for i in indices], max_new_tokens=new_tokens)
             for i in indices:
                 streams = [token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
                            for vote in range(self.config.votes)]  # fmt: skip
@@ -101,7 +109,11 @@ class LocalJudge:
                            stop_ids=self.chat.stop_ids, batch_tokens=self.config.batch_tokens,
                            on_end=on_vote)  # fmt: skip
             for i, samples in zip(indices, drawn, strict=True):
-                answers[i] = [self._read(ids[i], sampled, questions[i].name) for sampled in samples]
+                for sampled in samples:
+                    cached = max(0, len(ids[i]) - unread)
+                    unread -= len(ids[i]) - cached
+                    usage = Usage(len(ids[i]), cached, len(sampled.ids))
+                    answers[i].append(replace(self._read(ids[i], sampled, questions[i].name), usage=usage))
         return answers
 
     def _prompt(self, question: Question) -> list[int] | str:

@@ -4,7 +4,10 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from heapq import nsmallest
 from itertools import groupby
+from typing import Any
 
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
@@ -15,19 +18,22 @@ from opdkit.config.wording import Texts, read_wording, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
+from opdkit.judge.costs import describe_work, measure
 from opdkit.judge.flags import flags
+from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
-from opdkit.judge.votes import TOO_LONG, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
+from opdkit.judge.votes import TOO_LONG, USAGE, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import find_outdated_upstream, model_identity, stage_dir
+from opdkit.store.plans import find_outdated_upstream, model_identity, record_usage, stage_dir
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import VERDICTS
 
 # Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
@@ -68,10 +74,10 @@ def run(config: JudgeConfig) -> Summary:
     if config.judge == "local" and config.judge_model:
         check_model_folder(config.judge_model)
         inputs["model"] = model_identity(config.judge_model)
-    ask: Ask | None = None
+    judge: Any = None
     replaces = config.overwrite and not config.dry_run
     if replaces and config.judge == "local":  # old votes are removed only for a judge that is there
-        ask = load_function(JUDGES["local"])(config).ask
+        judge = load_function(JUDGES["local"])(config)
     elif replaces and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
         trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
         load_function(JUDGES["endpoint"])(config).ask([trial])
@@ -85,12 +91,14 @@ def run(config: JudgeConfig) -> Summary:
     if config.dry_run:
         return report_work(config, stage, texts)
     if todo and config.judge in JUDGES:
-        ask = ask or load_function(JUDGES[config.judge])(config, stage.home).ask
+        judge = judge or load_function(JUDGES[config.judge])(config, stage.home)
+    remove_answers_of_done_parts(stage)
     for part in progress(todo, "judge", len(todo), "parts"):
-        with stage.writing(part) as out:
+        with kept_answers(stage, part) as kept, stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
-            if ask:
-                votes = ask_about(turns, config, ask, texts)
+            if judge:
+                ask = partial(judge.ask, kept=kept) if config.judge == "endpoint" else judge.ask
+                votes = ask_about(turns, config, ask, texts, out.counters)
             elif isinstance(config.judge, PythonFunction):
                 votes = [judge_by_function(config.judge, turn) for turn in turns]
             else:
@@ -98,6 +106,8 @@ def run(config: JudgeConfig) -> Summary:
             for turn, votes_on_turn in zip(turns, votes, strict=True):
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
     summary = stage.summary()
+    if usage := {name: n for name in USAGE if (n := summary.counters.total(name))}:
+        record_usage(config.run, "judge", usage)
     for message in warnings(config, summary.counters):
         warn(message)
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
@@ -105,18 +115,26 @@ def run(config: JudgeConfig) -> Summary:
 
 
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
-    """Print what the parts to do would take (`--dry-run`), without a model's weights, and without a request."""
-    counters, work = Counters(), Counter[str]()
-    count_work = load_function(JUDGES[config.judge])(config).count_work if config.judge in JUDGES else None
+    """Print what the parts to do would take (`--dry-run`).
+
+    Without `--measure` no model is loaded but its tokenizer, and no request is sent.
+    """
+    counters, work, names = Counters(), Counter[str](), Counter[str]()
+    judge = load_function(JUDGES[config.judge])(config) if config.judge in JUDGES else None
+    drawn: list[list[Question]] = []  # by turn
     for part in stage.todo():
         turns = list(turns_to_judge(config, part, counters))
         counters.rows_out += len(turns)
         counters.count("outcomes", sum(turn.outcome is not None for turn in turns))
-        if count_work:
+        if judge:
             asked = questions_about(turns, config, texts)
-            work.update({f"  questions on the {name}": n for name, n in Counter(q.name for q in asked).items()})
-            work.update(count_work(asked))
-    return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **work})
+            names.update(f"  questions on the {question.name}" for question in asked)
+            kept = [KeptAnswers(answers_file(stage, part), stage.plan)] if config.judge == "endpoint" else []
+            work.update(judge.count_work(asked, *kept))
+            by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
+            drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
+    costs = describe_work(config, judge, work, measure(judge, drawn) if drawn else None) if judge else {}
+    return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
@@ -184,10 +202,15 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
     return questions
 
 
-def ask_about(turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask, texts: Texts) -> list[Votes]:
-    """Return the votes of a model on each turn: all questions of a part are put to it at once."""
+def ask_about(
+    turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters
+) -> list[Votes]:
+    """Return the votes of a model on each turn: all questions of a part are put to it at once. Count their tokens."""
     questions = questions_about(turns, config, texts)
     answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
+    for usage in (answer.usage for votes in answers.values() for answer in votes if answer.usage):
+        for name, number in zip(USAGE, usage, strict=True):
+            counters.count(name, number)
     votes = []
     for turn_id in (turn.joined.turn_id for turn in turns):
         hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]

@@ -4,6 +4,7 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from opdkit.chat.openai_messages import Message
 
@@ -30,6 +31,17 @@ class Request:
     seed: int
 
 
+class Usage(NamedTuple):
+    """Tokens of one answer; `cached` are those of the prompt that the server had read before."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+USAGE = ("prompt tokens", "cached prompt tokens", "completion tokens")  # names of the counters of their sums
+
+
 @dataclass(frozen=True)
 class Answer:
     """Sample of a judge."""
@@ -39,6 +51,7 @@ class Answer:
     thinking: bool = False  # the prompt itself opened a thinking block
     error: str | None = None  # why this judge cannot answer this question at all
     confidence: float | None = None  # probability of the tokens of its last decision; None where it is not known
+    usage: Usage | None = None  # None where the server does not say
 
 
 # m answers to each question, in order. Raises rather than make up an answer that was never given.

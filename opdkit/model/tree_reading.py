@@ -106,7 +106,7 @@ def estimate_tokens(
     """
     estimate = TreesRead()
     for model, sequences, plan in _plan_trees(readings, batch_tokens, whole):
-        saved = 0 if plan is None or _build_problem(model) else plan.saved
+        saved = 0 if plan is None or find_build_problem(model) else plan.saved
         estimate.tokens, estimate.saved = estimate.tokens + sum(map(len, sequences)) - saved, estimate.saved + saved
     return estimate
 
@@ -120,7 +120,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     """
     state = state_of(model)
     if state.reads_trees is None:
-        problem = _build_problem(model)
+        problem = find_build_problem(model)
         if problem is None:
             generator = torch.Generator().manual_seed(0)
             size = min(model.get_input_embeddings().weight.shape[0], 1000)
@@ -150,7 +150,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     return state.reads_trees
 
 
-def _build_problem(model: PreTrainedModel) -> str | None:
+def find_build_problem(model: PreTrainedModel) -> str | None:
     """Return why a model's architecture rules out trees, or None: a token must see exactly its ancestors."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in ("sdpa", "eager"):

@@ -2,13 +2,30 @@
 
 from collections.abc import Mapping
 
-from opdkit.console import is_main_process, print_facts
+from opdkit.config.shared import parse_price
+from opdkit.console import duration, is_main_process, print_facts
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_path
 
 
-def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[str, int]) -> Summary:
+def describe_costs(
+    read: float, written: float, price: str | None, seconds: float | None, *, is_bound: bool
+) -> dict[str, str]:
+    """Return the lines on time and money; `is_bound`: `written` is the most that there can be.
+
+    `price` is that of --price. `seconds` is None where nothing was measured.
+    """
+    lines = {"time": f"{duration(seconds)}, as measured" if seconds else "not measured: --measure 8 tries 8 turns"}
+    if price is not None:
+        amount = sum(p * n for p, n in zip(parse_price(price), (read, written), strict=True)) / 1e6
+        lines["money, at most" if is_bound else "money, about"] = (
+            f"{amount:{',.2f' if amount >= 1 else '.2g'}} at --price {price}"
+        )
+    return lines
+
+
+def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[str, int | str]) -> Summary:
     """Print the parts that are done and to do, the rows in and dropped, `work`, and the files that would be written.
 
     `counters` are those of the parts to do, `taken` the name of the rows that they take. Return the closing line.
@@ -17,7 +34,7 @@ def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[st
     done = 0 if stage.config.overwrite else sum(map(stage.is_done, range(stage.parts)))
     facts = [("parts", f"{stage.parts:,}, {done:,} done, {len(todo):,} to do"), (taken, f"{counters.rows_in:,}")]
     facts += [(f"  dropped: {reason}", f"{n:,}") for reason, n in counters.dropped.most_common()]
-    facts += [(name, f"{n:,}") for name, n in work.items()]
+    facts += [(name, n if isinstance(n, str) else f"{n:,}") for name, n in work.items()]
     for table in stage.tables:
         first, *others = [str(part_path(stage.config.run, table.name, part)) for part in todo] or ["nothing"]
         facts.append(("writes", first + (f" and {len(others):,} more" if others else "")))

@@ -127,6 +127,15 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     raise _another_plan(folder, changes, plan["stage"], shards)
 
 
+def record_usage(run: Path, stage: str, usage: Mapping[str, int]) -> None:
+    """Write into the manifest of a stage the tokens of all parts that are done, as their footers sum them."""
+    document = manifest(run, stage)
+    if document.get("usage") != usage:
+        path = stage_dir(run, stage) / "manifest.json"
+        with disk_errors_explained(path):
+            write_text(path, json.dumps(document | {"usage": usage}, indent=2, ensure_ascii=False) + "\n")
+
+
 def check_options(config: StageConfig, stage: str) -> None:
     """Raise ConfigError if a stage was begun with other options: what is known of its plan before its inputs are read.
 

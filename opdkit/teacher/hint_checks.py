@@ -28,6 +28,7 @@ from opdkit.teacher.models import Scorer
 from opdkit.teacher.review_changes import JudgedSession
 
 KEPT, NOT_NEEDED, NOT_JUDGED, NOT_TESTED = "helps", "followed without it, too", "not judged", "not tested"
+READ, WRITTEN = "  tokens to read, with prompts", "  tokens to write, at most"  # lines of --dry-run
 _MARGIN = 0.25  # share of the pairs that a difference must exceed, so that single errors of the judge do not decide
 
 Text = str | None  # a reply as its reader sees it; None: memory did not suffice for it
@@ -97,8 +98,8 @@ def count_tests(config: TeacherConfig, turns: Iterable[TurnHints]) -> Counter[st
     prompts = [turn.prompts for turn in turns if turn.prompts]
     hints, replies = sum(len(ids) - 1 for ids in prompts), sum(map(len, prompts)) * config.check_hints
     return Counter({"hints to check": hints, "  replies to sample": replies,
-                    "  tokens to read, with prompts": sum(len(ids) for of_turn in prompts for ids in of_turn),
-                    "  tokens to write, at most": replies * config.max_new_tokens,
+                    READ: sum(len(ids) for of_turn in prompts for ids in of_turn),
+                    WRITTEN: replies * config.max_new_tokens,
                     "  votes of the judge, at most": 2 * config.check_hints * hints})  # fmt: skip
 
 

@@ -6,10 +6,13 @@ turn that cannot be scored is dropped and counted under a named reason.
     run -> score_part -> score_replies -> score_session -> logprobs_of
 """
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from heapq import nsmallest
+from typing import Any
 
 import pyarrow as pa
 from torch import isfinite
@@ -18,15 +21,16 @@ from opdkit.chat.template import ChatError
 from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
-from opdkit.judge.votes import Ask
+from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree_reading import estimate_tokens
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped, read_counters
-from opdkit.store.dry_run import print_dry_run
+from opdkit.store.dry_run import describe_costs, print_dry_run
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import is_written, part_count, part_path, read_part
 from opdkit.store.reviews import part_inputs, reviews_in_force
+from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import HINT_CHECKS, TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.teacher import hint_checks
@@ -82,11 +86,12 @@ def run(config: TeacherConfig) -> Summary:
     if config.dry_run:
         group.leave()
         return report_work(config, stage, inputs_of_part)
-    ask: Ask | None = None
+    remove_answers_of_done_parts(stage)
+    ask: Any = None  # an Ask; that of a server takes the answers that are kept
     tested = list[Row]()
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
-        with stage.writing(part) as out:
+        with kept_answers(stage, part) as kept, stage.writing(part) as out:
             sessions = list(judged_sessions(config.run, part, config.limit))
             decided, checks = inputs_of_part(part).get("reviews", {}), list[Row]()
             if config.check_hints:
@@ -95,7 +100,8 @@ def run(config: TeacherConfig) -> Summary:
                 else:
                     scorer = scorer or load_scorer(config)
                     ask = ask or hint_checks.open_judge(config, scorer)
-                    checks = hint_checks.check_hints(config, scorer, ask, sessions)
+                    asking = partial(ask, kept=kept) if config.judge_url else ask
+                    checks = hint_checks.check_hints(config, scorer, asking, sessions)
                 out.rows("hint_checks", checks)
                 sessions = hint_checks.sessions_without_dropped(sessions, checks)
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
@@ -174,8 +180,12 @@ def targets_table(results: Results, sessions: list[JudgedSession], decided: JSON
 
 
 def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[int], JSON]) -> Summary:
-    """Print what the parts to do would take (`--dry-run`): all of it follows from token ids, and no model runs."""
+    """Print what the parts to do would take (`--dry-run`).
+
+    All of it follows from token ids. Only `--measure` loads weights, for the time and for what the models write.
+    """
     counters, scorer, tests = Counters(), None, Counter[str]()
+    drawn: list[JudgedSession] = []  # with one hinted turn each
     for part in stage.todo():
         scorer = scorer or load_scorer(config)  # without weights
         sessions = list(judged_sessions(config.run, part, config.limit))
@@ -186,6 +196,9 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         if rewarded is None or config.overwrite:
             results = score_part(config, scorer, sessions, decided, counters)
             counters.rows_out += sum(len(result.rows) for result in results.values())
+            hinted_turns = [(one, [pair]) for one, judged in sessions for pair in judged if pair[1]["hint"]]
+            drawn = nsmallest(config.measure, drawn + hinted_turns,
+                              key=lambda one: stable_hash(config.seed, one[1][0][0]["turn_id"]))  # fmt: skip
     for message in warnings(config, counters):
         warn(message)
     hinted = counters.total("with a hint")
@@ -196,9 +209,43 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
         "tokens to read, with prompts": counters.total("tokens read"),
         "  saved by shared prefixes": counters.total("tokens saved"),
     }
-    if written := hinted * config.samples:
-        work |= {"replies to sample": written, "tokens to write, at most": written * config.max_new_tokens}
-    return print_dry_run(stage, counters, "judged replies", work | tests)
+    read, seconds = counters.total("tokens read") + tests[hint_checks.READ], None
+    written = hinted * config.samples * config.max_new_tokens
+    if drawn:
+        rates = measure_rates(replace(config, dry_run=False, measure=0, price=None), drawn)
+        seconds = rates[0] * counters.total("tokens read") + rates[1] * hinted
+        read, written = read + round(rates[2] * hinted), round(rates[3] * hinted)
+    if replies := hinted * config.samples:
+        work |= {"replies to sample": replies, f"tokens to write, {'about' if drawn else 'at most'}": written}
+    is_bound = not drawn or bool(config.check_hints)
+    costs = describe_costs(read, written + tests[hint_checks.WRITTEN], config.price, seconds, is_bound=is_bound)
+    return print_dry_run(stage, counters, "judged replies", {**work, **tests, **costs})
+
+
+def measure_rates(config: TeacherConfig, drawn: list[JudgedSession]) -> tuple[float, float, float, float]:
+    """Score the drawn hinted turns, without sampled replies and with them, and test their hints.
+
+    Return the seconds per token that is read for logged replies, and what comes on top per hinted turn: seconds, tokens
+    read to score sampled replies, tokens of these.
+    """
+    scorer = load_scorer(config)
+    measure_scoring(config, scorer, drawn[:1])  # the first time is slower
+    read, seconds, _ = measure_scoring(replace(config, teacher_samples=0), scorer, drawn)
+    more_read, longer, written = measure_scoring(config, scorer, drawn) if config.samples else (read, seconds, 0)
+    begin = time.monotonic()
+    if config.check_hints:
+        hint_checks.check_hints(config, scorer, hint_checks.open_judge(config, scorer), drawn)
+    on_top = max(0.0, longer - seconds) + time.monotonic() - begin
+    return seconds / max(1, read), on_top / len(drawn), (more_read - read) / len(drawn), written / len(drawn)
+
+
+def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession]) -> tuple[int, float, int]:
+    """Return the tokens that scoring `sessions` reads, its seconds, and the tokens of the replies sampled for it."""
+    begin = time.monotonic()
+    results = score_part(config, scorer, sessions, {}, counters := Counters())
+    rows = [row for result in results.values() for row in result.rows if row["written"] is not None]
+    written = sum(len(row["response_ids"]) for row in rows)
+    return counters.total("tokens read"), time.monotonic() - begin, written
 
 
 def _make_examples(

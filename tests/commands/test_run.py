@@ -127,8 +127,10 @@ def test_a_dry_run_bounds_what_it_cannot_count_yet(tmp_path, plain_model_dir) ->
     assert len(re.findall("waits for +extract", shown)) == 3
 
     extract.run(ExtractConfig(run=run, logs=(str(log),)))
-    shown = dry_run(run, log, plain_model_dir, *options)
+    shown = dry_run(run, log, plain_model_dir, *options, "--price", "1000,1000", "--measure", "2")
     assert re.search("parts +1, 1 done, 0 to do", shown)
+    assert re.search("money, about +[1-9]", shown)
+    assert re.search("time +.* as measured", shown)
     assert re.search("votes +40\n", shown)
     assert re.search("tokens to read +[0-9,]+\n", shown)
     assert len(re.findall("waits for +judge", shown)) == 2

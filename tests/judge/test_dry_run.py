@@ -1,7 +1,10 @@
 """`opdkit judge --dry-run`: what the real run would ask, without weights, without a request, and nothing written."""
 
 import re
+import unittest.mock
+from contextlib import closing, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import snapshot, talk, write_extract
@@ -13,6 +16,7 @@ from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.model.load import load_tokenizer
+from opdkit.model.sampling import shared_cache
 from opdkit.model.tree import common_length
 from opdkit.store.reading import read_all, read_part
 from opdkit.store.run_stage import run_stage
@@ -32,6 +36,22 @@ def config(run: Path, model: Path | str | None, **options) -> JudgeConfig:
     return JudgeConfig(run=run, judge_model=None if model is None else str(model), **(small | options))
 
 
+@contextmanager
+def counted_reading():
+    """Yield a list that fills with the number of tokens of each pass in which a model reads prompts to sample from."""
+    read_group, fed = shared_cache._read_group, list[int]()
+
+    def counted(model, *args):
+        hook = model.register_forward_pre_hook(
+            lambda _module, _args, named: fed.append(named["input_ids"].numel()), with_kwargs=True
+        )
+        with closing(SimpleNamespace(close=hook.remove)):
+            return read_group(model, *args)
+
+    with unittest.mock.patch.object(shared_cache, "_read_group", counted):
+        yield fed
+
+
 def facts(printed: str) -> dict[str, str]:
     """Name -> value of each printed line, without the commas of its numbers."""
     return dict(re.split(r"  +", line.strip().replace(",", ""), maxsplit=1) for line in printed.splitlines())
@@ -44,7 +64,8 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
         expected = judge.run(config(extracted, plain_model_dir, dry_run=True)).counters
     assert snapshot(extracted) == before
     shown = facts(capsys.readouterr().out)
-    found = judge.run(config(extracted, plain_model_dir)).counters
+    with counted_reading() as fed:
+        found = judge.run(config(extracted, plain_model_dir)).counters
     assert (expected.rows_in, expected.rows_out, expected.dropped) == (found.rows_in, found.rows_out, found.dropped)
     assert int(shown["turns to judge"]) == found.rows_out == 12
     assert int(shown["votes"]) == found.total("votes") == 12 * 2 * 3
@@ -56,8 +77,11 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
         text = turn_text(messages[session_id], int(index), 1, 6000)
         hint, reward = (chat.prompt_ids(judge_messages(text, name)) for name in ("hint", "reward"))
         read += len(hint) + len(reward) - common_length(hint, reward)
-    assert int(shown["tokens to read"]) == read
-    assert int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
+    prompt, cached = found.total("prompt tokens"), found.total("cached prompt tokens")
+    assert int(shown["tokens to read"]) == sum(fed) == prompt - cached
+    assert 0.97 * read < sum(fed) < read  # neighbouring turns share the rules
+    assert int(shown["without a prefix cache"]) == prompt
+    assert 12 * 2 * 3 <= found.total("completion tokens") <= int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
     assert shown["writes"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
 
 

@@ -30,12 +30,16 @@ def config(run: Path, url: str, model: Path = MODEL, **fields) -> JudgeConfig:
     return JudgeConfig(run=run, judge="endpoint", judge_url=url, judge_model=str(model), **(small | fields))
 
 
-def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monkeypatch) -> None:
+def test_a_real_server_judges_the_sample_logs(server: str, tmp_path: Path, monkeypatch, capsys) -> None:
     """The same prompts, parse and votes as in the process; the server ignores `n`, so a vote is a request."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     logs = str(MODEL.parent / "logs" / "openai.jsonl")
     extract.run(ExtractConfig(run=tmp_path, logs=(logs,), limit=12, shard="0/1"))
+    judge.run(config(tmp_path, server, dry_run=True))
+    shown = re.search("tokens to read +([0-9,]+)\n", capsys.readouterr().out)
     summary = judge.run(config(tmp_path, server))
+    counted = summary.counters.total("prompt tokens")  # by the server
+    assert int(shown[1].replace(",", "")) == pytest.approx(counted, rel=0.1)
     rows = {row["turn_id"]: row for row in read_all(tmp_path, "verdicts")}
     assert summary.counters.total("votes") == 6 * len(rows)
     pairs = [(label, rows[label["turn_id"]]) for label in labels() if label["turn_id"] in rows]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from opdkit.cli import app
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store import reviews
+from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
 from opdkit.store.run_stage import run_stage
 from opdkit.teacher import models
@@ -91,6 +92,25 @@ def test_sampled_replies_are_announced_with_their_longest_length(run, config, ca
     shown = facts(capsys.readouterr().out)
     assert int(shown["replies to sample"]) == 2 * int(shown["with a hint"]) > 0
     assert int(shown["tokens to write at most"]) == 7 * int(shown["replies to sample"])
+
+
+def test_a_few_hinted_turns_are_tried_for_the_time_and_the_length_of_replies(run, config, capsys) -> None:
+    """Random weights seldom stop: replies have about the longest length, which takes money."""
+    options = {"teacher_samples": 2, "max_new_tokens": 7}
+    before = snapshot(run)
+    teacher.run(config(run, dry_run=True, measure=3, price="0,1000", **options))
+    assert snapshot(run) == before
+    shown = facts(capsys.readouterr().out)
+    teacher.run(config(run, **options))
+    written = sum(len(row["response_ids"]) for row in read_all(run, "targets") if row["written"] is not None)
+    assert int(shown["tokens to write about"]) == pytest.approx(written, rel=0.1)
+    assert float(shown["money about"].split()[0]) == pytest.approx(written / 1000, rel=0.1, abs=0.005)
+    assert shown["time"].endswith("as measured")
+    teacher.run(config(run, dry_run=True, overwrite=True, price="0,1000", **options))
+    shown = facts(capsys.readouterr().out)
+    money = int(shown["tokens to write at most"]) / 1000
+    assert float(shown["money at most"].split()[0]) == pytest.approx(money, abs=0.005)
+    assert "--measure" in shown["time"]
 
 
 @pytest.mark.parametrize(

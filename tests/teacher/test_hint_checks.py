@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from http_server import completion, serving
+from http_server import Reply, completion, serving
 from judged_runs import HINT, one_part, prompts_of, talk, targets, three_parts, turn, verdict, write_run
 
 from opdkit.commands.check.stage import examine
@@ -218,6 +218,26 @@ def test_of_several_candidates_those_that_help_remain(tmp_path, config, judge):
     assert [(row["hint"], row["status"]) for row in checks(run)] == [(hints[0], NO_BETTER), (hints[1], NOT_JUDGED)]
     assert [row["hint"] for row in targets(run)] == [hints[1]]
     assert len({question.turn_id for question in questions}) == len(questions)
+
+
+def test_answers_of_a_server_are_kept_until_the_part_is_committed(run, config, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    options = OPTIONS | {"judge_model": "any"}
+    with serving(lambda body, number: completion(YES)) as server:
+        teacher.run(config(run, **options, judge_url=server.url))
+    total = len(server.requests)
+    shutil.rmtree(run / "teacher")
+    failing = Reply(401, "")
+    with (
+        serving(lambda body, number: completion(YES) if number < total - 3 else failing) as server,
+        pytest.raises(OpdkitError, match="401"),
+    ):
+        teacher.run(config(run, **options, judge_url=server.url))
+    assert len(list((run / "teacher/.tmp").glob("targets-*.answers"))) == 1
+    with serving(lambda body, number: completion(YES)) as server:
+        teacher.run(config(run, **options, judge_url=server.url))
+    assert len(server.requests) == 3
+    assert not list((run / "teacher/.tmp").iterdir())
 
 
 def test_the_dry_run_counts_the_work(run, config, judge, capsys):

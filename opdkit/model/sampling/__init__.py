@@ -10,21 +10,36 @@ for models with layers that do not see all tokens.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 
+from opdkit.model.sampling.batches import plan_batches
 from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
 from opdkit.model.sampling.shared_cache import sample_shared
-from opdkit.model.tree_reading import check_tree_reading
+from opdkit.model.tree_reading import check_tree_reading, find_build_problem
 
-__all__ = ["Request", "Sample", "reply_room", "sample"]
+__all__ = ["Request", "Sample", "count_prompt_tokens", "reply_room", "sample"]
 
 
 def reply_room(longest: int, most: int) -> int:
     """Return how many tokens a sampled reply may have: a quarter more than the longest logged one, up to `most`."""
     return min(most, longest * 5 // 4 + 1)
+
+
+def count_prompt_tokens(
+    model: Any, prompts: Sequence[list[int]], *, samples: int, max_new_tokens: int, batch_tokens: int
+) -> int:
+    """Return how many tokens of `prompts` `sample` reads for so many samples of each, where memory suffices.
+
+    Needs no weights. Each prompt is read once; what prompts have in common is read once for each batch.
+    """
+    if find_build_problem(model):
+        return sum(map(len, prompts))
+    batches = plan_batches(prompts, [samples] * len(prompts), max_new_tokens, batch_tokens)
+    return sum(group.tokens for batch in batches for group, _ in groupby(batch.shared, key=lambda one: one.group))
 
 
 @torch.inference_mode()

@@ -1,0 +1,117 @@
+"""Costs of a judge before it is asked: votes, tokens with a prefix cache and without, time, money.
+
+Prompts are counted with the judge's tokenizer. That of a server's model may be in a folder here, or in the cache of the
+hub; else four bytes of UTF-8 count as a token. `--measure N` asks about N turns: see `Measured`.
+"""
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from opdkit.chat.openai_messages import Message
+from opdkit.config.fields import JSON
+from opdkit.config.judge import JudgeConfig
+from opdkit.errors import OpdkitError
+from opdkit.judge.votes import Answer, Question
+from opdkit.store.dry_run import describe_costs
+
+Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
+
+# Keys of `count_work`: votes; those that were given before; questions that cannot be asked; prompt tokens read vote by
+# vote, and with a prefix cache; the most tokens that the votes can have.
+VOTES, KNOWN, UNASKED, COLD, WARM, LONGEST = "votes", "known", "unasked", "cold", "warm", "longest"
+BYTES_PER_TOKEN = 4  # of UTF-8, where no tokenizer is known
+
+
+def count_shared(prompts: Sequence[Prompt]) -> int:
+    """Return how many tokens, or bytes, of `prompts` are read if no common beginning is read twice.
+
+    >>> count_shared([b"Is it red?", b"Is it blue?", b"Is it red?"])
+    15
+    """
+    order: list[Any] = sorted(prompts)  # of one kind
+    shared = 0
+    for a, b in pairwise(order):
+        shared += bisect_left(range(min(len(a), len(b))), True, key=lambda n: a[: n + 1] != b[: n + 1])
+    return sum(map(len, order)) - shared
+
+
+class Measured(NamedTuple):
+    """Votes of a judge on a few turns. What it does not say is None."""
+
+    votes: int
+    seconds: float  # per vote
+    prompt_scale: float | None  # prompt tokens, as a multiple of those that were counted before
+    completion: float | None  # tokens per vote
+
+
+def measure(judge: Any, turns: Sequence[Sequence[Question]]) -> Measured:
+    """Ask all questions about some turns. Where there are several, the first one only warms up and is not timed."""
+    answers, seconds, expected = list[Answer](), 0.0, Counter[str]()
+    for questions in ([q for turn in some for q in turn] for some in (turns[:1], turns[1:]) if some):
+        expected += judge.count_work(questions)
+        begin = time.monotonic()
+        votes = [answer for of_question in judge.ask(questions) for answer in of_question]
+        answers, seconds = answers + votes, (time.monotonic() - begin) / len(votes)
+    if not (usages := [answer.usage for answer in answers if answer.usage]):
+        return Measured(len(answers), seconds, None, None)
+    prompt, _, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
+    asked = len(answers) * (1 - expected[UNASKED] * judge.config.votes / expected[VOTES])
+    return Measured(len(answers), seconds, prompt * asked / expected[COLD], completion)
+
+
+def describe_work(
+    config: JudgeConfig, judge: Any, work: Mapping[str, int], measured: Measured | None
+) -> dict[str, int | str]:
+    """Return the lines of `--dry-run` on what the votes take, from the counts of `count_work`."""
+    is_local, (votes, seconds, scale, completion) = config.judge == "local", measured or (0, None, None, None)
+    left, unasked = work[VOTES] - work[KNOWN], work[UNASKED] * config.votes
+    cold, warm = (round(work[key] * (scale or 1)) for key in (COLD, WARM))
+    read, other = (warm, cold) if is_local else (cold, warm)
+    written = work[LONGEST] if completion is None else round((left - unasked) * completion)
+    counted = (f"by the server, on {votes:,} votes" if scale
+               else f"with the tokenizer of {config.judge_model}" if is_local or judge.encode
+               else f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here")  # fmt: skip
+    lines: dict[str, int | str] = {
+        "votes" if is_local else "requests": left,
+        "  given before, and kept": work[KNOWN],
+        "  questions that cannot be put": work[UNASKED],
+        "tokens to read" if is_local or scale or judge.encode else "tokens to read, about": read,
+        f"  {'without' if is_local else 'with'} a prefix cache": other,
+        "  counted": "" if is_local else counted,
+        f"tokens to write, {'at most' if completion is None else 'about'}": written,
+    }
+    took = None if seconds is None else (left - unasked) * seconds
+    costs = describe_costs(read, written, config.price, took, is_bound=completion is None)
+    return {name: value for name, value in {**lines, **costs}.items() if value or not name.startswith("  ")}
+
+
+def find_encoder(model: str, template_args: JSON) -> Callable[[list[Message]], list[int]] | None:
+    """Return the function from messages to token ids of a server's model, where its tokenizer is here.
+
+    That is in a folder, or in the cache of the hub. Nothing is downloaded.
+    """
+    from huggingface_hub import try_to_load_from_cache  # imported here: they take seconds
+
+    from opdkit.chat.template import Chat, ChatError
+    from opdkit.model.load import load_tokenizer
+
+    try:
+        file = model if Path(model).is_dir() else try_to_load_from_cache(model, "tokenizer.json")
+        if not isinstance(file, str):
+            return None
+        chat = Chat(load_tokenizer(file if Path(file).is_dir() else str(Path(file).parent)), template_args)
+    except (ValueError, OpdkitError):  # not a name on the hub; no folder of a chat model
+        return None
+
+    def encode(messages: list[Message]) -> list[int]:
+        try:
+            return chat.prompt_ids(messages)
+        except ChatError:  # the template takes no system message
+            return chat.prompt_ids([{"role": "user", "content": "\n\n".join(m["content"] for m in messages)}])
+
+    return encode

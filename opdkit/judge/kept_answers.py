@@ -1,0 +1,73 @@
+"""Answers of a server to the questions of one part, kept as they come until the part is committed.
+
+    RUN/judge/.tmp/verdicts-00003.answers
+
+One line of JSON per answer, appended in one write, so a killed process loses the requests under way and no answer.
+Each line begins with the line break, so what a torn line lacks does not harm the next one. A server may answer
+otherwise the next time: an answer counts for the plan and the seed that it was asked under, and for no other. Errors
+are not answers.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from opdkit.judge.votes import Answer, Request, Usage
+from opdkit.store.part_writer import Stage
+
+
+class KeptAnswers:
+    """Answers in one file. Each is known by (plan, turn, question, seed), of which the seed names the vote."""
+
+    def __init__(self, path: Path, plan: str) -> None:
+        self.path, self.plan = path, plan
+        self.file: int | None = None  # opened by the first answer
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        self._answers = dict(pair for line in lines if (pair := _read_line(line)))
+
+    def find(self, request: Request) -> Answer | None:
+        """Return the answer to a request that was given before."""
+        return self._answers.get((self.plan, request.question.turn_id, request.question.name, request.seed))
+
+    def add(self, request: Request, answer: Answer) -> None:
+        """Append an answer to the file. Raises OSError where the disk takes no more."""
+        if self.file is None:
+            self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        key = self.plan, request.question.turn_id, request.question.name, request.seed
+        said = answer.text, answer.finish_reason, answer.confidence, answer.usage
+        os.write(self.file, b"\n" + json.dumps([*key, *said]).encode())
+
+
+def _read_line(line: bytes) -> tuple[tuple[str, str, str, int], Answer] | None:
+    """Return the key and the answer in a line; None for an empty, torn or damaged one."""
+    try:
+        plan, turn_id, name, seed, text, finish_reason, confidence, usage = json.loads(line)
+        usage = None if usage is None else Usage(*usage)
+    except (ValueError, TypeError):
+        return None
+    return (plan, turn_id, name, seed), Answer(text, finish_reason, confidence=confidence, usage=usage)
+
+
+def answers_file(stage: Stage, part: int) -> Path:
+    return stage.home / ".tmp" / f"{stage.tables[0].name}-{part:05d}.answers"
+
+
+@contextlib.contextmanager
+def kept_answers(stage: Stage, part: int) -> Iterator[KeptAnswers]:
+    """Yield the kept answers of a part that the block commits. If it ends well, the file is removed."""
+    kept = KeptAnswers(answers_file(stage, part), stage.plan)
+    try:
+        yield kept
+    finally:
+        if kept.file is not None:
+            os.close(kept.file)
+    kept.path.unlink(missing_ok=True)
+
+
+def remove_answers_of_done_parts(stage: Stage) -> None:
+    """Remove what a process left that was killed between the commit of a part and the end of `kept_answers`."""
+    for part in range(stage.parts):
+        if (path := answers_file(stage, part)).exists() and stage.is_done(part):
+            path.unlink(missing_ok=True)
