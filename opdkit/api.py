@@ -40,7 +40,7 @@ _FORM = ("json", "whole", "one_line", "logprobs")
 
 def options_of(command: str) -> list[Field]:
     """Return the options of a command that its method takes."""
-    left_out = ("run", *_FORM) if command in _RETURNED else ("run",)
+    left_out = ("run", *_FORM) if command in (*_RETURNED, "eval") else ("run",)
     fields = [field for field in fields_of(COMMANDS[command].config) if field.name not in left_out]
     return sorted(fields, key=lambda field: field.panel == WHERE)  # what is the command's own comes first
 

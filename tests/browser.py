@@ -46,6 +46,7 @@ class Watched:
         self.allowed = (url,) if isinstance(target, Path) else (url.split("?")[0],)
         self.page.goto(url)
         self.page.wait_for_selector("html[data-ready]", timeout=120_000)
+        self.page.evaluate("document.getElementById('accounts')?.setAttribute('open', '')")
         return self
 
     def text(self, selector: str) -> str:

@@ -1,4 +1,4 @@
-"""`opdkit demo`: the real stages on sample_data, and one table that says what changed."""
+"""`opdkit demo`: the real stages on sample_data, the conclusion, and one table that says what changed."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.atomic import replaced_folder
 from opdkit.store.counters import read_counters
 from opdkit.store.reading import part_path, read_all
@@ -60,7 +61,9 @@ def run(config: DemoConfig) -> None:
     steps = configurations(directory)
     for number, (stage, what, options) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {stage}: {what} ...")
-        say(f"      {run_stage(stage, options).line()}")
+        with stdout.capture():  # the tables below say what eval prints
+            summary = run_stage(stage, options)
+        say(f"      {summary.line()}")
     show(directory, sample_data() / "prompts.jsonl")
 
 
@@ -69,7 +72,10 @@ def _share(values: list[bool]) -> str:
 
 
 def show(directory: Path, prompts: Path) -> None:
-    """Print the closing table, from the tables of the run."""
+    """Print the conclusion and the closing table, from the tables of the run."""
+    if conclusion := read_conclusion(directory):
+        print_conclusion(conclusion)
+        stdout.print()
     asked = {row["id"]: row for row in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
     passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for reply in read_all(directory, "replies"):

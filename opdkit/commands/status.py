@@ -12,6 +12,7 @@ from opdkit.config.commands import STAGES
 from opdkit.config.status import StatusConfig
 from opdkit.console import counted, duration, printable, stdout
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import find_outdated_upstream, stage_dir
@@ -24,7 +25,10 @@ COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/
 
 
 def run(config: StatusConfig) -> None:
-    """Print one row per stage, then the last error of each shard. Raises OpdkitError if the directory holds no run."""
+    """Print the conclusion of `opdkit eval`, one row per stage, and the last error of each shard.
+
+    Raises OpdkitError if the directory holds no run.
+    """
     directory = config.run
     started = [stage for stage in STAGES if has_stage(directory, stage)]
     errors = read_failures(directory)
@@ -48,6 +52,9 @@ def run(config: StatusConfig) -> None:
         job = f", Slurm job {error['job']}" if error["job"] else ""
         place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"
         lines.append(f"{place}: {printable(error['error'])}")
+    if conclusion := read_conclusion(directory):
+        print_conclusion(conclusion)
+        stdout.print()
     stdout.print(table)
     for line in lines:
         stdout.print(line, markup=False, soft_wrap=True)

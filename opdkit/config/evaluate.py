@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from opdkit.config.fields import HOW, SPEED, WHAT, Panel
+from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
 from opdkit.config.shared import WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
@@ -29,6 +29,7 @@ class EvalConfig(WordedOptions):
     judge_model: str | None = shared_option("judge_model", CHECKS, 'for checks written as {"judge": criterion}')
     judge_url: str | None = shared_option("judge_url", CHECKS, needs="judge_model")
     api_key_env: str = shared_option("api_key_env", CHECKS)
+    json: bool = shared_option("json", WHERE, "conclusion and scores", plan=False)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 
     def check_inputs(self) -> None:

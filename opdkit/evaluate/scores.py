@@ -14,6 +14,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
+from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.replies import Reply, sampled_replies
 from opdkit.model.comparison import Shift
 from opdkit.store.reading import part_count, read_part
@@ -189,11 +190,15 @@ def _cells(row: JSON) -> tuple[str, ...]:
 
 
 class Scores(list[JSON]):
-    """Rows of the table `scores`; printed, the table of `opdkit eval`. Raises OpdkitError if that has not finished."""
+    """Rows of the table `scores` and their conclusion; printed, what `opdkit eval` prints.
+
+    Raises OpdkitError if that has not finished.
+    """
 
     def __init__(self, run: Path) -> None:
         part_count(run, "eval")
         super().__init__(read_part(run, "scores", 0))
+        self.conclusion = conclude(self, run)
         self._replies = read_part(run, "replies", 0)
 
     def find(self, metric: str, domain: str = ALL) -> JSON:
@@ -202,6 +207,7 @@ class Scores(list[JSON]):
 
     def __repr__(self) -> str:
         with stdout.capture() as printed:
+            print_conclusion(self.conclusion)
             print_scores(self, self._replies)
         return Text.from_ansi(printed.get()).plain
 

@@ -6,8 +6,9 @@ and drift on replies of the model before and on text that no objective trains on
 """
 
 import contextlib
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from opdkit.config.command_line import quote
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, PythonFunction, parse_pairs
 from opdkit.config.wording import read_wording, wording_inputs
-from opdkit.console import counted, is_main_process, say
+from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
+from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import (
     MAX_TURNS,
     choose_by_hash,
@@ -48,7 +50,7 @@ from opdkit.train.targets import is_held_out, load_prompts, load_turns
 
 
 def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
-    """Compare `--model` (before) with `--trained` (after). Print the scores as a table on stdout.
+    """Compare `--model` (before) with `--trained` (after). Print the conclusion and the scores on stdout.
 
     `check` is for prompts without a check of their own.
     Raises ConfigError and OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
@@ -90,7 +92,12 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             out.counters.count("replies", len(replies))
     if is_main_process() and stage.is_done(0):
         scores = read_part(run_dir, "scores", 0)
-        print_scores(scores, read_part(run_dir, "replies", 0))
+        conclusion = conclude(scores, run_dir)
+        if config.json:
+            stdout.print_json(json.dumps({"conclusion": asdict(conclusion), "scores": scores}))
+        else:
+            print_conclusion(conclusion)
+            print_scores(scores, read_part(run_dir, "replies", 0))
         if not config.trained:
             add_scores(Path(names["after"]), scores_markdown(scores))
     return stage.summary()

@@ -108,7 +108,12 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
     monkeypatch.setattr("opdkit.evaluate.stage.load_models", None)
     capsys.readouterr()
     evaluate.run(config(run, prompts))
-    assert "share passed" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "share passed" in shown
+    evaluate.run(config(run, prompts, json=True))
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == first[1]
+    assert " ".join(shown.split()).startswith(found["conclusion"]["sentence"])
     prompts.write_text(prompts.read_text().replace("say easy 0", "say easy 9"))
     with pytest.raises(ConfigError, match="prompts"):
         evaluate.run(config(run, prompts))

@@ -1,6 +1,7 @@
 """Everything that the report says of a run, in one pass over its parts."""
 
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.store.reading import has_stage
 from opdkit.version import __version__
 
@@ -57,6 +59,7 @@ def collect(run: Path, rows: int) -> Collected:
     totals = shares.result()
     summary = {
         "run": str(run),
+        "conclusion": asdict(concluded) if (concluded := read_conclusion(run)) else None,
         "opdkit": __version__,
         "stages": stages.progress(run, finished),
         "notices": [*stages.notices(run, finished), *dominant(totals)],

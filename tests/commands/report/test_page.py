@@ -10,6 +10,7 @@ from browser import Watched
 from checked_runs import recommit
 
 from opdkit.commands.report.page import page
+from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.store.reading import read_all
 
 pytestmark = pytest.mark.slow
@@ -35,6 +36,53 @@ def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening
         watched.says(f"#{section}", words)
     assert watched.page.locator("canvas").count() > 5
     assert watched.page.locator("#list button").count() == 50
+
+
+def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> None:
+    """Each number leads to as many turns as it says, or to the section that counts it."""
+    watched = opened(report)
+    page, found = watched.page, read_conclusion(run)
+    assert found is not None
+    assert page.locator("main > section").first.get_attribute("id") == "answer"
+    watched.says("#answer", found.sentence)
+    assert page.evaluate("byId('answer').getBoundingClientRect().top") < 200
+    page.evaluate("byId('accounts').open = false")
+    links = page.locator("#answer li a")
+    counted = 0
+    for n in range(links.count()):
+        number, target = links.nth(n).inner_text(), links.nth(n).get_attribute("href")
+        links.nth(n).click()
+        if target.startswith("#turns?"):
+            watched.says("#found", f"{number.split()[0]} of ")
+            assert f"{len(shown(watched))}" == number.split()[0]
+            assert page.evaluate("location.hash") == target
+            counted += 1
+        else:
+            assert page.locator(target).is_visible(), "a link into the accounts opens them"
+    assert counted > 2
+    page.click("#show-all")
+    assert page.evaluate("location.hash") == "#turns"
+
+
+def test_the_address_holds_search_and_filters(report: Path, run: Path, opened: Opening) -> None:
+    watched = opened(report)
+    page = watched.page
+    page.fill("#search", '"in Celsius"')
+    page.select_option("#filter-reward", label=page.locator("#filter-reward option", has_text="−1").inner_text())
+    page.wait_for_function("location.hash.includes('reward=-1')")
+    kept, address = shown(watched), page.evaluate("location.href")
+    assert kept
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    with_turn = page.evaluate("location.href")
+    for url in (address, with_turn):
+        page.goto("about:blank")
+        page.goto(url)
+        page.wait_for_selector("html[data-ready]")
+        assert shown(watched) == kept
+        assert page.input_value("#search") == '"in Celsius"'
+    assert watched.text("#whole h3") in kept
+    assert page.locator("#list [aria-current=true]").count() == 1
 
 
 def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, opened: Opening) -> None:

@@ -1,5 +1,6 @@
 "use strict";
-// The list of turns: searched, filtered, sorted, a page at a time.
+// The list of turns: searched, filtered, sorted, a page at a time. The address holds search and filters:
+// #turns?search=%22in+Celsius%22&reward=-1&turn=ID
 
 const PAGE = 50;
 const list = {
@@ -108,7 +109,7 @@ function makeFilters(reviewing) {
         type: "search",
         autocomplete: "off",
         spellcheck: "false",
-        placeholder: "words in request, reply, reaction, hint, id  ( / )",
+        placeholder: 'words or "a phrase" in request, reply, reaction, hint, id  ( / )',
         oninput: soon,
       }),
     ),
@@ -124,7 +125,7 @@ function makeFilters(reviewing) {
     // A log's words are the option's text; its value is only a number.
     const select = el(
       "select",
-      {id: `filter-${name}`, onchange: refilter},
+      {id: `filter-${name}`, onchange: filterAndKeep},
       el("option", {value: ""}, "any"),
       values
         .slice(0, 300)
@@ -160,7 +161,7 @@ function makeFilters(reviewing) {
         id: "show-all",
         onclick: () => {
           form.reset();
-          refilter();
+          filterAndKeep();
         },
       },
       "Show all",
@@ -169,10 +170,47 @@ function makeFilters(reviewing) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
+// What the filters hold, as parameters of an address.
+function held() {
+  const found = new URLSearchParams(),
+    words = byId("search").value.trim();
+  if (words) found.set("search", words);
+  for (const name of Object.keys(FILTERS)) {
+    const select = byId(`filter-${name}`);
+    if (select?.value) found.set(name, String(select.choices[Number(select.value)]));
+  }
+  return found;
+}
+
+function filterAndKeep() {
+  refilter();
+  history.replaceState(null, "", held().size ? "#turns?" + held() : "#turns");
+}
+
+// Set the filters that an address names, go to the list, and choose the turn that it names.
+function filterBy(hash) {
+  byId("filters").reset();
+  const wanted = new URLSearchParams(hash.slice("#turns?".length));
+  byId("search").value = wanted.get("search") ?? "";
+  for (const name of Object.keys(FILTERS)) {
+    const select = wanted.has(name) && byId(`filter-${name}`),
+      place = select ? select.choices.findIndex((one) => String(one) === wanted.get(name)) : -1;
+    if (place >= 0) select.value = String(place);
+  }
+  refilter();
+  const place = list.shown.findIndex((turn) => turn.id === wanted.get("turn"));
+  if (place >= 0) choose(place);
+  byId("turns").scrollIntoView();
+}
+
+// Words, and "phrases in quotation marks".
+const termsOf = (text) =>
+  [...text.toLowerCase().matchAll(/"([^"]+)"|(\S+)/g)].map(([, phrase, word]) => phrase ?? word);
+
 let waiting = null;
 function soon() {
   clearTimeout(waiting);
-  waiting = setTimeout(refilter, 60);
+  waiting = setTimeout(filterAndKeep, 60);
 }
 
 function refilter() {
@@ -183,7 +221,7 @@ function refilter() {
     const select = byId(`filter-${name}`);
     if (select?.value) chosen.push([value, select.choices[Number(select.value)]]);
   }
-  list.terms = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  list.terms = termsOf(byId("search").value);
   list.shown = list.turns.filter(
     (turn) =>
       chosen.every(([value, one]) => value(turn) === one) && list.terms.every((term) => turn.words.includes(term)),
@@ -276,7 +314,9 @@ function choose(place, follow = false) {
   const button = byId("list").querySelector(`[data-place="${list.at}"]`);
   button?.scrollIntoView({block: "nearest"});
   const turn = list.shown[list.at];
-  history.replaceState(null, "", "#turn=" + encodeURIComponent(turn.id));
+  const filters = held();
+  filters.set("turn", turn.id);
+  history.replaceState(null, "", filters.size > 1 ? "#turns?" + filters : "#turn=" + encodeURIComponent(turn.id));
   const shown = showWhole(turn);
   if (follow && matchMedia("(max-width: 60rem)").matches) byId("whole").scrollIntoView({block: "start"});
   return shown;

@@ -1,5 +1,66 @@
 "use strict";
-// What came of it: training curves, before and after, and with what configuration.
+// What came of it: the answer, training curves, before and after, and with what configuration.
+
+// Did it get better, what was it taught, what to look at, what was left out: each leads to where it is counted.
+function showAnswer(summary) {
+  const found = summary.conclusion;
+  fill("answer", ...summary.notices.map((notice) => quoted(notice, "p", "notice said")));
+  if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet: ", el("code", {}, "opdkit eval"), " asks both models."));
+  else {
+    const [word, ...rest] = found.sentence.split(":");
+    fill(
+      "answer",
+      el("p", {class: "sentence"}, el("strong", {class: found.word.replaceAll(" ", "-")}, word + ":"), rest.join(":")),
+      el("ul", {class: "facts"}, found.numbers.map(scoreOf)),
+      ...found.watch.map((line) => el("p", {class: "notice"}, "Look: ", line, ". ", linkTo("evaluation", "Before and after"))),
+      quoted(found.next, "p"),
+    );
+  }
+  const hints = summary.hints?.common.slice(0, 4) ?? [],
+    skips = new Set(list.turns.map((turn) => turn.skipReason)),
+    dropped = summary.funnel
+      .flatMap((level) => level.dropped)
+      .map(([why, n]) => [why, n, skips.has(why) ? "turns?" + new URLSearchParams({skip: why}) : "overview"])
+      .sort(([, a], [, b]) => b - a);
+  fill(
+    "answer",
+    el(
+      "div",
+      {class: "cards"},
+      hints.length
+        ? part(
+            "What it was taught",
+            el("ul", {}, hints.map(([text, n]) => el("li", {}, quoted(text), " ", linkTo("turns?" + new URLSearchParams({search: phraseOf(text)}), plural(n, "turn"))))),
+          )
+        : "",
+      dropped.length
+        ? part(
+            "What was left out",
+            el(
+              "ul",
+              {},
+              dropped.slice(0, 4).map(([reason, n, place]) => el("li", {}, quoted(reason), " ", linkTo(place, count(n)))),
+            ),
+          )
+        : "",
+    ),
+  );
+}
+
+// What finds a text: the search reads the first characters, and a phrase has no quotation marks.
+const phraseOf = (text) => `"${text.slice(0, 200).split('"').sort((a, b) => b.length - a.length)[0]}"`;
+
+const linkTo = (id, words) => el("a", {href: "#" + id}, words);
+
+function scoreOf(row) {
+  const isDrift = row.metric === "kl_replies",
+    value = isDrift ? fixed(row.after) : `${fixed(row.before)} → ${fixed(row.after)}`,
+    span = row.low === null ? "too few for an interval" : `95% interval ${signed(row.low)} to ${signed(row.high)}`,
+    what = isDrift
+      ? "drift of the replies, nats per token"
+      : `right, ${row.domain}: ${signed(row.difference)} (${span}), ${plural(row.count, "prompt")}`;
+  return el("li", {}, el("strong", {}, linkTo("evaluation", value)), " ", what);
+}
 
 const FIRST_CURVES = [
   "loss",

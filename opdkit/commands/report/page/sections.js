@@ -9,10 +9,6 @@ const absent = (what, command) =>
   el("p", {class: "faint"}, `${what} is not in this run yet: `, el("code", {}, command), " adds it.");
 
 function showOverview(summary) {
-  fill(
-    "overview",
-    summary.notices.map((notice) => quoted(notice, "p", "notice said")),
-  );
   fill("overview", el("ul", {class: "stages", "aria-label": "Stages"}, summary.stages.map(stageState)));
   const largest = {};
   for (const level of summary.funnel) largest[level.unit] = Math.max(largest[level.unit] || 1, level.count);

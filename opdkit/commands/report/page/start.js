@@ -60,15 +60,25 @@ function arrange() {
   const summary = data.summary;
   if (reviewing()) {
     document.body.classList.add("review");
-    document.querySelector("main").insertBefore(byId("turns"), byId("overview"));
+    document.querySelector("main").insertBefore(byId("turns"), byId("answer"));
     byId("title").textContent = "opdkit review";
   }
   document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
   byId("run").append(...said(summary.run));
-  const sections = [...document.querySelectorAll("main > section")];
+  const sections = [...document.querySelectorAll("main section")];
   byId("sections").append(
     ...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))),
   );
+  byId("accounts").addEventListener("toggle", redrawCharts);
+  document.addEventListener("click", (event) => follow(event.target.closest('a[href^="#"]')?.hash));
+  addEventListener("hashchange", () => follow(location.hash));
+}
+
+// A link to turns sets the filters, one into the accounts opens them.
+function follow(hash) {
+  if (hash?.startsWith("#turns?")) return filterBy(hash);
+  const target = hash?.length > 1 && byId(hash.slice(1));
+  if (target && byId("accounts").contains(target)) byId("accounts").open = true;
 }
 
 async function start() {
@@ -93,6 +103,7 @@ async function start() {
   readTurns(rows);
   if (reviewing()) await startReview();
   showKeys();
+  showAnswer(summary);
   showOverview(summary);
   showFeedback(summary.votes);
   showHints(summary.hints);
@@ -120,7 +131,8 @@ async function start() {
   if (place >= 0) {
     choose(place);
     byId("turns").scrollIntoView();
-  } else openFirst();
+  } else if (!location.hash.startsWith("#turns?")) openFirst();
+  follow(location.hash);
   document.documentElement.dataset.ready = "true";
 }
 

@@ -1,0 +1,129 @@
+"""Conclusion of `opdkit eval`: did the model get better? In a word, a sentence, and the numbers behind it.
+
+A share of right replies rose or fell where the 95% interval of its change keeps clear of 0. The model is better where
+one rose and none fell. Nothing here imports torch: `status` and `report` say it, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config.command_line import quote
+from opdkit.config.fields import JSON
+from opdkit.console import counted, printable, stdout, with_sign
+from opdkit.errors import OpdkitError
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
+from opdkit.store.plans import find_outdated_upstream, manifest
+from opdkit.store.reading import has_stage, is_written, read_part
+
+BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
+_PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
+_WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
+_COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
+# Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
+_DRIFT, _MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Answer to "did it get better?"."""
+
+    word: str  # BETTER, WORSE, MIXED, SAME or UNKNOWN
+    sentence: str
+    numbers: list[JSON]  # rows of the table `scores`: what users corrected, what they did not, the drift
+    watch: list[str]  # what is outside its usual range
+    next: str  # what to do now
+
+
+def read_conclusion(run: Path) -> Conclusion | None:
+    """Return the conclusion of the last `opdkit eval`; None without one, or where an earlier stage was run since."""
+    if not has_stage(run, "eval") or not is_written(run, "scores", 0):
+        return None
+    try:
+        outdated = find_outdated_upstream(run, "eval")
+    except OpdkitError:  # a stage is gone
+        return None
+    return None if outdated else conclude(read_part(run, "scores", 0), run)
+
+
+def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
+    """Return the conclusion on the rows of the table `scores`."""
+    rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    passed = next((metric for metric in _PASSED if (metric, ALL) in rows), None)
+    drift = [rows[key] for key in [("kl_replies", ALL)] if key in rows]
+    if passed is None:
+        sentence = "Not known: no held-out prompt has a check that says whether a reply is right."
+        return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
+    split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
+    measured = split or [rows[passed, ALL]]
+    word = compare(measured)
+    shares = list[str]()
+    for row in measured:
+        of_what = "" if shares else " of its replies are right"
+        shares.append(f"{_WHERE[row['domain']]}, {row['after']:.0%}{of_what}, {row['before']:.0%} before")
+    if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
+        shares.insert(0, reason)
+    sentence = f"{word.capitalize()}: {'; '.join(shares)}."
+    return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), what_next(word, run))
+
+
+def compare(measured: Sequence[JSON]) -> str:
+    """Return the word for some shares of right replies, of which those with an interval count."""
+    spans = [(row["low"], row["high"]) for row in measured if row["low"] is not None]
+    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
+    if not spans:
+        return UNKNOWN
+    return (MIXED if fell else BETTER) if rose else (WORSE if fell else SAME)
+
+
+def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
+    """Return what a reader should look at, of drift, length, replies that are cut off, and echoes of hints."""
+    drift, length, cut, echo = (
+        rows.get((name, ALL)) for name in ("kl_replies", "reply_tokens", "cut_off", "hint_echo")
+    )
+    found = []
+    if drift and drift["after"] > _DRIFT:
+        size = "much" if drift["after"] > _MUCH_DRIFT else "more than usual"
+        found.append(f"the replies drifted by {drift['after']:.2f} nats per token, which is {size}; some hundredths "
+                     "are usual")  # fmt: skip
+    if length and length["before"] and not 1 / _LENGTH < (times := length["after"] / length["before"]) < _LENGTH:
+        found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
+    if cut and cut["low"] is not None and cut["low"] > 0:
+        found.append(f"{cut['after']:.0%} of the replies are cut off by --max-new-tokens, {cut['before']:.0%} before")
+    if echo and echo["difference"] > 0:
+        found.append(f"{echo['after']:.1%} of the replies mention a hint that nobody gave, {echo['before']:.1%} before")
+    return found
+
+
+def what_next(word: str, run: Path) -> str:
+    """Return what to do with a model of which `word` is true."""
+    if word == BETTER:
+        return f"The better model is in {printable(manifest(run, 'eval')['plan']['inputs']['after']['name'])}."
+    if word == UNKNOWN:
+        return "Write some thirty prompts on what users complained about, and thirty on what they did not."
+    report = f"opdkit report {quote(run)}"
+    if word == SAME:
+        return f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {report}"
+    return f"Look at the replies that changed, and at the hints behind them: {report}"
+
+
+def print_conclusion(conclusion: Conclusion) -> None:
+    """Print a conclusion on stdout: the sentence, a line per number, what is unusual, what to do next."""
+    word, rest = conclusion.sentence.split(":", 1)
+    stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}")
+    for row in conclusion.numbers:
+        stdout.print(f"  {describe_number(row)}", markup=False)
+    for line in conclusion.watch:
+        stdout.print(f"  look: {line}", markup=False)
+    stdout.print(conclusion.next, soft_wrap=True, markup=False)
+
+
+def describe_number(row: JSON) -> str:
+    """Return one row of `scores` as a line: "corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), ..."."""
+    if row["metric"] == "kl_replies":
+        return f"drift: {row['after']:.2f} nats per token, of the replies before"
+    span = ("too few for an interval" if row["low"] is None
+            else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
+    return (f"{row['domain']}: {row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span}), "
+            f"{counted(row['count'], 'prompt')}")  # fmt: skip

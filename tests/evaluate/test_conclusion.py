@@ -1,0 +1,131 @@
+"""opdkit/evaluate/conclusion.py: the word and the sentence follow from the intervals, and what is unusual is named."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checked_runs import whole_run
+
+from opdkit.commands.status import run as status
+from opdkit.config.status import StatusConfig
+from opdkit.console import stdout
+from opdkit.evaluate import conclusion as concluding
+from opdkit.evaluate.conclusion import BETTER, MIXED, SAME, UNKNOWN, WORSE, conclude, describe_number, read_conclusion
+from opdkit.evaluate.scores import Scores
+
+RUN = Path("runs/mine")
+UP, DOWN, FLAT = (0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1)
+
+
+@pytest.fixture(autouse=True)
+def model(monkeypatch) -> None:
+    plan = {"plan": {"inputs": {"after": {"name": "runs/mine/train/model"}}}}
+    monkeypatch.setattr(concluding, "manifest", lambda *_: plan)
+
+
+def row(
+    metric: str, domain: str = "all", span: tuple[float, float] | None = FLAT, count: int = 30, **more: Any
+) -> dict:
+    low, high = span or (None, None)
+    middle = (low + high) / 2 if span else 0.2
+    return {"metric": metric, "domain": domain, "before": 0.5, "after": 0.5 + middle, "difference": middle,
+            "low": low, "high": high, "count": count} | more  # fmt: skip
+
+
+def passed(corrected: tuple[float, float] | None, uncorrected: tuple[float, float] | None) -> list[dict]:
+    return [row("passed_sampled", "all"), row("passed_sampled", "corrected", corrected),
+            row("passed_sampled", "uncorrected", uncorrected)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("corrected", "uncorrected", "word"), [
+    (UP, FLAT, BETTER), (UP, UP, BETTER), (FLAT, UP, BETTER), (UP, DOWN, MIXED), (DOWN, UP, MIXED),
+    (FLAT, DOWN, WORSE), (DOWN, FLAT, WORSE), (DOWN, DOWN, WORSE), (FLAT, FLAT, SAME), ((0.0, 0.2), FLAT, SAME),
+    (None, None, UNKNOWN), (UP, None, BETTER), (None, DOWN, WORSE),
+])  # fmt: skip
+def test_the_word(corrected, uncorrected, word: str) -> None:
+    found = conclude(passed(corrected, uncorrected), RUN)
+    assert found.word == word
+    assert found.sentence.lower().startswith(f"{word}:")
+    assert "where users corrected the model" in found.sentence
+    assert [number["domain"] for number in found.numbers] == ["corrected", "uncorrected"]
+    assert found.next
+
+
+def test_the_sentence_has_the_shares() -> None:
+    scores = [row("passed_sampled", "all"), row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98),
+              row("passed_sampled", "uncorrected", FLAT, before=0.97, after=0.98)]  # fmt: skip
+    assert conclude(scores, RUN).sentence == (
+        "Better: where users corrected the model, 98% of its replies are right, 6% before; where nobody complained, "
+        "98%, 97% before."
+    )
+    assert conclude(scores, RUN).next == "The better model is in runs/mine/train/model."
+
+
+def test_without_the_field_corrected_all_prompts_conclude() -> None:
+    found = conclude([row("passed_sampled", span=UP)], RUN)
+    assert found.word == BETTER
+    assert "on all prompts, 70% of its replies are right, 50% before" in found.sentence
+
+
+def test_greedy_replies_conclude_where_none_was_sampled() -> None:
+    assert conclude([row("passed_greedy", span=DOWN)], RUN).word == WORSE
+    assert conclude([row("passed_greedy", span=DOWN), row("passed_sampled", span=UP)], RUN).word == BETTER
+
+
+def test_without_checks_nothing_is_known() -> None:
+    found = conclude([row("kl_replies", after=0.02), row("passed_sampled", count=0, span=None)], RUN)
+    assert (found.word, len(found.numbers), found.watch) == (UNKNOWN, 1, [])
+    assert "check" in found.sentence
+
+
+@pytest.mark.parametrize(("scored", "said"), [
+    (row("kl_replies", after=0.05), None),
+    (row("kl_replies", after=0.15), "more than usual"),
+    (row("kl_replies", after=0.35), "much"),
+    (row("reply_tokens", before=20.0, after=28.0), None),
+    (row("reply_tokens", before=20.0, after=40.0), "2.0 times as long"),
+    (row("reply_tokens", before=20.0, after=10.0), "0.5 times as long"),
+    (row("cut_off", span=FLAT, after=0.1), None),
+    (row("cut_off", span=UP, after=0.2, before=0.0), "20% of the replies are cut off"),
+    (row("hint_echo", after=0.5, before=0.5, difference=0.0), None),
+    (row("hint_echo", before=0.0, after=0.0125, difference=0.0125), "1.2% of the replies mention a hint"),
+])  # fmt: skip
+def test_what_is_unusual_is_named(scored: dict, said: str | None) -> None:
+    found = conclude([*passed(UP, FLAT), scored], RUN).watch
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_a_number_is_a_line() -> None:
+    assert describe_number(
+        row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
+    ) == ("corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts")
+    assert "too few for an interval" in describe_number(row("passed_sampled", span=None))
+    assert describe_number(row("kl_replies", after=0.3)).startswith("drift: 0.30 nats per token")
+
+
+def test_eval_status_and_python_say_the_same(tmp_path) -> None:
+    """The answer comes first in each of them."""
+    run = whole_run(tmp_path / "run")
+    expected = read_conclusion(run)
+    assert expected is not None
+    with stdout.capture() as printed:
+        status(StatusConfig(run=run))
+    assert " ".join(printed.get().split()).startswith(expected.sentence)
+    assert Scores(run).conclusion == expected
+    assert " ".join(repr(Scores(run)).split()).startswith(expected.sentence)
+
+
+def test_an_evaluation_of_an_older_training_has_no_conclusion(tmp_path, monkeypatch) -> None:
+    run = whole_run(tmp_path / "run")
+    monkeypatch.setattr(concluding, "find_outdated_upstream", lambda *_: "train")
+    assert read_conclusion(run) is None
+    assert read_conclusion(tmp_path) is None
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys; import opdkit.evaluate.conclusion; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
