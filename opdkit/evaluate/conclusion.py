@@ -57,7 +57,9 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
     measured = split or [rows[passed, ALL]]
-    word = compare(measured)
+    spans = [(row["low"], row["high"]) for row in measured if row["low"] is not None]
+    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
+    word = MIXED if rose and fell else BETTER if rose else WORSE if fell else SAME if spans else UNKNOWN
     shares = list[str]()
     for row in measured:
         of_what = "" if shares else " of its replies are right"
@@ -65,16 +67,14 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
-    return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), what_next(word, run))
-
-
-def compare(measured: Sequence[JSON]) -> str:
-    """Return the word for some shares of right replies, of which those with an interval count."""
-    spans = [(row["low"], row["high"]) for row in measured if row["low"] is not None]
-    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
-    if not spans:
-        return UNKNOWN
-    return (MIXED if fell else BETTER) if rose else (WORSE if fell else SAME)
+    report = f"opdkit report {quote(run)}"
+    then = {
+        UNKNOWN: "Write some thirty prompts on what users complained about, and thirty on what they did not.",
+        SAME: f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {report}",
+    }.get(word, f"Look at the replies that changed, and at the hints behind them: {report}")
+    if word == BETTER:
+        then = f"The better model is in {printable(manifest(run, 'eval')['plan']['inputs']['after']['name'])}."
+    return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
 
 
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
@@ -96,34 +96,18 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     return found
 
 
-def what_next(word: str, run: Path) -> str:
-    """Return what to do with a model of which `word` is true."""
-    if word == BETTER:
-        return f"The better model is in {printable(manifest(run, 'eval')['plan']['inputs']['after']['name'])}."
-    if word == UNKNOWN:
-        return "Write some thirty prompts on what users complained about, and thirty on what they did not."
-    report = f"opdkit report {quote(run)}"
-    if word == SAME:
-        return f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {report}"
-    return f"Look at the replies that changed, and at the hints behind them: {report}"
-
-
 def print_conclusion(conclusion: Conclusion) -> None:
     """Print a conclusion on stdout: the sentence, a line per number, what is unusual, what to do next."""
     word, rest = conclusion.sentence.split(":", 1)
     stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}")
     for row in conclusion.numbers:
-        stdout.print(f"  {describe_number(row)}", markup=False)
+        if row["metric"] == "kl_replies":
+            stdout.print(f"  drift: {row['after']:.2f} nats per token, of the replies before", markup=False)
+            continue
+        span = ("too few for an interval" if row["low"] is None
+                else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
+        change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
+        stdout.print(f"  {row['domain']}: {change}, {counted(row['count'], 'prompt')}", markup=False)
     for line in conclusion.watch:
         stdout.print(f"  look: {line}", markup=False)
     stdout.print(conclusion.next, soft_wrap=True, markup=False)
-
-
-def describe_number(row: JSON) -> str:
-    """Return one row of `scores` as a line: "corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), ..."."""
-    if row["metric"] == "kl_replies":
-        return f"drift: {row['after']:.2f} nats per token, of the replies before"
-    span = ("too few for an interval" if row["low"] is None
-            else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
-    return (f"{row['domain']}: {row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span}), "
-            f"{counted(row['count'], 'prompt')}")  # fmt: skip

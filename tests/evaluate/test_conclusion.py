@@ -12,7 +12,17 @@ from opdkit.commands.status import run as status
 from opdkit.config.status import StatusConfig
 from opdkit.console import stdout
 from opdkit.evaluate import conclusion as concluding
-from opdkit.evaluate.conclusion import BETTER, MIXED, SAME, UNKNOWN, WORSE, conclude, describe_number, read_conclusion
+from opdkit.evaluate.conclusion import (
+    BETTER,
+    MIXED,
+    SAME,
+    UNKNOWN,
+    WORSE,
+    Conclusion,
+    conclude,
+    print_conclusion,
+    read_conclusion,
+)
 from opdkit.evaluate.scores import Scores
 
 RUN = Path("runs/mine")
@@ -99,11 +109,15 @@ def test_what_is_unusual_is_named(scored: dict, said: str | None) -> None:
 
 
 def test_a_number_is_a_line() -> None:
-    assert describe_number(
-        row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
-    ) == ("corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts")
-    assert "too few for an interval" in describe_number(row("passed_sampled", span=None))
-    assert describe_number(row("kl_replies", after=0.3)).startswith("drift: 0.30 nats per token")
+    measured = row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98, difference=0.92)
+    with stdout.capture() as printed:
+        print_conclusion(Conclusion(BETTER, "Better: a.", [measured, measured | {"low": None}], ["b"], "c"))
+        print_conclusion(Conclusion(SAME, "The same: a.", [row("kl_replies", after=0.3)], [], "c"))
+    assert printed.get().splitlines() == [
+        "Better: a.", "  corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",
+        "  corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts", "  look: b", "c",
+        "The same: a.", "  drift: 0.30 nats per token, of the replies before", "c",
+    ]  # fmt: skip
 
 
 def test_eval_status_and_python_say_the_same(tmp_path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from opdkit.commands.show.tokens import legend, one_line, print_logprobs, reply_text
+from opdkit.commands.show.tokens import legend, one_line, print_likely, print_logprobs, reply_text
 from opdkit.commands.turns.line import call_text, signed
 from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, with_sign
@@ -29,6 +29,7 @@ def print_whole(view: JSON, console: Console, *, logprobs: bool) -> None:
         console.print(reply_text(target["tokens"], colour=colour), soft_wrap=True)
         if any(token["teacher"] is not None for token in target["tokens"]):
             console.print(legend(colour=colour), soft_wrap=True)
+            print_likely(target["tokens"], console)
         if logprobs:
             print_logprobs(target["tokens"], console, colour=colour)
     console.print()

@@ -6,21 +6,23 @@ green can tell them apart. Never by colour alone: negative is also underlined, p
     {+more likely+}   {++far more likely++}   [-less likely-]   [--far less likely--]
 """
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.console import printable, with_sign
 
-STEPS = (0.1, 0.5, 1.5)  # nats: weakly, clearly, strongly; the report's too
 _STYLES = {
     1: "bold #000000 on #c6dbef", 2: "bold #ffffff on #2171b5", 3: "bold #ffffff on #08306b",
     -1: "underline #000000 on #fdd0a2", -2: "underline #000000 on #f18f43", -3: "underline #ffffff on #a63603",
 }  # fmt: skip
 _MARKS = {2: ("{+", "+}"), 3: ("{++", "++}"), -2: ("[-", "-]"), -3: ("[--", "--]")}
+_MOST_LIKELY = 8  # tokens of a reply at which the likeliest ones are shown
 _WORDS = {3: "far more", 2: "more", 1: "a little more", -1: "a little less", -2: "less", -3: "far less"}
 
 
@@ -46,6 +48,16 @@ def reply_text(tokens: Sequence[JSON], *, colour: bool) -> Text:
         style = _STYLES.get(level(token), "" if token["trained"] else "dim") if colour else ""
         line.append(opening + _visible(token["text"]) + closing, style=style)
     return line
+
+
+def print_likely(tokens: Sequence[JSON], console: Console) -> None:
+    """Print what both models would say where the advantages are largest, in the order of the reply."""
+    clear = [n for n, token in enumerate(tokens) if token["likely"] and abs(level(token)) > 1]
+    for n in sorted(sorted(clear, key=lambda n: -abs(tokens[n]["advantage"]))[:_MOST_LIKELY]):
+        said = {model: ", ".join(f'"{text}" {math.exp(logprob):.2f}' for text, logprob in likely)
+                for model, likely in tokens[n]["likely"].items()}  # fmt: skip
+        line = f'at "{tokens[n]["text"]}" the teacher would say {said["teacher"]}; the student {said["student"]}'
+        console.print(Text("  " + _visible(line).replace("\n  ", "")), soft_wrap=True)
 
 
 def legend(*, colour: bool) -> Text:

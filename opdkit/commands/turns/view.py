@@ -10,13 +10,17 @@
                  "candidates": [{"hint", "status": "chosen", or in words why it lost}]}
      "review"    the decision in force, null where there is none (opdkit/store/reviews.py)
      "targets"   [{"written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap", "unit": "token",
-                   "tokens": [{"text", "id", "trained", "old", "teacher", "advantage"}]}], log-probs in nats}
+                   "tokens": [{"text", "id", "trained", "old", "teacher", "advantage",
+                               "likely"  at a marked token, else null: {"student", "teacher"}, of each the LIKELIEST
+                                         tokens that are stored: [text, log-prob]}]}], log-probs in nats}
 
 A run need not be finished: what a stage has not written is null or [].
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from opdkit.commands.turns.line import VERDICT
 from opdkit.commands.turns.nearest import nearest_turns
@@ -35,6 +39,9 @@ _SESSION = ("source", "line", "format", "model")
 _MESSAGE = ("role", "content", "reasoning", "name")
 _TARGET = ("written", "prompt_tokens", "cut_messages", "hint", "reward", "overlap")
 _TOKENS = ("response_ids", "response_mask", "old_logprobs", "teacher_logprobs")
+_SUPPORTS = {"student": "support_old", "teacher": "support_teacher"}
+STEPS = (0.1, 0.5, 1.5)  # nats of an advantage: a token is marked weakly, clearly, strongly; the report's too
+LIKELIEST = 3
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
 
@@ -55,7 +62,7 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
         raise OpdkitError(f"{run} has no turn {unknown!r}; {nearest_turns(run, unknown)}")
     reviews = reviews_in_force(run)
     judge: JSON = manifest(run, "judge")["plan"]["config"] if has_stage(run, "judge") else {}
-    columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS]}
+    columns = {**JUDGED, "targets": ["turn_id", *_TARGET, *_TOKENS, "support_ids", *_SUPPORTS.values()]}
     token_texts: TokenTexts | None = None
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
@@ -93,7 +100,20 @@ def _target(row: JSON, token_texts: TokenTexts) -> JSON:
     teacher_logprobs = [None] * len(ids) if row["teacher_logprobs"] is None else row["teacher_logprobs"].tolist()
     tokens = []
     columns = zip(token_texts(ids), ids, mask, old_logprobs, teacher_logprobs, strict=True)
-    for text, token_id, trained, old, teacher in columns:
+    for n, (text, token_id, trained, old, teacher) in enumerate(columns):
+        advantage = None if teacher is None else teacher - old
+        is_marked = trained and advantage is not None and abs(advantage) >= STEPS[0]
+        likely = _likely(row, n, token_texts) if is_marked and row["support_ids"] is not None else None
         tokens.append({"text": text, "id": token_id, "trained": trained, "old": old, "teacher": teacher,
-                       "advantage": None if teacher is None else teacher - old})  # fmt: skip
+                       "advantage": advantage, "likely": likely})  # fmt: skip
     return {**{name: row[name] for name in _TARGET}, "unit": "token", "tokens": tokens}
+
+
+def _likely(row: JSON, position: int, token_texts: TokenTexts) -> JSON:
+    """Return the tokens that student and teacher find likeliest at a position, of those that are stored there."""
+    ids, found = row["support_ids"][position], JSON()
+    for model, column in _SUPPORTS.items():
+        logprobs = row[column][position].astype(float)
+        order = np.argsort(-logprobs, kind="stable")[:LIKELIEST]
+        found[model] = [[token_texts([int(ids[k])])[0], float(logprobs[k])] for k in order]
+    return found

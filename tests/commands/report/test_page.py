@@ -10,6 +10,7 @@ from browser import Watched
 from checked_runs import recommit
 
 from opdkit.commands.report.page import page
+from opdkit.commands.turns.view import STEPS, turn_views
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.store.reading import read_all
 
@@ -83,6 +84,20 @@ def test_the_address_holds_search_and_filters(report: Path, run: Path, opened: O
         assert page.input_value("#search") == '"in Celsius"'
     assert watched.text("#whole h3") in kept
     assert page.locator("#list [aria-current=true]").count() == 1
+
+
+def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run: Path, opened: Opening) -> None:
+    watched = opened(report)
+    marked = watched.page.locator("#whole .token.corrected").first
+    above = marked.locator(".instead").inner_text().strip()
+    (token,) = [one for view in turn_views(run, [strongest(run)]) for target in view["targets"]
+                for one in target["tokens"] if one["likely"] and one["advantage"] <= -STEPS[1]
+                and one["likely"]["teacher"][0][0] != one["text"]][:1]  # fmt: skip
+    assert above == token["likely"]["teacher"][0][0].strip()
+    marked.click()
+    for model in ("student", "teacher"):
+        for text, _ in token["likely"][model]:
+            watched.says(".likely", text.strip())
 
 
 def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, opened: Opening) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import re
 import shutil
 from collections import Counter
@@ -14,7 +15,7 @@ from scored_runs import Said, Toy, toy_sessions, write_run
 from opdkit.commands.show import command as show
 from opdkit.commands.show.choose import choose_turns
 from opdkit.commands.show.one_turn import print_whole
-from opdkit.commands.show.tokens import STEPS, legend, level, reply_text
+from opdkit.commands.show.tokens import STEPS, legend, level, print_likely, reply_text
 from opdkit.commands.show.turn_list import COLUMNS, print_list
 from opdkit.commands.turns.view import turn_view
 from opdkit.config.judge import JudgeConfig
@@ -123,7 +124,7 @@ def test_a_status_keeps_only_its_turns(scored):
 
 def token(text: str, advantage: float | None, trained: bool = True) -> dict:
     return {"text": text, "id": 1, "trained": trained, "old": -1.0, "advantage": advantage,
-            "teacher": None if advantage is None else advantage - 1.0}  # fmt: skip
+            "teacher": None if advantage is None else advantage - 1.0, "likely": None}  # fmt: skip
 
 
 TOKENS = [token("far", -2.0), token(" less", -0.6), token(" a bit", -0.2), token(" same", 0.0), token(" none", None),
@@ -190,6 +191,20 @@ def test_no_color_is_honoured(scored, options):
     print_whole(view, console, logprobs=True)
     assert "[--far--]" in written(console)
     assert not re.search(r"\x1b\[[0-9;]*[34]8;", written(console))
+
+
+def test_the_likeliest_tokens_stand_where_the_advantages_are_largest():
+    """A line per clearly marked token, the strongest eight in the order of the reply; nothing for a weak one."""
+    likely = {"student": [(" id", math.log(0.8)), ("\n", math.log(0.2))], "teacher": [(" order", math.log(0.95))]}
+    tokens = [token(f"t{n}", -0.6 - n) | {"likely": likely} for n in range(10)]
+    tokens += [token("weak", -0.2) | {"likely": likely}, token("none", -9.0)]
+    console = terminal(color_system=None, width=80)
+    print_likely(tokens, console)
+    assert written(console).splitlines() == [
+        f'  at "t{n}" the teacher would say " order" 0.95; the student " id" 0.80, "↵" 0.20' for n in range(2, 10)
+    ]
+    print_likely([token("weak", -0.2) | {"likely": likely}], quiet := terminal())
+    assert written(quiet) == ""
 
 
 # -- one turn, whole -------------------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ import json
 import shutil
 
 import pytest
+from checked_runs import recommit, whole_run
 from scored_runs import toy_sessions, write_run
 
-from opdkit.commands.turns.view import turn_view, turn_views
+from opdkit.commands.turns.token_text import open_texts
+from opdkit.commands.turns.view import LIKELIEST, STEPS, turn_view, turn_views
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
+from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 
@@ -57,6 +60,35 @@ def test_the_advantage_is_teacher_less_old_and_missing_is_null(run):
             assert (token["teacher"], token["advantage"]) == (None, None), "without a hint there is no teacher term"
         else:
             assert token["advantage"] == token["teacher"] - token["old"]
+
+
+def test_a_marked_token_has_the_likeliest_of_both_models(tmp_path):
+    run = whole_run(tmp_path / "run")
+    rows = {(row["turn_id"], row["written"]): row for row in read_all(run, "targets")}
+
+    def move(targets):
+        for row in targets:
+            if row["support_teacher"] is not None:  # another order than the student's
+                row["support_teacher"] = [logprobs[::-1] for logprobs in row["support_old"]]
+                row["teacher_logprobs"] = [p - n % 2 for n, p in enumerate(row["old_logprobs"])]
+
+    for part in range(3):
+        recommit(run, "targets", part, move)
+    texts, seen = open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"]), set()
+    for view in turn_views(run, [turn["turn_id"] for turn in read_all(run, "turns")]):
+        for target in view["targets"]:
+            row = rows[view["turn_id"], target["written"]]
+            for n, token in enumerate(target["tokens"]):
+                is_marked = token["trained"] and token["advantage"] is not None and abs(token["advantage"]) >= STEPS[0]
+                seen.add(is_marked)
+                assert (token["likely"] is not None) == is_marked
+                if not is_marked:
+                    continue
+                student = sorted(zip(row["support_old"][n], row["support_ids"][n], strict=True), reverse=True)
+                teacher = sorted(zip(row["support_old"][n][::-1], row["support_ids"][n], strict=True), reverse=True)
+                for model, expected in (("student", student), ("teacher", teacher)):
+                    assert token["likely"][model] == [[texts([i])[0], p] for p, i in expected[:LIKELIEST]]
+    assert seen == {True, False}
 
 
 def test_a_part_is_opened_once_and_only_the_parts_that_are_needed(run, monkeypatch):

@@ -92,7 +92,14 @@ function tokenOf(token) {
     token.trained && token.advantage !== null && token.advantage !== undefined && strength(token.advantage)
       ? el("sub", {}, signed(token.advantage, 1))
       : null;
-  return el("span", {class: "token " + tokenKind(token)}, spelled(token.text), number);
+  const better = instead(token);
+  return el(
+    "span",
+    {class: "token " + tokenKind(token) + (better === null ? "" : " corrected")},
+    better === null ? null : el("span", {class: "instead"}, spelled(better), " "),
+    spelled(token.text),
+    number,
+  );
 }
 
 // The text of a token with its line breaks and tabs to be seen, and still breaking the line.
@@ -120,7 +127,31 @@ function tokenFacts(token, at) {
     el("strong", {class: "said"}, "“", spelled(token.text), "”"),
     `, id ${token.id}: student ${likely(token.old)}, teacher ${likely(token.teacher)}, advantage ${signed(token.advantage, 3)} nats`,
     token.trained ? "" : "; not sampled by the policy, so not trained",
+    token.likely
+      ? el(
+          "span",
+          {class: "likely"},
+          Object.entries(token.likely).map(([model, some]) =>
+            el(
+              "span",
+              {},
+              `${model}: `,
+              some.map(([text, logprob], n) => [
+                n ? ", " : "",
+                el("strong", {class: "said"}, "“", spelled(text), "”"),
+                ` ${share(Math.exp(logprob), 1)}`,
+              ]),
+            ),
+          ),
+        )
+      : "",
   ];
+}
+
+// What the teacher would have said in place of a token that it finds clearly less likely, or null.
+function instead(token) {
+  const [text] = token.likely?.teacher[0] ?? [];
+  return text !== undefined && text !== token.text && token.advantage <= -STEPS[1] ? text : null;
 }
 
 function legend() {
@@ -135,6 +166,7 @@ function legend() {
     one("more-2", `above ${STEPS[1]}`),
     one("more-3", `above ${STEPS[2]} nats`),
     one("untrained", "not trained"),
+    el("span", {}, el("span", {class: "above"}, "abc"), " above a token: what the teacher would say"),
   );
 }
 
