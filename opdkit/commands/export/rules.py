@@ -50,6 +50,26 @@ def contradicts(a: Claims, b: Claims) -> bool:
     return is_whole and (rest_a <= rest_b or rest_b <= rest_a)
 
 
+def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+    """Return hints with how often each is given, in groups that ask for like things; the commonest first, everywhere.
+
+    It is looser than rules, for a reader who sees all wordings. A hint joins the first group whose commonest one denies
+    none of its claims, and shares half of those of the hint that makes fewer: two at least, where that makes two.
+    """
+    groups: list[tuple[Claims, list[tuple[str, int]]]] = []
+    for text, number in sorted(texts, key=lambda one: (-one[1], one[0])):
+        claims = claims_of(text)
+        for first, members in groups:
+            denied = any((word, not wanted) in first for word, wanted in claims)
+            fewer, shared = min(len(claims), len(first)), len(claims & first)
+            if not denied and 2 * shared >= fewer and shared >= min(fewer, 2):
+                members.append((text, number))
+                break
+        else:
+            groups.append((claims, [(text, number)]))
+    return sorted((members for _, members in groups), key=lambda some: -sum(number for _, number in some))
+
+
 def merge_hints(hints: Iterable[Hint]) -> list[tuple[Claims, list[Hint]]]:
     """Return the rules, each with its hints, that of most sessions first: equal hints are merged, then near ones."""
     equal, merged = defaultdict[Claims, list[Hint]](list), dict[Claims, list[Hint]]()

@@ -67,6 +67,7 @@ def collect(run: Path, rows: int) -> Collected:
         "votes": verdicts.votes() if "judge" in finished else None,
         "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
         "hint_checks": tallies.hint_checks(run, finished),
+        "moved": tallies.moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
         "reward_advantages": reward_advantages(finished) if "train" in finished else None,

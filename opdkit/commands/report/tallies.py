@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import pyarrow.compute as pc
 
+from opdkit.commands.export.rules import group_alike
 from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
+from opdkit.commands.turns.token_text import texts_of
+from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.store.counters import ADVANTAGES, Summary
-from opdkit.store.reading import is_written, read_part
+from opdkit.store.reading import is_written, read_arrow, read_part
 from opdkit.store.turn_ids import logged_session_id
 
 T = TypeVar("T")
@@ -122,7 +126,14 @@ class Verdicts:
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
-            "common": [[text[:600], times] for text, times in self._common.most(20)],
+            "groups": [
+                {
+                    "turns": sum(times for _, times in members),
+                    "texts": len(members),
+                    "wordings": [[text[:600], times] for text, times in members[:8]],
+                }
+                for members in group_alike(self._common.most(300))[:20]
+            ],
             "undercounted": self._common.missed,
             "rejected": rejected.most_common(),
         }
@@ -131,17 +142,15 @@ class Verdicts:
 class Advantages:
     """Advantages of the teacher, token by token, and the tokens under each reward."""
 
-    EDGE, FINE, BAR = 20.0, 0.001, 0.25  # nats
-    SHOWN = 5.0  # nats; the outermost bars hold all tokens beyond
-    NEAR_ZERO = 0.01
+    BAR, SHOWN, NEAR_ZERO = 0.25, 5.0, 0.01  # nats; the outermost bars hold all tokens beyond SHOWN
 
     def __init__(self) -> None:
-        self._fine = np.zeros(round(2 * self.EDGE / self.FINE), np.int64)
+        self._bars = np.zeros(round(2 * self.SHOWN / self.BAR), np.int64)
         self._tokens, self._sum, self._near = 0, 0.0, 0
         self._by_reward, self._overlaps, self._overlap = Counter[str](), 0, 0.0
 
     def add(self, turn: RunTurn) -> None:
-        """Count the tokens of a turn's targets, in bins of 0.001 nats."""
+        """Count the tokens of a turn's targets."""
         for target in turn.targets:
             self._by_reward[signed(target.reward)] += target.sampled
             if target.overlap is not None:
@@ -152,30 +161,47 @@ class Advantages:
             self._tokens += len(values)
             self._sum += float(values.sum(dtype=np.float64))
             self._near += int((np.abs(values) < self.NEAR_ZERO).sum())
-            bins = np.floor((values.astype(np.float64) + self.EDGE) / self.FINE + 1e-6).astype(np.int64)
-            self._fine += np.bincount(np.clip(bins, 0, len(self._fine) - 1), minlength=len(self._fine))
+            bars = np.floor((values.astype(np.float64) + self.SHOWN) / self.BAR)
+            places = np.clip(bars, 0, len(self._bars) - 1).astype(np.int64)
+            self._bars += np.bincount(places, minlength=len(self._bars))
 
     def result(self) -> JSON:
-        """Return the distribution: bars 0.25 nats wide, and quantiles to 0.001 nats."""
-        bars = self._fine.reshape(-1, round(self.BAR / self.FINE)).sum(1)
-        starts = np.arange(len(bars)) * self.BAR - self.EDGE
-        inside = (starts >= -self.SHOWN) & (starts < self.SHOWN)
-        counts = bars[inside]
-        counts[0] += bars[starts < -self.SHOWN].sum()
-        counts[-1] += bars[starts >= self.SHOWN].sum()
-        ranks = np.array([0.05, 0.25, 0.5, 0.75, 0.95] if self._tokens else [])
-        places = np.searchsorted(np.cumsum(self._fine), ranks * self._tokens)
-        values = [round((place + 0.5) * self.FINE - self.EDGE, 4) for place in places.tolist()]
+        """Return the distribution: how many tokens are in each bar of 0.25 nats."""
         return {
             "tokens": self._tokens,
             "mean": self._sum / self._tokens if self._tokens else None,
             "near_zero": self._near / self._tokens if self._tokens else None,
             "bar": self.BAR,
-            "bars": [[float(start), int(count)] for start, count in zip(starts[inside], counts, strict=True)],
-            "quantiles": [[rank, value] for rank, value in zip(ranks.tolist(), values, strict=True)],
+            "bars": [[n * self.BAR - self.SHOWN, int(count)] for n, count in enumerate(self._bars)],
             "reward_tokens": dict(self._by_reward),
             "overlap": self._overlap / self._overlaps if self._overlaps else None,
         }
+
+
+def moved_tokens(run: Path, finished: Mapping[str, Summary], most: int = 12) -> list[JSON]:
+    """Return the tokens that the hinted teacher finds clearly less likely, what it would say instead, and how often.
+
+    Of the stored likeliest tokens at a position; the commonest pairs of tokens come first.
+    """
+    pairs, lists = Counter[tuple[int, int]](), ["response_ids", "response_mask", "old_logprobs", "teacher_logprobs"]
+    for part in range(finished["teacher"].parts if "teacher" in finished else 0):
+        if not is_written(run, "targets", part):
+            continue
+        rows = read_arrow(run, "targets", part, [*lists, "support_ids", "support_teacher"])
+        rows = rows.filter(pc.is_valid(rows["support_teacher"]))
+        ids, mask, old, teacher = (
+            rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in lists
+        )
+        stored, logprobs = (rows[name].combine_chunks().flatten() for name in ("support_ids", "support_teacher"))
+        for n in np.flatnonzero(mask & (teacher - old <= -STEPS[1])).tolist():
+            instead = stored[n].values[int(logprobs[n].values.to_numpy(zero_copy_only=False).argmax())].as_py()
+            if instead != ids[n]:
+                pairs[int(ids[n]), instead] += 1
+    if not pairs:
+        return []
+    texts = texts_of(run)
+    return [{"token": texts([a])[0], "instead": texts([b])[0], "count": number}
+            for (a, b), number in pairs.most_common(most)]  # fmt: skip
 
 
 class RewardsByLength:

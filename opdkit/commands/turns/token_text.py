@@ -9,13 +9,14 @@ bytes, and so does one whose bytes are no UTF-8:
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opdkit.config.fields import JSON
+from opdkit.console import warn
 from opdkit.errors import OpdkitError
-from opdkit.store.plans import file_identity
+from opdkit.store.plans import file_identity, manifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -84,6 +85,15 @@ def spread(pieces: Sequence[bytes]) -> list[str]:
 def ids_as_texts(ids: Sequence[int]) -> list[str]:
     """Return what is shown without a tokenizer."""
     return [f"⟨{i}⟩" for i in ids]
+
+
+def texts_of(run: Path) -> "TokenTexts | Callable[[Sequence[int]], list[str]]":
+    """Return the texts of the tokens of a run's targets; warn, and return the ids, without the teacher's tokenizer."""
+    try:
+        return open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
+    except OpdkitError as error:
+        warn(str(error))
+        return ids_as_texts
 
 
 def open_texts(identity: JSON) -> TokenTexts:

@@ -24,9 +24,8 @@ import numpy as np
 
 from opdkit.commands.turns.line import VERDICT
 from opdkit.commands.turns.nearest import nearest_turns
-from opdkit.commands.turns.token_text import ids_as_texts, open_texts
+from opdkit.commands.turns.token_text import ids_as_texts, texts_of
 from opdkit.config.fields import JSON
-from opdkit.console import warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.hints import explain_candidates
 from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
@@ -67,11 +66,7 @@ def turn_views(run: Path, turn_ids: Sequence[str]) -> Iterator[JSON]:
     for part in sorted(set(parts.values())):
         for turn in joined_turns(run, part, columns, reviews=reviews, turn_ids=turn_ids, partial=True):
             if turn.targets and token_texts is None:
-                try:
-                    token_texts = open_texts(manifest(run, "teacher")["plan"]["inputs"]["model"])
-                except OpdkitError as error:  # without the teacher's tokenizer the ids are shown
-                    warn(str(error))
-                    token_texts = ids_as_texts
+                token_texts = texts_of(run)
             targets = [_target(row, token_texts or ids_as_texts) for row in turn.targets]
             yield _view(turn, judge) | {"targets": targets}
 

@@ -10,7 +10,7 @@ from judged_runs import message, session, turn, verdict, write_run
 
 from opdkit.commands.export import rules
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.rules import claims_of, contradicts, is_near, merge_hints
+from opdkit.commands.export.rules import claims_of, contradicts, group_alike, is_near, merge_hints
 from opdkit.config.export import ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.reviews import Review, append
@@ -165,3 +165,21 @@ def test_options_of_others_are_refused(run: Path, options: dict) -> None:
 def test_the_words_are_in_the_package() -> None:
     assert rules.OPPOSITES["fahrenheit"] == ("celsius", False)
     assert rules.NEGATION.search("do not")
+
+
+def test_hints_that_ask_for_like_things_are_one_group() -> None:
+    """The commonest first; an opposite, and one that shares a single word of two, are groups of their own."""
+    clock = [("Use the 24-hour clock for times.", 60), ("Write the time on the 24-hour clock.", 11)]
+    celsius = [("Report the temperature in degrees Celsius.", 35), ("Give the temperature in Celsius.", 16)]
+    tools = [("Call track_order with the argument order_id.", 48), ("Pass the order as order_id to track_order.", 34)]
+    apart = [
+        [("Use warm words.", 9)],
+        [("Write three words.", 8)],
+        [("Use tabs, not spaces.", 7)],
+        [("Use spaces, not tabs.", 6)],
+    ]
+    groups = [tools, clock, celsius, *apart]
+    texts = [one for group in groups for one in group]
+    for order in (texts, texts[::-1]):
+        assert group_alike(order) == groups
+    assert group_alike([]) == []

@@ -139,12 +139,12 @@ def test_a_decision_is_shown_beside_what_the_votes_said(run):
 
 
 def test_without_the_tokenizer_the_ids_are_shown_and_a_message_says_so(run, capsys, monkeypatch):
-    import opdkit.commands.turns.view
+    import opdkit.commands.turns.token_text
 
     def gone(identity):
         raise OpdkitError("the tokenizer is gone")
 
-    monkeypatch.setattr(opdkit.commands.turns.view, "open_texts", gone)
+    monkeypatch.setattr(opdkit.commands.turns.token_text, "open_texts", gone)
     views = list(turn_views(run, ["toy-0:1", "toy-0:3"]))
     assert all(token["text"] == f"⟨{token['id']}⟩" for v in views for t in v["targets"] for token in t["tokens"])
     assert capsys.readouterr().err.count("the tokenizer is gone") == 1

@@ -16,7 +16,7 @@ function showAnswer(summary) {
       quoted(found.next, "p"),
     );
   }
-  const hints = summary.hints?.common.slice(0, 4) ?? [],
+  const hints = summary.hints?.groups.slice(0, 5) ?? [],
     skips = new Set(list.turns.map((turn) => turn.skipReason)),
     dropped = summary.funnel
       .flatMap((level) => level.dropped)
@@ -30,7 +30,7 @@ function showAnswer(summary) {
       hints.length
         ? part(
             "What it was taught",
-            el("ul", {}, hints.map(([text, n]) => el("li", {}, quoted(text), " ", linkTo("turns?" + new URLSearchParams({search: phraseOf(text)}), plural(n, "turn"))))),
+            el("ul", {}, hints.map(wish)),
           )
         : "",
       dropped.length
@@ -44,6 +44,20 @@ function showAnswer(summary) {
           )
         : "",
     ),
+  );
+}
+
+// A group of hints: those of one wording lead to their turns, several to the table of all wordings.
+function wish(group) {
+  const [text] = group.wordings[0],
+    target = group.texts === 1 ? "turns?" + new URLSearchParams({search: phraseOf(text)}) : "hints";
+  return el(
+    "li",
+    {},
+    quoted(text),
+    " ",
+    linkTo(target, plural(group.turns, "turn")),
+    group.texts > 1 ? ` in ${count(group.texts)} wordings` : "",
   );
 }
 

@@ -173,17 +173,18 @@ function showHints(hints) {
       hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null,
     ),
   );
-  if (hints.common.length)
+  if (hints.groups.length)
     fill(
       "hints",
-      el("h3", {}, "The commonest hints"),
-      el("p", {class: "faint small"}, "A hint that comes over and over teaches that one thing."),
+      el("h3", {}, "What the hints ask for"),
+      el("p", {class: "faint small"}, "Hints that ask for like things are one row; each number leads to its turns."),
       table(
-        ["hint", {number: "turns"}, {number: "share"}],
-        hints.common.map(([text, n]) => [
-          {kind: "texts", node: quoted(text)},
-          {number: count(n)},
-          {number: share(n, hints.count)},
+        ["commonest wording", {number: "turns"}, {number: "share"}, "all wordings"],
+        hints.groups.map((group) => [
+          {kind: "texts", node: quoted(group.wordings[0][0])},
+          {number: count(group.turns)},
+          {number: share(group.turns, hints.count)},
+          {kind: "texts", node: wordings(group)},
         ]),
       ),
       hints.undercounted
@@ -194,6 +195,37 @@ function showHints(hints) {
           )
         : "",
     );
+}
+
+const wordings = (group) => [
+  group.wordings.map(([text, n], place) => [
+    place ? " · " : "",
+    quoted(text),
+    " ",
+    linkTo("turns?" + new URLSearchParams({search: phraseOf(text)}), count(n)),
+  ]),
+  group.texts > group.wordings.length ? ` and ${count(group.texts - group.wordings.length)} more` : "",
+];
+
+function showMoved(moved) {
+  if (!moved.length) return;
+  fill(
+    "hints",
+    el("h3", {}, "Tokens that moved most"),
+    el(
+      "p",
+      {class: "faint small"},
+      "What a reply has that the teacher, who has read the hint, finds clearly less likely, and its likeliest token there.",
+    ),
+    table(
+      ["the reply has", "the teacher would say", {number: "times"}],
+      moved.map((one) => [
+        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.token), "”")},
+        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.instead), "”")},
+        {number: count(one.count)},
+      ]),
+    ),
+  );
 }
 
 function showAdvantages(advantages) {
@@ -236,15 +268,6 @@ function showAdvantages(advantages) {
     el(
       "div",
       {class: "cards"},
-      advantages.quantiles.length
-        ? part(
-            "Quantiles",
-            table(
-              ["quantile", {number: "advantage (nats)"}],
-              advantages.quantiles.map(([q, value]) => [`${100 * q}%`, {number: signed(value)}]),
-            ),
-          )
-        : null,
       part(
         "Tokens under each reward",
         barTable(["reward", "tokens"], rewardRows(advantages.reward_tokens), sum(advantages.reward_tokens)),

@@ -107,6 +107,7 @@ async function start() {
   showOverview(summary);
   showFeedback(summary.votes);
   showHints(summary.hints);
+  showMoved(summary.moved);
   showHintChecks(summary.hint_checks);
   showAdvantages(summary.advantages);
   showRewardsByLength(summary.rewards_by_length);
