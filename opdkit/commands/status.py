@@ -35,10 +35,15 @@ def run(config: StatusConfig) -> None:
     if not started and not errors:
         raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
     failed = Counter(error["stage"] for error in errors)
-    table = RichTable(*COLUMNS)
-    lines = []
+    table, lines = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False), list[str]()
+    for name in COLUMNS:
+        table.add_column(
+            name, no_wrap=name != "time left", justify="right" if name in ("in", "out", "rows/s") else "left"
+        )
     for stage in started:
         table.add_row(*_row(directory, stage, failed[stage]))
+        if dropped := summary_of(directory, stage).counters.dropped.most_common():
+            lines.append(f"{stage} dropped: " + ", ".join(f"{printable(reason)} {n:,}" for reason, n in dropped))
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
@@ -65,10 +70,9 @@ def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
     under_way = {claim.part for claim in live_claims(stage_dir(directory, stage) / ".tmp")}
     running = sum(not part_path(directory, PRIMARY[stage].name, part).exists() for part in under_way)
     total = summary.counters
-    dropped = ", ".join(f"{printable(reason)} {n:,}" for reason, n in total.dropped.most_common()) or "0"
     shards = counted(failed, "shard") if failed else "0"
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
-    rows = f"{total.rows_in:,}", f"{total.rows_out:,}", dropped, rate
+    rows = f"{total.rows_in:,}", f"{total.rows_out:,}", f"{total.dropped.total():,}", rate
     return (stage, f"{summary.parts_done}/{summary.parts}", str(running), shards, *rows, time_left(summary, running))
 
 
