@@ -129,14 +129,15 @@ class Stage:
         return [k for k in range(shard, self.parts, shards) if replaces or not self.is_done(k)]
 
     @contextlib.contextmanager
-    def writing(self, part: int) -> Iterator[PartWriter]:
+    def writing(self, part: int, *, may_stop: bool = True) -> Iterator[PartWriter]:
         """Commit the part's tables when the block ends well; leave nothing behind when it does not.
 
         If another process has committed the part in the meantime, its result stays. Raises stopping.Stopped if the
-        process was asked to stop, since between two parts nothing is lost; OpdkitError, naming the path and the remedy,
-        if the disk is full or read-only, in the block or in the commit.
+        process was asked to stop, since between two parts nothing is lost, unless not `may_stop`; OpdkitError, naming
+        the path and the remedy, if the disk is full or read-only, in the block or in the commit.
         """
-        stopping.raise_if_requested()
+        if may_stop:
+            stopping.raise_if_requested()
         with disk_errors_explained(self.home), mark_part(self.home / ".tmp", self.tables[0].name, part):
             start = time.monotonic()
             writer = PartWriter(self.tables)

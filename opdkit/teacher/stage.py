@@ -91,7 +91,8 @@ def run(config: TeacherConfig) -> Summary:
     tested = list[Row]()
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
-        with kept_answers(stage, part) as kept, stage.writing(part) as out:
+        # The processes of a group stop together, above: one that stopped here would leave the others waiting.
+        with kept_answers(stage, part) as kept, stage.writing(part, may_stop=group.size == 1) as out:
             sessions = list(judged_sessions(config.run, part, config.limit))
             decided, checks = inputs_of_part(part).get("reviews", {}), list[Row]()
             if config.check_hints:

@@ -7,9 +7,13 @@ import sys
 import threading
 
 import pytest
+from runs import talk, write_extract
 
+from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.store import stopping
+from opdkit.store.part_writer import Stage
+from opdkit.store.tables import VERDICTS
 
 WORKER = """
 import sys
@@ -116,6 +120,20 @@ def test_no_step_done_is_an_error_too() -> None:
 
     with pytest.raises(OpdkitError, match=r"one step was finished.*--batch-turns"):
         train()
+
+
+def test_a_part_that_others_write_too_is_begun_all_the_same(tmp_path) -> None:
+    """The processes of a group stop together: one alone would leave the others waiting."""
+    write_extract(tmp_path / "run", {"s": talk("do it", "done", "thanks")})
+    config = JudgeConfig(run=tmp_path / "run", judge="rules", shard="0/1")
+    stage = Stage.open(config, "judge", [VERDICTS], parts=1, upstream=["extract"])
+    with stopping.listen_for_signals():
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with stage.writing(0, may_stop=False):
+            pass
+        assert stage.is_done(0)
+        with pytest.raises(stopping.Stopped), stage.writing(0):
+            pytest.fail("it was asked to stop")
 
 
 def test_the_handlers_are_put_back() -> None:
