@@ -41,8 +41,9 @@ def run(config: StatusConfig) -> None:
             name, no_wrap=name != "time left", justify="right" if name in ("in", "out", "rows/s") else "left"
         )
     for stage in started:
-        table.add_row(*_row(directory, stage, failed[stage]))
-        if dropped := summary_of(directory, stage).counters.dropped.most_common():
+        summary = summary_of(directory, stage)
+        table.add_row(*_row(directory, summary, failed[stage]))
+        if dropped := summary.counters.dropped.most_common():
             lines.append(f"{stage} dropped: " + ", ".join(f"{printable(reason)} {n:,}" for reason, n in dropped))
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
@@ -65,8 +66,8 @@ def run(config: StatusConfig) -> None:
         stdout.print(line, markup=False, soft_wrap=True)
 
 
-def _row(directory: Path, stage: str, failed: int) -> Sequence[str]:
-    summary = summary_of(directory, stage)
+def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:
+    stage = summary.stage
     under_way = {claim.part for claim in live_claims(stage_dir(directory, stage) / ".tmp")}
     running = sum(not part_path(directory, PRIMARY[stage].name, part).exists() for part in under_way)
     total = summary.counters

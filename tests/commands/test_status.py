@@ -17,6 +17,7 @@ from opdkit.store import failures, reviews
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import Stage
 from opdkit.store.progress_marks import BEAT, STALE, live_claims, mark_part, read_claim
+from opdkit.store.reading import summary_of
 from opdkit.store.reviews import Review
 from opdkit.store.tables import VERDICTS
 
@@ -40,7 +41,7 @@ def judge(run: Path, shard: str = "0/1") -> Stage:
 
 def row(run: Path, stage: str = "judge") -> dict[str, str]:
     failed = sum(f["stage"] == stage for f in failures.read_failures(run))
-    return dict(zip(status.COLUMNS, status._row(run, stage, failed), strict=True))
+    return dict(zip(status.COLUMNS, status._row(run, summary_of(run, stage), failed), strict=True))
 
 
 def dead_process() -> int:

@@ -1,4 +1,4 @@
-"""Everything that the report says of a run, in one pass over its parts."""
+"""Everything that the report says of a run: a pass over its turns, and one over the log-probs of its targets."""
 
 from collections import Counter
 from dataclasses import asdict

@@ -184,7 +184,8 @@ function held() {
 
 function filterAndKeep() {
   refilter();
-  history.replaceState(null, "", held().size ? "#turns?" + held() : "#turns");
+  const filters = held();
+  history.replaceState(null, "", filters.size ? "#turns?" + filters : "#turns");
 }
 
 // Set the filters that an address names, go to the list, and choose the turn that it names.

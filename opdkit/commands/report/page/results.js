@@ -50,7 +50,7 @@ function showAnswer(summary) {
 // A group of hints: those of one wording lead to their turns, several to the table of all wordings.
 function wish(group) {
   const [text] = group.wordings[0],
-    target = group.texts === 1 ? "turns?" + new URLSearchParams({search: phraseOf(text)}) : "hints";
+    target = group.texts === 1 ? turnsThatSay(text) : "hints";
   return el(
     "li",
     {},
@@ -61,8 +61,11 @@ function wish(group) {
   );
 }
 
-// What finds a text: the search reads the first characters, and a phrase has no quotation marks.
-const phraseOf = (text) => `"${text.slice(0, 200).split('"').sort((a, b) => b.length - a.length)[0]}"`;
+// The address of the turns that hold a text: the search reads the first characters, and a phrase has no quotation marks.
+function turnsThatSay(text) {
+  const [phrase] = text.slice(0, 200).split('"').sort((a, b) => b.length - a.length);
+  return "turns?" + new URLSearchParams({search: `"${phrase}"`});
+}
 
 const linkTo = (id, words) => el("a", {href: "#" + id}, words);
 

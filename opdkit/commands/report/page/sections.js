@@ -202,7 +202,7 @@ const wordings = (group) => [
     place ? " · " : "",
     quoted(text),
     " ",
-    linkTo("turns?" + new URLSearchParams({search: phraseOf(text)}), count(n)),
+    linkTo(turnsThatSay(text), count(n)),
   ]),
   group.texts > group.wordings.length ? ` and ${count(group.texts - group.wordings.length)} more` : "",
 ];
