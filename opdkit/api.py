@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from opdkit.config.commands import COMMANDS, STAGES, configure, load_function
 from opdkit.config.fields import JSON, WHERE, Field, PythonFunction, convert, fields_of, find_option
+from opdkit.config.shared import TRAINING
 from opdkit.console import stdout
 
 if TYPE_CHECKING:
     import opdkit.options as typed
     from opdkit.commands.calibrate.agreement import Calibration
     from opdkit.commands.show.turn import Turn, Turns
+    from opdkit.evaluate.comparison import Comparison
     from opdkit.evaluate.scores import Scores
     from opdkit.store.counters import Summary
     from opdkit.store.reviews import Reviews
@@ -32,10 +34,11 @@ if TYPE_CHECKING:
 # What a method returns and its command prints; options of the printed form are not options of the method.
 _RETURNED = {
     "calibrate": "opdkit.commands.calibrate.command:measure",
+    "compare": "opdkit.commands.compare:compare",
     "forecast": "opdkit.commands.forecast:predict",
     "show": "opdkit.commands.show.turn:load_turns",
 }
-_FORM = ("json", "whole", "one_line", "logprobs")
+_FORM = ("json", "replies", "whole", "one_line", "logprobs")
 
 
 def options_of(command: str) -> list[Field]:
@@ -72,6 +75,10 @@ class Run:
         """Train the student on the teacher's and the judge's signal."""
         return self._run_stage("train", options)
 
+    def training(self, name: str) -> "Run":
+        """Return the run of a training that has a name: the one of `train(name=...)`, on the targets of this run."""
+        return Run(self.path / f"{name}{TRAINING}")
+
     def evaluate(self, *, check: "typed.Check | None" = None, **options: "Unpack[typed.EvalOptions]") -> "Scores":
         """Compare the model before and after on held-out prompts, as `opdkit eval`, and return the scores.
 
@@ -79,7 +86,7 @@ class Run:
         """
         with stdout.capture():  # the scores are returned
             self._run_stage("eval", options, PythonFunction(check) if check else None)
-        return self.scores()
+        return (self.training(str(options["name"])) if options.get("name") else self).scores()
 
     def scores(self) -> "Scores":
         """Return the scores of the last evaluation. Raises OpdkitError where there is none."""
@@ -114,6 +121,11 @@ class Run:
         """Measure the judge against labels of people; return the measures, which the command prints."""
         measured: Calibration = self._run("calibrate", {"labels": labels, **options})
         return measured
+
+    def compare(self, *others: "typed.Text", **options: "Unpack[typed.CompareOptions]") -> "Comparison":
+        """Say which training is better: of this run, by their names, or of `others`, run directories."""
+        compared: Comparison = self._run("compare", {"others": others or None, **options})
+        return compared
 
     def report(self, **options: "Unpack[typed.ReportOptions]") -> Any:
         """Write the run as one HTML file that opens offline."""
@@ -151,12 +163,13 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line per stage, from the footers of its parts; cheap for a run of any size."""
-        started = [stage for stage in STAGES if (self.path / stage / "manifest.json").exists()]
+        runs = (self.path, *sorted(self.path.glob(f"*{TRAINING}")))
+        started = [(run, stage) for run in runs for stage in STAGES if (run / stage / "manifest.json").exists()]
         if not started:
             return f"Run({str(self.path)!r})\n  nothing is done yet"
         from opdkit.store.reading import summary_of
 
-        lines = [f"  {summary_of(self.path, stage).line()}" for stage in started]
+        lines = [f"  {summary_of(*one).line()}" for one in started]
         return "\n".join([f"Run({str(self.path)!r})", *lines])
 
     def _configure(self, command: str, options: Mapping[str, Any]) -> Any:

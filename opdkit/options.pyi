@@ -296,6 +296,8 @@ class TrainOptions(TypedDict, total=False):
     """torch device; auto: the launcher's GPU if there is one, else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    name: Text | None
+    """one of several trainings on the same targets; it lies in RUN/NAME.training"""
     checkpoint_every: int | None
     """steps between checkpoints; 0: only where the training is stopped"""
     keep_epochs: bool | None
@@ -347,6 +349,8 @@ class EvalOptions(TypedDict, total=False):
     """torch device; auto: the launcher's GPU if there is one, else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
+    name: Text | None
+    """one of several trainings on the same targets; it lies in RUN/NAME.training"""
     config: Text | None
     """TOML file with one table per stage; keyword arguments win"""
 
@@ -529,6 +533,11 @@ class CalibrateOptions(TypedDict, total=False):
     """accuracy and coverage to give up for fewer votes; each may fall by this"""
     seed: int | None
     """seed of every random draw"""
+
+
+class CompareOptions(TypedDict, total=False):
+    prompts: Text | None
+    """JSONL file of held-out prompts with checks; to evaluate those that `opdkit eval` has not measured yet"""
 
 
 class ReportOptions(TypedDict, total=False):

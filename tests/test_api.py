@@ -79,7 +79,9 @@ def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str
     assert places == ([] if command == "show" else positional)
     keywords = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     printed = (
-        {"json", "whole", "one_line", "logprobs"} if command in ("calibrate", "eval", "forecast", "show") else set()
+        {"json", "replies", "whole", "one_line", "logprobs"}
+        if command in ("calibrate", "compare", "eval", "forecast", "show")
+        else set()
     )
     expected = {name: field.default for name, field in fields.items() if name not in {"run", *positional, *printed}}
     more = {"config": None} if command in STAGES else {}

@@ -34,6 +34,7 @@ print(run.judge(judge="local", judge_model=Path("m"), temperature=1, config="opd
 print(run.train(model="m", learning_rate=1e-3).where)
 scores = run.evaluate(prompts="p.jsonl", samples=None, check=lambda reply, row: bool(row["answer"] in reply))
 print(scores.find("passed_sampled")["after"])
+print(run.train(model="m", name="b").where, run.training("b").compare("a", prompts=Path("p.jsonl")).sentence)
 print(run.turns(worst=3)[0]["turn_id"], run.show("x")["verdict"], len(run.scores()))
 print(run.calibrate("labels.jsonl").accuracy, run.check(deep=True), run.table("turns").pandas())
 """
@@ -161,6 +162,8 @@ def test_an_editor_completes_every_option_of_every_method(tmp_path: Path) -> Non
         for number, (name, method) in enumerate(METHODS.items(), start=2):
             place = {"line": number, "character": len(lines[number]) - 1}
             found = editor.ask("textDocument/completion", textDocument={"uri": path.as_uri()}, position=place)
-            options = {parameter for parameter in inspect.signature(method).parameters if parameter != "self"}
+            options = {
+                parameter for parameter in inspect.signature(method).parameters if parameter not in ("self", "others")
+            }
             assert {f"{option}=" for option in options} <= {item["label"] for item in found["items"]}, name
-    assert len(METHODS) == 14
+    assert len(METHODS) == 15

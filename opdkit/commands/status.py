@@ -15,7 +15,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import find_outdated_upstream, stage_dir
+from opdkit.store.plans import find_outdated_upstream, named_trainings, stage_dir
 from opdkit.store.progress_marks import live_claims
 from opdkit.store.reading import has_stage, part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
@@ -29,38 +29,43 @@ def run(config: StatusConfig) -> None:
 
     Raises OpdkitError if the directory holds no run.
     """
-    directory = config.run
-    started = [stage for stage in STAGES if has_stage(directory, stage)]
-    errors = read_failures(directory)
+    directory, trainings = config.run, named_trainings(config.run).values()
+    started = [(directory, stage) for stage in STAGES if has_stage(directory, stage)]
+    started += [(run, stage) for run in trainings for stage in ("train", "eval") if has_stage(run, stage)]
+    errors = [(run, error) for run in (directory, *trainings) for error in read_failures(run)]
     if not started and not errors:
         raise OpdkitError(f"{directory} holds no run: start one with `opdkit extract {quote(directory)} LOGS...`")
-    failed = Counter(error["stage"] for error in errors)
+    failed = Counter((run, error["stage"]) for run, error in errors)
     table, lines = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False), list[str]()
     for name in COLUMNS:
         table.add_column(
             name, no_wrap=name != "time left", justify="right" if name in ("in", "out", "rows/s") else "left"
         )
-    for stage in started:
-        summary = summary_of(directory, stage)
-        table.add_row(*_row(directory, summary, failed[stage]))
+    for run, stage in started:
+        summary, name = summary_of(run, stage), stage if run == directory else f"{stage} {run.stem}"
+        _, *cells = _row(run, summary, failed[run, stage])
+        table.add_row(name, *cells)
         if dropped := summary.counters.dropped.most_common():
-            lines.append(f"{stage} dropped: " + ", ".join(f"{printable(reason)} {n:,}" for reason, n in dropped))
+            lines.append(f"{name} dropped: " + ", ".join(f"{printable(reason)} {n:,}" for reason, n in dropped))
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
         lines.append(f"turns decided by people: {len(decided):,}{older if outdated else ''}")
-    for stage in started:
+    for run, stage in started:
         with contextlib.suppress(OpdkitError):  # an upstream stage is gone: `opdkit check` has the remedy
-            if upstream := find_outdated_upstream(directory, stage):
-                text = f"{stage}: computed from another {upstream} stage than is there now"
+            if upstream := find_outdated_upstream(run, stage):
+                text = f"{stage_dir(run, stage)}: computed from another {upstream} stage than is there now"
                 lines.append(f"{text}; run it again, with --overwrite")
-    for error in errors:
+    for _, error in errors:
         job = f", Slurm job {error['job']}" if error["job"] else ""
         place = f"{error['stage']} --shard {error['shard']} failed {error['time']} on {error['host']}{job}"
         lines.append(f"{place}: {printable(error['error'])}")
     if conclusion := read_conclusion(directory):
         print_conclusion(conclusion)
         stdout.print()
+    for run in trainings:
+        if conclusion := read_conclusion(run):
+            stdout.print(f"{run.stem}: {conclusion.sentence}", markup=False)
     stdout.print(table)
     for line in lines:
         stdout.print(line, markup=False, soft_wrap=True)

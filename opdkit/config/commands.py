@@ -13,6 +13,7 @@ from typing import Any
 
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.check import CheckConfig
+from opdkit.config.compare import CompareConfig
 from opdkit.config.demo import DemoConfig
 from opdkit.config.doctor import DoctorConfig
 from opdkit.config.evaluate import EvalConfig
@@ -87,6 +88,11 @@ COMMANDS: dict[str, Command] = {
         RunConfig,
         "opdkit.commands.run:run",
         "opdkit run runs/all sample_data/logs --model sample_data/model --judge local --limit 40",
+    ),
+    "compare": Command(
+        CompareConfig,
+        "opdkit.commands.compare:run",
+        "opdkit compare runs/try runs/all --prompts sample_data/prompts.jsonl",
     ),
     "slurm": Command(
         SlurmConfig,

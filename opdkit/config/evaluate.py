@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
-from opdkit.config.shared import WordedOptions, shared_option
+from opdkit.config.shared import NamedTraining, WordedOptions, shared_option
 from opdkit.errors import ConfigError
 
 CHECKS = Panel("Checks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(WordedOptions):
+class EvalConfig(NamedTraining, WordedOptions):
     """Compare the model before and after on held-out prompts."""
 
     prompts: str = WHAT.option(..., "JSONL file of held-out prompts with checks", plan=False)

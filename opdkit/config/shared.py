@@ -1,6 +1,7 @@
 """Options that several commands have: one declaration, so that a flag means the same everywhere."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ JUDGES = ("rules", "reaction", "local", "endpoint")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 REPEAT = "may be given repeatedly"
+TRAINING = ".training"  # RUN/NAME.training is a training of RUN beside its own
 
 
 def check_server(url: str, flag: str = "--judge-url") -> None:
@@ -81,6 +83,24 @@ def shared_option(name: str, panel: Panel = OPTIONS, more: str = "", **details: 
     """Return the declaration of a shared option, with `more` text; `default` and other details may differ."""
     default, text, common = SHARED[name]
     return panel.option(**{"default": default, "text": f"{text}; {more}" if more else text} | common | details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedTraining(StageConfig):
+    """Options of the stages that a run may have several times: `--name b` is short for the run RUN/b.training."""
+
+    name: str | None = WHERE.option(
+        None, "one of several trainings on the same targets; it lies in RUN/NAME.training", plan=False
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name is not None:
+            if not re.fullmatch(r"\w[\w.+-]*", self.name) or TRAINING in (Path(self.name).suffix, self.run.suffix):
+                raise ConfigError(f"--name {self.name} for RUN {self.run}: a name has letters, digits, _, ., + and -, "
+                                  f"does not begin with . or -, and is not for what ends in {TRAINING}")  # fmt: skip
+            object.__setattr__(self, "run", self.run / f"{self.name}{TRAINING}")
+            object.__setattr__(self, "name", None)  # a copy with other options stays in its place
 
 
 @dataclass(frozen=True, kw_only=True)

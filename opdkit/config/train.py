@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, MEMORY, WHERE, Panel
-from opdkit.config.shared import OBJECTIVES, ModelOptions, shared_option
+from opdkit.config.shared import OBJECTIVES, ModelOptions, NamedTraining, shared_option
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(ModelOptions):
+class TrainConfig(NamedTraining, ModelOptions):
     """Train the student on the teacher's and the judge's signal."""
 
     model: str = shared_option("model", DATA, "the model that the teacher stage scored")
     limit: int | None = shared_option("limit", DATA)
-    max_turns_per_session: int | None = DATA.option(
+    max_turns_per_session: int | None = DATA.expert(
         None, "at most N turns of a session; drawn by --seed, so that no user outweighs all others", unit="turns", low=1
     )
     holdout: float = DATA.option(0.0, "share of the sessions to keep for eval", low=0.0, high=0.9)

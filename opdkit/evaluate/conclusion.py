@@ -19,7 +19,7 @@ from opdkit.store.reading import has_stage, is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 _PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
-_WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
+WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 # Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
 _DRIFT, _MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
@@ -36,9 +36,14 @@ class Conclusion:
     next: str  # what to do now
 
 
+def is_evaluated(run: Path) -> bool:
+    """Return True if `opdkit eval` has finished."""
+    return has_stage(run, "eval") and is_written(run, "scores", 0)
+
+
 def read_conclusion(run: Path) -> Conclusion | None:
     """Return the conclusion of the last `opdkit eval`; None without one, or where an earlier stage was run since."""
-    if not has_stage(run, "eval") or not is_written(run, "scores", 0):
+    if not is_evaluated(run):
         return None
     try:
         outdated = find_outdated_upstream(run, "eval")
@@ -50,20 +55,16 @@ def read_conclusion(run: Path) -> Conclusion | None:
 def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     """Return the conclusion on the rows of the table `scores`."""
     rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
-    passed = next((metric for metric in _PASSED if (metric, ALL) in rows), None)
+    measured = deciding_shares(scores)
     drift = [rows[key] for key in [("kl_replies", ALL)] if key in rows]
-    if passed is None:
+    if not measured:
         sentence = "Not known: no held-out prompt has a check that says whether a reply is right."
         return Conclusion(UNKNOWN, sentence, drift, find_unusual(rows), "Give the rows of --prompts a check.")
-    split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
-    measured = split or [rows[passed, ALL]]
-    spans = [(row["low"], row["high"]) for row in measured if row["low"] is not None]
-    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
-    word = MIXED if rose and fell else BETTER if rose else WORSE if fell else SAME if spans else UNKNOWN
+    word = word_of(measured)
     shares = list[str]()
     for row in measured:
         of_what = "" if shares else " of its replies are right"
-        shares.append(f"{_WHERE[row['domain']]}, {row['after']:.0%}{of_what}, {row['before']:.0%} before")
+        shares.append(f"{WHERE[row['domain']]}, {row['after']:.0%}{of_what}, {row['before']:.0%} before")
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
@@ -75,6 +76,21 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if word == BETTER:
         then = f"The better model is in {printable(manifest(run, 'eval')['plan']['inputs']['after']['name'])}."
     return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
+
+
+def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
+    """Return the rows of `scores` that decide: shares passed of what users corrected and did not, or else of all."""
+    rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    passed = next((metric for metric in _PASSED if (metric, ALL) in rows), "")
+    split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
+    return split or [rows[key] for key in [(passed, ALL)] if key in rows]
+
+
+def word_of(shares: Sequence[JSON]) -> str:
+    """Return BETTER where one of the shares rose and none fell, and so on, by the intervals of their differences."""
+    spans = [(row["low"], row["high"]) for row in shares if row["low"] is not None]
+    rose, fell = any(low > 0 for low, _ in spans), any(high < 0 for _, high in spans)
+    return MIXED if rose and fell else BETTER if rose else WORSE if fell else SAME if spans else UNKNOWN
 
 
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:

@@ -137,16 +137,20 @@ def _score(metric: str, domain: str, units: Sequence[Unit], seed: int) -> JSON:
             "low": low, "high": high, "count": len(units)}  # fmt: skip
 
 
-def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
-    """Print rows of `scores` and `replies` on stdout: a table of 80 columns, and a line for what never happens."""
+def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequence[str] = MODELS) -> None:
+    """Print rows of `scores` and `replies` on stdout: a table of 80 columns, and a line for what never happens.
+
+    `names` are those of the two sides: of two trainings there are scores of their replies alone.
+    """
+    title = "Before and after training" if names is MODELS else printable(" and ".join(names))
     seen = {row["metric"] for row in scores if row["before"] or row["after"]}
-    never = [metric for metric in RARE if metric not in seen]
-    table = RichTable(title="Before and after training, on held-out prompts", title_justify="left", box=None,
+    never = [metric for metric in RARE if metric not in seen and replies]
+    table = RichTable(title=escape(f"{title}, on held-out prompts"), title_justify="left", box=None,
                       padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
     table.add_column("", no_wrap=True)
-    table.add_column("domain", overflow="fold")
-    for name in ("before", "after", "change", "95% interval", "n"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("domain", overflow="fold", min_width=len("uncorrected"))
+    for name in (*names, "change", "95% interval", "n"):
+        table.add_column(escape(printable(name)), justify="right", no_wrap=name not in names, overflow="fold")
     shown: list[JSON] = []
     for metric in METRICS:
         rows = [row for row in scores if row["metric"] == metric and metric not in (*never, *STREAKS)]
@@ -165,17 +169,24 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON]) -> None:
         _, old, new, *_ = _cells(row)
         sides = old if new == "-" else f"{new}, before {old}"
         stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}")
-    stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
+    if names is MODELS:
+        stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
     if any(0 < row["count"] < FEWEST for row in shown):
         stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")
 
 
 def scores_markdown(scores: Sequence[JSON]) -> str:
     """Return the scores of all prompts as a table of Markdown, for the model's card."""
-    rows = [row for metric in METRICS for row in scores if (row["metric"], row["domain"]) == (metric, ALL)]
-    cells = [("metric", *MODELS, "change", "95% interval", "n"), ("---", *["--:"] * 5)]
-    cells += [(METRICS[row["metric"]].words, *_cells(row)[1:]) for row in rows]
+    (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
+    cells = [[row[0], *row[2:]] for row in (head, ["---", *["--:"] * 6], *rows)]
     return "Measured by `opdkit eval`:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+
+
+def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[list[str]]:
+    """Return the scores as a table of texts, its head first; `names` are those of the two sides."""
+    ordered = sorted(scores, key=lambda row: list(METRICS).index(row["metric"]))
+    rows = [[METRICS[row["metric"]].words, *_cells(row)] for row in ordered]
+    return [["metric", "domain", *names, "change", "95% interval", "n"], *rows]
 
 
 def _cells(row: JSON) -> tuple[str, ...]:

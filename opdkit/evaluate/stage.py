@@ -23,13 +23,7 @@ from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.conclusion import conclude, print_conclusion
-from opdkit.evaluate.drift import (
-    MAX_TURNS,
-    choose_by_hash,
-    passage_sequences,
-    read_passages,
-    reply_shifts,
-)
+from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
@@ -79,7 +73,10 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             say(f"drift on {counted(len(own), 'reply')} of the model before")
             shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
             drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
-            sessions = read_log(config) if has_stage(run_dir, "judge") else []
+            # The judged sessions of the run; the models answer those held out of training, if any are.
+            judged_run = (run_dir, config.max_prompts, held_out_share(run_dir))
+            texts = read_wording(config.wording)["criterion"]
+            sessions = list(logged_sessions(*judged_run, texts)) if has_stage(run_dir, "judge") else []
             to_log = replies_to_log(models, chat, sessions, config) if config.judge_model else []
             models.clear()  # a local judge may need the memory
             checked = check_replies([*replies, *to_log], config)
@@ -101,12 +98,6 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         if not config.trained:
             add_scores(Path(names["after"]), scores_markdown(scores))
     return stage.summary()
-
-
-def read_log(config: EvalConfig) -> list[LoggedSession]:
-    """Return the judged sessions of the run; the models answer those held out of training, if any are."""
-    texts = read_wording(config.wording)["criterion"]
-    return list(logged_sessions(config.run, config.max_prompts, held_out_share(config.run), texts))
 
 
 def replies_to_log(

@@ -10,6 +10,7 @@ from typing import Any
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON, StageConfig
 from opdkit.config.shard import parse_shard
+from opdkit.config.shared import TRAINING
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted
 from opdkit.errors import ConfigError, OpdkitError
@@ -22,8 +23,15 @@ DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored 
 
 
 def stage_dir(run: Path, stage: str) -> Path:
-    """Return the folder of one stage in a run."""
-    return run / stage
+    """Return the folder of one stage in a run. A named training has its own train and eval stages, and no others."""
+    is_shared = run.suffix == TRAINING and stage not in ("train", "eval")
+    return (run.parent if is_shared else run) / stage
+
+
+def named_trainings(run: Path) -> dict[str, Path]:
+    """Return the named trainings of a run, by name: each is a run for every command."""
+    folders = sorted(path.parent.parent for path in run.glob(f"*{TRAINING}/train/manifest.json"))
+    return {folder.stem: folder for folder in folders}
 
 
 def fingerprint(plan: JSON) -> str:
@@ -39,6 +47,7 @@ def manifest(run: Path, stage: str) -> JSON:
         plan = document["plan"]
         kinds = [type(document["fingerprint"]), *(type(plan[key]) for key in ("config", "upstream", "parts"))]
     except FileNotFoundError:
+        run = path.parents[1]
         raise OpdkitError(f"{run} has no {stage} stage yet: run `opdkit {stage} {quote(run)} ...` first") from None
     except (ValueError, LookupError, TypeError) as error:  # no UTF-8, no JSON, another document
         raise OpdkitError(f"{path} is damaged ({error}); run `opdkit {stage}` again with --overwrite") from error
@@ -91,9 +100,11 @@ def check_upstream(run: Path, stages: Sequence[str]) -> None:
     """Raise OpdkitError if one of these stages was computed from another stage than is there now."""
     for stage in stages:
         if upstream := find_outdated_upstream(run, stage):
-            raise OpdkitError(f"{stage_dir(run, stage)} was computed from another {upstream} stage than is there now: "
-                              f"run `opdkit {command_of(run, stage)} {quote(run)} ...` as before, with "
-                              "--overwrite")  # fmt: skip
+            folder = stage_dir(run, stage)
+            raise OpdkitError(
+                f"{folder} was computed from another {upstream} stage than is there now: run `opdkit "
+                f"{command_of(run, stage)} {quote(folder.parent)} ...` as before, with --overwrite"
+            )
 
 
 def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan: JSON) -> str:
@@ -103,6 +114,8 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     difference. `--overwrite` removes plan and parts first. With `--dry-run` nothing is written or removed.
     """
     path, shards = folder / "manifest.json", parse_shard(config.shard)[1]
+    if folder.parent != config.run:
+        raise ConfigError(f"{config.run} is a training of {folder.parent}; the {plan['stage']} stage is that run's")
     if config.overwrite and shards == 1 and folder.exists():
         if config.is_dry_run:
             return digest
@@ -155,7 +168,8 @@ def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int)
     lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
     return ConfigError(
         f"{folder} was begun under another plan:\n{lines}\n"
-        f"Choose another run directory, or pass --overwrite {lost if written else '(nothing is lost)'}."
+        f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
+        f"{lost if written else '(nothing is lost)'}."
         + (" (Not together with --shard: overwrite once, then start the shards.)" if shards > 1 else "")
     )
 

@@ -46,7 +46,7 @@ def read_arrow(run: Path, table: str, part: int, columns: Sequence[str] | None =
     Raises OpdkitError when the part is missing, damaged, or of another schema version or plan.
     """
     spec, path = TABLES[table], part_path(run, table, part)
-    again = f"run `opdkit {command_of(run, spec.stage)} {quote(run)} ...` again"
+    again = f"run `opdkit {command_of(run, spec.stage)} {quote(path.parents[2])} ...` again"
     try:
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=True) as file:
             paths = None if columns is None else [column.replace(".", ".list.element.") for column in columns]
@@ -81,10 +81,10 @@ def check_parts_exist(run: Path, stages: Sequence[str]) -> None:
 
 def _missing(run: Path, stage: str, path: Path) -> OpdkitError:
     """Return the error for a part that is not there."""
+    again = f"`opdkit {command_of(run, stage)} {quote(path.parents[2])} ...`"
     return OpdkitError(
-        f"{path} is not there: the {stage} stage has not finished: run `opdkit {command_of(run, stage)} {quote(run)} "
-        f"...` again; where it had, `opdkit check {quote(run)} --recompute` removes what was computed from it, and "
-        "says what to run"
+        f"{path} is not there: the {stage} stage has not finished: run {again} again; where it had, `opdkit check "
+        f"{quote(run)} --recompute` removes what was computed from it, and says what to run"
     )
 
 

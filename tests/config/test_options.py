@@ -98,6 +98,8 @@ def test_every_option_is_read(command: str) -> None:
     read = set().union(*(attributes for name, attributes in reads().items() if name in known))
     if command == "train":  # train/schedule.py makes the objective of the fields of the same names; its tests prove it
         read |= {field.name for field in dataclasses.fields(Objective)} | {f"{term}_weight" for term in TERMS}
+    if command in ("train", "eval"):  # becomes part of `run` when the configuration is made: tests/store
+        read |= {"name"}
     computed = [value for name in read if isinstance(value := getattr(own, name, None), property)]
     read |= {name for each in computed for name in re.findall(r"self\.(\w+)", inspect.getsource(each.fget))}
     assert {field.name for field in fields_of(own)} - read == set()

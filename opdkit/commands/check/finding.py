@@ -10,7 +10,7 @@ class Finding:
     `gone` are the tables whose part --recompute should remove; () if removing a part would not help.
     """
 
-    stage: str
+    stage: str  # "train b": of the training b
     what: str
     table: str | None = None
     part: int | None = None

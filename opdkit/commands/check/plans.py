@@ -99,4 +99,5 @@ def command_again(run: Path, stage: str, document: JSON) -> str:
     """Return the command that wrote a stage, with its options, from the manifest."""
     command = document["plan"].get("command", stage)
     options = document.get("configuration") or {}
-    return shlex.join(command_line(command, COMMANDS[command].config, run, options, without=("overwrite", "shard")))
+    path = stage_dir(run, stage).parent
+    return shlex.join(command_line(command, COMMANDS[command].config, path, options, without=("overwrite", "shard")))

@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from opdkit.store.atomic import find_left_overs, remove_entries
 from opdkit.store.counters import FILES_KEY, read_inputs
 from opdkit.store.digests import forget_digest, read_digests
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import changed_upstream, stage_dir
+from opdkit.store.plans import changed_upstream, named_trainings, stage_dir
 from opdkit.store.reading import part_path
 from opdkit.store.reviews import plan_inputs
 from opdkit.store.tables import TABLES, TARGETS, Table
@@ -53,12 +54,16 @@ def run(config: CheckConfig) -> bool:
     left = find_all_left_overs(directory, report)
     if config.clean:
         remove_entries(left)
-    removed: list[Path] = []
-    gone: Gone = set()
-    if config.recompute:
-        gone = parts_to_remove(report.findings, plans.started_stages(directory))
-        with disk_errors_explained(directory):
-            removed = remove_parts(directory, gone)
+    removed, commands = list[Path](), list[str]()
+    for name, run in {"": directory, **named_trainings(directory)}.items() if config.recompute else ():
+        # All trainings are computed from the stages before them.
+        own = [f for f in report.findings if f.stage in plans.BY_PART or f.stage.partition(" ")[2] == name]
+        gone = parts_to_remove(own, plans.started_stages(run))
+        with disk_errors_explained(run):
+            removed += remove_parts(run, gone)
+        stages = {TABLES[table].stage for table, _ in gone}
+        manifests, _ = plans.read_plans(run, [stage for stage in plans.ORDER if stage in stages])
+        commands += [plans.command_again(run, *one) for one in manifests.items()]
     findings = [{name: getattr(finding, name) for name in _COLUMNS} for finding in report.findings]
     if config.json:
         print(json.dumps({
@@ -78,12 +83,10 @@ def run(config: CheckConfig) -> bool:
         else:
             for row in [list(_COLUMNS), *rows]:
                 print("\t".join(row))
-    if gone:
+    if removed or commands:
         parts = counted(len(removed), "part")
         say(f"removed {parts}, damaged or computed from one that is; now run again, in this order:")
-        stages = {TABLES[table].stage for table, _ in gone}
-        manifests, _ = plans.read_plans(directory, [stage for stage in plans.ORDER if stage in stages])
-        for command in dict.fromkeys(plans.command_again(directory, *one) for one in manifests.items()):
+        for command in dict.fromkeys(commands):
             say(f"  {command}")
     for path in left:
         say(f"left by a killed process{', removed' if config.clean else ''}: {printable(str(path))}")
@@ -101,8 +104,10 @@ def run(config: CheckConfig) -> bool:
 
 def find_all_left_overs(run: Path, report: Report) -> list[Path]:
     """Return what killed processes left in a run: temporary files, and what stages that are done had resumed from."""
-    finished = [stage for stage, (done, parts) in report.parts.items() if done == parts]
-    left = [path for stage in finished if stage in _RESUMED_FROM and (path := run / _RESUMED_FROM[stage]).exists()]
+    trainings, left = named_trainings(run), list[Path]()
+    for (stage, _, name), (done, parts) in ((label.partition(" "), count) for label, count in report.parts.items()):
+        path = trainings.get(name, run) / _RESUMED_FROM.get(stage, "")
+        left += [path] * (done == parts and stage in _RESUMED_FROM and path.exists())
     for folder in [run, *sorted(path for path in run.rglob("*") if path.is_dir())]:
         if not {folder, *folder.parents} & set(left):
             left += find_left_overs(folder)
@@ -116,11 +121,7 @@ def examine(run: Path, *, deep: bool = False) -> Report:
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
     manifests, findings = plans.read_plans(run, stages)
     walk = _Walk(run, manifests, Report(findings))
-    for stage, parts in walk.count.items():
-        for table in plans.tables_of(stage):
-            for name, what in unexpected_entries(run, table, parts):
-                todo = f"move it out of {stage_dir(run, stage) / table.name}"
-                walk.report.findings.append(Finding(stage, what, table.name, key=name, todo=todo))
+    walk.check_folders()
     by_part = [stage for stage in plans.BY_PART if stage in walk.count]
     total = max((walk.count[stage] for stage in by_part), default=0)
     size = weights.vocabulary(manifests["teacher"]) if "teacher" in manifests else None
@@ -132,25 +133,55 @@ def examine(run: Path, *, deep: bool = False) -> Report:
         for stage in by_part:
             if part < walk.count[stage]:
                 walk.check_part(stage, part, known)
-    for stage in ("train", "eval"):
-        if stage in walk.count:
-            walk.check_part(stage, 0, Known(walk.seen))
-    walk.check_reviews()
-    if "train" in walk.finished and part_path(run, "metrics", 0).exists():
-        walk.check_models(deep)
+    walk.check_training(deep)
+    done, parts = walk.report.parts.get("extract", (0, 1))
+    is_read = done == parts and not any(finding.stage == "extract" for finding in walk.report.findings)
+    walk.report.findings += check_decisions(run, walk.seen.turns if is_read else None)
+    for name, training in named_trainings(run).items():
+        manifests, findings = plans.read_plans(training, plans.started_stages(training))
+        walk.report.findings += [
+            replace(f, stage=f"{f.stage} {name}") for f in findings if f.stage not in plans.BY_PART
+        ]
+        own = _Walk(training, manifests, walk.report, f" {name}")
+        own.seen, own.decided = walk.seen, walk.decided
+        own.check_folders()
+        own.check_training(deep)
     return walk.report
 
 
 class _Walk:
     """Pass over the parts of a run."""
 
-    def __init__(self, run: Path, manifests: dict[str, JSON], report: Report) -> None:
-        self.run, self.manifests, self.report, self.seen = run, manifests, report, Seen()
+    def __init__(self, run: Path, manifests: dict[str, JSON], report: Report, label: str = "") -> None:
+        self.run, self.manifests, self.report, self.label, self.seen = run, manifests, report, label, Seen()
         self.digests = {stage: read_digests(stage_dir(run, stage)) for stage in manifests}
-        self.count = {stage: int(document["plan"]["parts"]) for stage, document in manifests.items()}
+        checked = [stage for stage in manifests if not label or stage not in plans.BY_PART]  # else as the run's own
+        self.count = {stage: int(manifests[stage]["plan"]["parts"]) for stage in checked}
         self.finished: dict[str, Part] = {}  # stage -> its primary table's last part
         self.decided: JSON = {}  # turn -> decision that the targets were computed from
-        report.parts = {stage: (0, parts) for stage, parts in self.count.items()}
+        report.parts |= {stage + label: (0, parts) for stage, parts in self.count.items()}
+
+    def check_folders(self) -> None:
+        """Check that the folders of the tables hold their parts and nothing else."""
+        for stage, parts in self.count.items():
+            for table in plans.tables_of(stage):
+                for name, what in unexpected_entries(self.run, table, parts):
+                    todo = f"move it out of {stage_dir(self.run, stage) / table.name}"
+                    self.report.findings.append(Finding(stage + self.label, what, table.name, key=name, todo=todo))
+
+    def check_training(self, deep: bool) -> None:
+        """Check the stages train and eval, the decisions that training was computed from, and the trained model."""
+        for stage in ("train", "eval"):
+            if stage in self.count:
+                self.check_part(stage, 0, Known(self.seen))
+        if "train" in self.manifests and "teacher" in self.manifests:
+            document = self.manifests["train"]
+            if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decided).get("reviews"):
+                todo = f"run `{plans.command_again(self.run, 'train', document)} --overwrite`"
+                what = "trained on targets of before the decisions that they show now"
+                self.report.findings.append(Finding(f"train{self.label}", what, key="manifest.json", todo=todo))
+        if "train" in self.finished and part_path(self.run, "metrics", 0).exists():
+            self.check_models(deep)
 
     def check_part(self, stage: str, part: int, known: Known) -> None:
         """Check one part of all tables of a stage: files, then values, then counters."""
@@ -179,7 +210,8 @@ class _Walk:
         for name, what in miscounts(command, parts):
             self._add(stage, name, part, what)
         if done:
-            self.report.parts[stage] = (self.report.parts[stage][0] + 1, self.count[stage])
+            label = stage + self.label
+            self.report.parts[label] = (self.report.parts[label][0] + 1, self.count[stage])
         if primary in parts:
             self.finished[stage] = parts[primary]
 
@@ -215,19 +247,7 @@ class _Walk:
         todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
         if changed_upstream(self.manifests[stage]["plan"], self.manifests):
             todo = f"run `{command} --overwrite`"
-        self.report.findings.append(Finding(stage, what, table, part, row, key, todo, gone=(table,)))
-
-    def check_reviews(self) -> None:
-        """Check the decisions of people, and that training was computed from those in the targets."""
-        done, parts = self.report.parts.get("extract", (0, 1))
-        is_read = done == parts and not any(finding.stage == "extract" for finding in self.report.findings)
-        self.report.findings += check_decisions(self.run, self.seen.turns if is_read else None)
-        if "train" in self.manifests and "teacher" in self.manifests:
-            document = self.manifests["train"]
-            if document["plan"]["inputs"].get("reviews") != plan_inputs(self.decided).get("reviews"):
-                todo = f"run `{plans.command_again(self.run, 'train', document)} --overwrite`"
-                what = "trained on targets of before the decisions that they show now"
-                self.report.findings.append(Finding("train", what, key="manifest.json", todo=todo))
+        self.report.findings.append(Finding(stage + self.label, what, table, part, row, key, todo, gone=(table,)))
 
     def check_models(self, deep: bool) -> None:
         """Check the folders of the trained model against the footer of the metrics, which pins their files."""
@@ -237,7 +257,9 @@ class _Walk:
             for name, what in weights.check_folder(path, pinned.get(folder, {}), deep=deep):
                 command = plans.command_again(self.run, "train", self.manifests["train"])
                 todo = f"run `opdkit check {quote(self.run)} --recompute`, then `{command}`"
-                finding = Finding("train", what, part=0, key=f"{folder}/{name}", todo=todo, gone=("metrics",))
+                finding = Finding(
+                    f"train{self.label}", what, part=0, key=f"{folder}/{name}", todo=todo, gone=("metrics",)
+                )
                 self.report.findings.append(finding)
 
 

@@ -15,6 +15,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.store.plans import named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.version import __version__
 
@@ -74,6 +75,7 @@ def collect(run: Path, rows: int) -> Collected:
         "shares": totals,
         "training": training(run) if "train" in finished else None,
         "evaluation": evaluation(run) if "eval" in finished and not stages.of_another(run, "eval") else None,
+        "comparison": compare_trainings(run),
         "configuration": stages.configuration(run, finished),
         "turns": seen["turns"],
         "reviewed": seen["reviewed"],
@@ -82,6 +84,23 @@ def collect(run: Path, rows: int) -> Collected:
     numbers = {line.number for line in lines}
     lines += [line for line in drawn.items() if line.number not in numbers]
     return Collected(summary, lines[:rows])
+
+
+def compare_trainings(run: Path) -> JSON | None:
+    """Return the comparison of a run's trainings, without texts; None where fewer than two were evaluated."""
+    paths = [path for path in (run, *named_trainings(run).values()) if read_conclusion(path)]
+    if len(paths) < 2:
+        return None
+    from opdkit.commands.compare import compare_runs, name_runs  # imported here: it brings torch
+    from opdkit.evaluate.comparison import training_rows
+    from opdkit.evaluate.scores import score_rows
+
+    try:
+        compared = compare_runs(name_runs(paths))
+    except OpdkitError as error:
+        return {"sentence": str(error), "tables": []}
+    scores = [score_rows(rows, (compared.trainings[0]["training"], name)) for name, rows in compared.scores.items()]
+    return {"sentence": compared.sentence, "tables": [training_rows(compared.trainings), *scores]}
 
 
 def dominant(shares: JSON) -> list[str]:

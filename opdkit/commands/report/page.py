@@ -22,7 +22,8 @@ from opdkit.errors import OpdkitError
 _FOLDER = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page/style.css", "page/turns.css")
 SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/charts.js", "page/sections.js", "page/results.js",
-           "page/list.js", "page/tokens.js", "page/whole.js", "page/review.js", "page/start.js")  # fmt: skip
+           "page/compare.js", "page/list.js", "page/tokens.js", "page/whole.js", "page/review.js",
+           "page/start.js")  # fmt: skip
 _CUTS = (CHARS, 200, 140, 90, 50, 20, 0)  # characters of each text in the list
 _LIST_SHARE = 0.65  # share of the room that the list may take if turns are shown whole as well
 

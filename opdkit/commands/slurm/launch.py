@@ -56,12 +56,12 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
     check_options(cast(ExtractConfig, stages["extract"]))
     check_models(stages.values())
-    check_plans(config.run, stages)
+    check_plans(stages)
     check_logs(config)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
         raise OpdkitError("--submit: sbatch is not here; run this on a node of the cluster that may submit jobs")
-    missing = {name: shards for name in ORDER if (shards := missing_shards(config.run, name, config.shards))}
+    missing = {name: shards for name in ORDER if (shards := missing_shards(stages[name].run, name, config.shards))}
     folder = config.run / "slurm"
     write(config, stages, missing, folder)
     submitted = None
@@ -74,12 +74,12 @@ def run(config: SlurmConfig) -> Launch:
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
 
 
-def check_plans(run: Path, stages: Mapping[str, StageConfig]) -> None:
+def check_plans(stages: Mapping[str, StageConfig]) -> None:
     """Raise ConfigError if a stage of the run was begun with other options."""
     for name, config in stages.items():
-        pinned = manifest(run, name)["plan"]["config"] if has_stage(run, name) else config.plan()
+        pinned = manifest(config.run, name)["plan"]["config"] if has_stage(config.run, name) else config.plan()
         if changes := differences(pinned, config.plan(), "config"):
-            folder, lines = stage_dir(run, name), "\n".join(f"  {line}" for line in changes)
+            folder, lines = stage_dir(config.run, name), "\n".join(f"  {line}" for line in changes)
             raise ConfigError(f"{folder} was begun under another plan:\n{lines}\nChoose another run directory, or "
                               f"remove {folder} and those of the stages after it")  # fmt: skip
 

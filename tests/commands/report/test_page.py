@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 from browser import Watched
 from checked_runs import recommit
+from named_trainings import two_trainings
 
+from opdkit.commands.compare import compare
 from opdkit.commands.report.page import page
 from opdkit.commands.turns.view import STEPS, turn_views
+from opdkit.config.compare import CompareConfig
 from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.evaluate.scores import score_rows
 from opdkit.store.reading import read_all
 
 pytestmark = pytest.mark.slow
@@ -139,6 +143,23 @@ def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, o
     assert [row.split("\t") for row in rows] == [
         ["0", "0.75", "0", ""], ["2", "0.25", "0.125", "handed out"], ["4", "0.125", "0.5", ""]
     ]  # fmt: skip
+
+
+def test_several_trainings_have_a_section_and_one_has_none(
+    report: Path, tmp_path: Path, plain_model_dir: Path, opened: Opening
+) -> None:
+    assert opened(report).page.locator("#comparison").count() == 0
+    made = two_trainings(tmp_path, plain_model_dir)
+    found = compare(CompareConfig(run=made))
+    path = tmp_path / "several.html"
+    path.write_text(page(made), encoding="utf-8")
+    watched = opened(path)
+    watched.says("#comparison", found.sentence)
+    watched.says("#sections", "Trainings")
+    watched.says("#comparison", "--objective")
+    watched.page.locator("#comparison summary").click()
+    rows = watched.page.locator("#comparison .scroll").nth(1).locator("tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in rows] == score_rows(found.scores["b"])[1:]
 
 
 def test_search_filters_and_order(report: Path, run: Path, opened: Opening) -> None:

@@ -16,9 +16,10 @@ from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.run import ORDER
 from opdkit.config.slurm import SlurmConfig
+from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.part_writer import Stage
-from opdkit.store.tables import VERDICTS
+from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
 
 
 def config(run: Path, **options) -> SlurmConfig:
@@ -51,6 +52,18 @@ def test_only_what_is_missing(tmp_path: Path) -> None:
     assert missing_shards(run, "teacher", 5) == [0, 1, 2]
     with pytest.raises(ConfigError, match="another plan"):  # written by hand, with other options than the logs give
         slurm.run(config(run))
+
+
+def test_another_training_of_a_run_that_has_one(tmp_path: Path) -> None:
+    """Neither its plan nor its parts are those of the training without a name."""
+    run = tmp_path / "r"
+    train = Stage.open(TrainConfig(run=run, model=str(MODEL)), "train", [METRICS, VALIDATIONS], parts=1)
+    with train.writing(0):
+        pass
+    assert "train" not in slurm.run(config(run)).tasks
+    launch = slurm.run(config(run, set=("train.name=b", "train.epochs=3")))
+    assert launch.tasks["train"] == 1
+    assert f"{run}/b.training" in (launch.folder / "train.sbatch").read_text()
 
 
 def test_another_plan_is_refused_before_the_queue(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ function arrange() {
   }
   document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
   byId("run").append(...said(summary.run));
+  if (!summary.comparison) byId("comparison").remove();
   const sections = [...document.querySelectorAll("main section")];
   byId("sections").append(
     ...sections.map((section) => el("li", {}, el("a", {href: "#" + section.id}, section.dataset.name))),
@@ -115,6 +116,7 @@ async function start() {
   showShares(summary.shares);
   showTraining(summary.training);
   showEvaluation(summary.evaluation);
+  showComparison(summary.comparison);
   showConfiguration(summary);
   makeFilters(reviewing());
   refilter();

@@ -1,0 +1,115 @@
+"""`opdkit compare`: several trainings on the same held-out prompts, of one run or of several."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from opdkit.config.command_line import quote
+from opdkit.config.compare import CompareConfig
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.fields import PythonFunction, convert, did_you_mean, fields_of
+from opdkit.config.shared import TRAINING
+from opdkit.console import say, stdout
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
+from opdkit.evaluate.conclusion import is_evaluated
+from opdkit.store.digests import file_digest
+from opdkit.store.plans import check_upstream, differences, manifest, named_trainings
+from opdkit.store.reading import has_stage
+from opdkit.store.run_stage import run_stage
+
+# Options and inputs of eval that decide what is measured, beside the models.
+_MEASURED = ("max_prompts", "samples", "temperature", "max_new_tokens", "template_arg", "seed", "judge_model",
+             "prompts", "check", "wording")  # fmt: skip
+
+
+def run(config: CompareConfig) -> None:
+    """Print which training is better, the numbers, and replies that differ. Raises what `compare` raises."""
+    comparison = compare(config)
+    if config.json:
+        stdout.print_json(json.dumps(asdict(comparison)))
+    else:
+        print_comparison(comparison, config.replies)
+
+
+def compare(config: CompareConfig) -> Comparison:
+    """Evaluate with `--prompts` what is not yet evaluated, and compare. Raises what the functions below raise."""
+    runs = choose_runs(config)
+    for path in runs.values():
+        if not is_evaluated(path):
+            evaluate(path, config.prompts, next(filter(is_evaluated, runs.values()), None))
+    return compare_runs(runs, config.prompts)
+
+
+def choose_runs(config: CompareConfig) -> dict[str, Path]:
+    """Return the trainings to compare, by name.
+
+    RUN's own training takes part beside run directories, beside a single name, and where nothing is named. Raises
+    ConfigError where a name is unknown, or only one training is left.
+    """
+    names = named_trainings(config.run)
+    train = f"`opdkit train {quote(config.run)} --name NAME ...` adds one"
+    for word in config.others:
+        if word not in names and not Path(word).is_dir():
+            near = did_you_mean(word, list(names)) if names else train
+            raise ConfigError(f"{word!r} is neither a training of {config.run} nor a run directory; {near}")
+    is_beside_runs = bool(config.others) and not names.keys() & set(config.others)
+    takes_part = is_beside_runs or (len(config.others) < 2 and has_stage(config.run, "train"))
+    others = [names.get(word, Path(word)) for word in config.others] or list(names.values())
+    chosen = name_runs([config.run] * takes_part + others)
+    if len(chosen) < 2:
+        raise ConfigError(f"there is nothing to compare with: name two trainings of {config.run} (it has: "
+                          f"{', '.join(names) or 'none'}; {train}), or another run directory")  # fmt: skip
+    return chosen
+
+
+def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return runs by the names of their trainings or folders, or by their paths where these are the same."""
+    names = [path.resolve().name.removesuffix(TRAINING) for path in paths]
+    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
+
+
+def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:
+    """Evaluate a training with the options that `example` was evaluated with. Raises OpdkitError without prompts."""
+    if prompts is None:
+        raise OpdkitError(f"{path} has no evaluation: run `opdkit eval {quote(path)} --prompts FILE`, or pass "
+                          "--prompts FILE here")  # fmt: skip
+    saved = manifest(example, "eval")["configuration"] if example else {}
+    names = {*_MEASURED, "judge_url", "device", "dtype"} - {"prompts"}
+    known = [field for field in fields_of(EvalConfig) if field.name in names and saved.get(field.name) is not None]
+    options = {field.name: convert(field, saved[field.name], field.flag) for field in known}
+    evaluation = EvalConfig(run=path, prompts=prompts, **options)
+    evaluation.check_inputs()
+    say(f"evaluating {path}")
+    with stdout.capture():  # the comparison says what eval prints
+        run_stage("eval", evaluation)
+
+
+def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Comparison:
+    """Compare trainings that were evaluated, by name. `prompts` are by default where eval read them.
+
+    Raises OpdkitError, which says what to run, for one that was evaluated before a stage was run again, or on other
+    prompts or with other options than the first; also where the file of prompts is gone or another one.
+    """
+    measured = {}
+    for name, path in runs.items():
+        check_upstream(path, ["eval"])
+        plan = manifest(path, "eval")["plan"]
+        measured[name] = {what: v for what, v in (plan["config"] | plan["inputs"]).items() if what in _MEASURED}
+    (first, options), *others = measured.items()
+    for other, own in others:
+        if changes := differences(options, own):
+            lines = "".join(f"\n  {change}" for change in changes)
+            again = f"`opdkit eval {quote(runs[other])} --prompts FILE --overwrite`"
+            raise OpdkitError(f"{first} and {other} were evaluated differently:{lines}\nRun {again} with the file and "
+                              f"the options of {first}")  # fmt: skip
+    file = Path(prompts or manifest(runs[first], "eval")["configuration"]["prompts"])
+    if not file.is_file() or file_digest(file) != options["prompts"]:
+        raise OpdkitError(f"{file} is not the file of prompts that {first} was evaluated on: pass that as --prompts "
+                          "FILE, or run `opdkit eval` again for each, with --overwrite")  # fmt: skip
+    # The replies were checked: a function only stands for the checks that the rows lack.
+    check = PythonFunction(read_prompts) if "check" in options else None
+    known = {prompt.id: prompt for prompt in read_prompts(file, options["max_prompts"], check)}
+    return compare_trainings(runs, known, options["seed"])

@@ -1,0 +1,228 @@
+"""Comparison of trainings: which one replies better to the same held-out prompts, by how much, and what each cost.
+
+Every value comes from what `opdkit eval` stored. The difference of two trainings is paired: it is taken prompt by
+prompt, and its interval resamples the prompts, as eval does for before and after.
+"""
+
+import difflib
+import html
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from opdkit.config.fields import JSON
+from opdkit.console import counted, printable, stdout
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.checks import ALL, HeldOutPrompt
+from opdkit.evaluate.conclusion import BETTER, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
+from opdkit.evaluate.replies import Reply
+from opdkit.evaluate.scores import MODELS, RARE, print_scores, reply_scores
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.plans import manifest
+from opdkit.store.reading import is_written, read_part
+from opdkit.train.best_state import best
+
+_REVERSED = {BETTER: WORSE, WORSE: BETTER}
+_WORDS = {BETTER: "better than", MIXED: "better in one respect and worse in another than", WORSE: "worse than",
+          SAME: "measurably no different from", UNKNOWN: "compared on too few prompts with"}  # fmt: skip
+_NO_TOKENS = PromptResponse([0], [0])  # the table of replies has none
+# Facts of a training -> the words of the printed table, and the form of the number.
+_FACTS = {
+    "steps": ("optimizer steps", ","), "tokens_read": ("tokens read", ","), "seconds": ("seconds", ",.1f"),
+    "first_loss": ("loss, first step", ".3f"), "least_loss": ("loss, least", ".3f"), "last_loss": ("loss, last", ".3f"),
+    "first_score": ("validation score before", ".2f"), "best_score": ("validation score, best", ".2f"),
+    "best_step": ("  after step", ","), "last_score": ("validation score, last", ".2f"),
+    "drift": ("drift (nats per token)", ".2f"), "reply_tokens": ("reply length (tokens)", ".1f"),
+}  # fmt: skip
+
+
+class Side(NamedTuple):
+    """Training that is compared: its name, its run, and the replies of its model to the held-out prompts."""
+
+    name: str
+    run: Path
+    replies: list[Reply]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Answer to "which training is better?"; printed, what `opdkit compare` prints."""
+
+    sentence: str
+    scores: dict[str, list[JSON]]  # per further training: rows as those of eval, with the first one as before
+    trainings: list[JSON]  # per training: options that differ, and _FACTS
+    replies: list[JSON]  # per prompt to which the greedy replies differ: those of all trainings
+
+    def __repr__(self) -> str:
+        with stdout.capture() as printed:
+            print_comparison(self)
+        return Text.from_ansi(printed.get()).plain
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPrompt], seed: int) -> Comparison:
+    """Compare two or more trainings, by name. Differences are to the first.
+
+    `prompts` are those that all of them were evaluated on, by id.
+    """
+    sides = [
+        Side(name, run, [
+            Reply(prompts[row["prompt_id"]], "after", row["sample"], row["reply"], row["reply"], _NO_TOKENS,
+                  row["finish_reason"], row["passed"], row["hint_echo"])
+            for row in read_part(run, "replies", 0) if row["model"] == "after"
+        ]) for name, run in runs.items()
+    ]  # fmt: skip
+    pairs = {(a.name, b.name): paired_scores(a, b, seed) for a, b in combinations(sides, 2)}
+    first, *others = runs
+    trainings = [describe_training(side) for side in sides]
+    options = [training["options"] for training in trainings]
+    differing = [name for name in options[0] if any(own.get(name) != options[0][name] for own in options[1:])]
+    for training, own in zip(trainings, options, strict=True):
+        training["options"] = {name: own.get(name) for name in differing}
+    scores = {name: pairs[first, name] for name in others}
+    return Comparison(conclude_pairs(list(runs), pairs), scores, trainings, find_replies(sides))
+
+
+def paired_scores(first: Side, other: Side, seed: int) -> list[JSON]:
+    """Return rows as those of `scores`, with one training as before and the other as after.
+
+    Without the length of replies, whose tokens are not stored, and what never happens.
+    """
+    sides = zip(MODELS, (first, other), strict=True)
+    replies = [replace(reply, model=model) for model, side in sides for reply in side.replies]
+    scores = [row for row in reply_scores(replies, seed) if row["metric"] != "reply_tokens"]
+    happens = {row["metric"] for row in scores if row["before"] or row["after"]}
+    return [row for row in scores if row["metric"] in happens or row["metric"] not in RARE]
+
+
+def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequence[JSON]]) -> str:
+    """Return one sentence: which training is better than which, and their shares of right replies.
+
+    `pairs` are the scores of every pair, in the order of `names`. The training that is better than the most others
+    comes first; of equal ones, that with more right replies.
+    """
+    shares: dict[str, dict[str, float]] = {}  # training -> domain -> share of right replies
+    words: dict[tuple[str, str], str] = {}
+    for (a, b), scores in pairs.items():
+        rows = deciding_shares(scores)
+        if not rows:
+            return "Not known: no held-out prompt has a check that says whether a reply is right."
+        words[b, a] = word_of(rows)
+        words[a, b] = _REVERSED.get(words[b, a], words[b, a])
+        shares |= {name: {row["domain"]: row[side] for row in rows} for name, side in ((a, "before"), (b, "after"))}
+    wins = {name: sum(words[name, other] == BETTER for other in names if other != name) for name in names}
+    leader, *others = sorted(names, key=lambda name: (-wins[name], -sum(shares[name].values())))
+    kinds = {word: found for word in _WORDS if (found := [name for name in others if words[leader, name] == word])}
+    answer = f"{leader} is " + ", ".join(f"{_WORDS[word]} {' and '.join(found)}" for word, found in kinds.items())
+    if list(kinds) == [SAME]:
+        answer = f"No measurable difference between {' and '.join([leader, *others])}"
+    elif list(kinds) == [UNKNOWN]:
+        answer = f"Not known which is better, fewer than {FEWEST} prompts are too few"
+    texts: list[str] = []
+    for domain in shares[leader]:
+        verb, unit = ("in", "") if texts else ("is right in", " of its replies")
+        values = [f"{name} in {shares[name][domain]:.0%}" for name in others]
+        texts.append(", ".join([f"{WHERE[domain]}, {leader} {verb} {shares[leader][domain]:.0%}{unit}", *values]))
+    return f"{answer}: {'; '.join(texts)}."
+
+
+def describe_training(side: Side) -> JSON:
+    """Return the options of a training, and _FACTS.
+
+    What `opdkit train` did not write is left out: eval can measure a model that was trained elsewhere.
+    """
+    stored = {row["metric"]: row["after"] for row in read_part(side.run, "scores", 0) if row["domain"] == ALL}
+    facts: JSON = {"training": side.name, "run": str(side.run), "options": {}}
+    facts |= {"drift": stored.get("kl_replies"), "reply_tokens": stored.get("reply_tokens")}
+    if not is_written(side.run, "metrics", 0):
+        return facts
+    steps = read_part(side.run, "metrics", 0)
+    measured = read_part(side.run, "validations", 0) if is_written(side.run, "validations", 0) else []
+    if measured:
+        kept = best(measured)
+        facts |= {"first_score": measured[0]["score"], "last_score": measured[-1]["score"],
+                  "best_score": kept["score"], "best_step": kept["step"]}  # fmt: skip
+    losses = [row["loss"] for row in steps]
+    return facts | {
+        "options": manifest(side.run, "train")["plan"]["config"], "steps": len(steps),
+        "tokens_read": sum(row["tokens_read"] for row in (*steps, *measured)),
+        "seconds": sum(row["seconds"] for row in steps),
+        "first_loss": losses[0], "least_loss": min(losses), "last_loss": losses[-1],
+    }  # fmt: skip
+
+
+def find_replies(sides: Sequence[Side]) -> list[JSON]:
+    """Return the prompts to which the greedy replies of the trainings differ.
+
+    Those that only some of the trainings pass come first, one of each domain after the other.
+    """
+    ranked, seen = list[tuple[bool, int, JSON]](), Counter[tuple[str, bool]]()
+    for replies in zip(*([reply for reply in side.replies if not reply.sample] for side in sides), strict=True):
+        if len({reply.text for reply in replies}) == 1:
+            continue
+        prompt, is_alike = replies[0].prompt, len({reply.passed for reply in replies}) == 1
+        row = {"prompt_id": prompt.id, "domain": prompt.domain, "prompt": prompt.messages[-1]["content"],
+               "replies": {side.name: {"reply": reply.text, "passed": reply.passed}
+                           for side, reply in zip(sides, replies, strict=True)}}  # fmt: skip
+        ranked.append((is_alike, seen[prompt.domain, is_alike], row))
+        seen[prompt.domain, is_alike] += 1
+    return [row for *_, row in sorted(ranked, key=lambda one: one[:2])]
+
+
+def print_comparison(comparison: Comparison, shown_replies: int = 3) -> None:
+    """Print a comparison on stdout: the sentence, the scores, the trainings side by side, replies that differ."""
+    stdout.print(f"{printable(comparison.sentence)}\n", style="bold", markup=False)
+    for name, scores in comparison.scores.items():
+        print_scores(scores, [], (comparison.trainings[0]["training"], name))
+    table = RichTable("", box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    for _ in comparison.trainings:
+        table.add_column(justify="right", overflow="fold")
+    for cells in training_rows(comparison.trainings):
+        table.add_row(*(escape(printable(cell)) for cell in cells))
+    stdout.print("", table)
+    count = len(comparison.replies)
+    shown = f", {min(count, shown_replies)} of them here" if count else ""
+    stdout.print(f"\nThe greedy replies to {counted(count, 'prompt')} differ{shown}.", markup=False)
+    for row in comparison.replies[:shown_replies]:
+        stdout.print(f"\n{printable(row['domain'])}: {printable(row['prompt'] or '')}", markup=False)
+        first = next(iter(row["replies"].values()))["reply"]
+        for name, own in row["replies"].items():
+            mark = {True: "right", False: "wrong", None: "no verdict"}[own["passed"]]
+            stdout.print(Text(f"  {name} ({mark}): ") + mark_changes(printable(first), printable(own["reply"])))
+
+
+def mark_changes(old: str, new: str) -> Text:
+    """Return `new` with the words that it adds to `old` as {+...+}, and those that it lacks as [-...-] (as wdiff)."""
+    a, b = (re.split(r"(\s+)", text) for text in (old, new))
+    marked = Text()
+    for kind, start, end, first, last in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        gone, added = "".join(a[start:end]), "".join(b[first:last])
+        if kind == "equal":
+            marked.append(added)
+            continue
+        if gone:
+            marked.append(f"[-{gone}-]", "red")
+        if added:
+            marked.append(f"{{+{added}+}}", "green")
+    return marked
+
+
+def training_rows(trainings: Sequence[JSON]) -> list[list[str]]:
+    """Return what each training did and cost as texts, a column each: first the options in which they differ."""
+    rows = [["", *(one["training"] for one in trainings)]]
+    for name in trainings[0]["options"]:
+        rows.append([f"--{name.replace('_', '-')}", *(str(one["options"][name]) for one in trainings)])
+    for name, (words, form) in _FACTS.items():
+        if any(one.get(name) is not None for one in trainings):
+            rows.append([words, *("-" if one.get(name) is None else format(one[name], form) for one in trainings)])
+    return rows
