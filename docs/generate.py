@@ -1,9 +1,10 @@
-"""Writes docs/commands.md, tables.md, wording.md and opdkit/options.pyi from the code: `python docs/generate.py`.
+"""Writes commands.md, tables.md, wording.md, tutorial.ipynb and opdkit/options.pyi: `python docs/generate.py`.
 
 A test checks that they are up to date.
 """
 
 import json
+import re
 from pathlib import Path
 
 from opdkit.api import options_of
@@ -59,7 +60,7 @@ def tables() -> str:
         if table.option:
             parts.append(f"Written only with `{table.option}`.\n")
         rows = [
-            f"| `{f.name}` | {_arrow(f.type)}{' or null' if f.nullable else ''} | {f.metadata[b'meaning'].decode()} |"
+            f"| `{f.name}` | `{_arrow(f.type)}`{' or null' if f.nullable else ''} | {f.metadata[b'meaning'].decode()} |"
             for f in table.schema
         ]
         parts.append("| column | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n")
@@ -160,8 +161,32 @@ def _annotation(field: Field) -> str:
     return f"{kind} | {field.function}" if field.function else kind
 
 
+def notebook() -> str:
+    """The tutorial as a notebook: its text, and a cell for each of its commands."""
+    cells: list[dict[str, object]] = []
+    for n, part in enumerate(re.split(r"```(bash|python)\n(.*?)```\n", _text_of("tutorial.md"), flags=re.DOTALL)):
+        if n % 3 == 0 and part.strip():
+            cells.append({"cell_type": "markdown", "metadata": {}, "source": part.strip()})
+        elif n % 3 == 2:
+            before = "%%bash -e\n" if cells[-1].pop("language") == "bash" else ""
+            cells[-1] |= {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": [],
+                          "source": before + part.strip()}  # fmt: skip
+        elif n % 3 == 1:
+            cells.append({"language": part})
+    for k, cell in enumerate(cells):
+        cell["id"] = f"cell-{k}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _text_of(page: str) -> str:
+    return (HERE / page).read_text(encoding="utf-8")
+
+
 PAGES = {
-    "commands.md": commands, "tables.md": tables, "wording.md": wording, "../opdkit/options.pyi": options,
+    "commands.md": commands, "tables.md": tables, "wording.md": wording, "tutorial.ipynb": notebook,
+    "../opdkit/options.pyi": options,
 }  # fmt: skip
 
 if __name__ == "__main__":

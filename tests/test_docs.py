@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from opdkit.config.train import TrainConfig
+from opdkit.store.tables import APPENDED, TABLES
 from opdkit.train.objective.terms import PRESETS
 
 ROOT = Path(__file__).parent.parent
+# Of other programs, where they are named within a line.
+OTHERS = set("--help --draw --work --requeue --nproc-per-node --nnodes --node-rank".split())
 _spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
 assert _spec
 assert _spec.loader
@@ -38,6 +41,13 @@ def test_the_readme_names_options_that_exist() -> None:
             assert f"`{flag}`" in commands, f"{flag} in: {line}"
 
 
+def test_the_readme_counts_right() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(PRESETS) == 8
+    assert "[seven other objectives](docs/objectives.md)" in text
+
+
 def test_the_page_of_objectives_names_what_there_is() -> None:
     """Every preset with its terms, and no option that does not exist."""
     text = (ROOT / "docs" / "objectives.md").read_text(encoding="utf-8")
@@ -51,3 +61,45 @@ def test_the_page_of_objectives_names_what_there_is() -> None:
     commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     for flag in re.findall(r"--[a-z][a-z-]+", text):
         assert f"`{flag}`" in commands, flag
+
+
+# Words of columns that mean what they mean in any English text.
+PLAIN = set(
+    """
+    action after approx before behavior broke by call count cut decided decision detail difference domain echo
+    ended epoch error eval extract finish format fraction grad high id ids index judged kept kind learning length
+    likely limit line logprob logprobs looped loss lost low messages metadata metric metrics model name norm note
+    of old ordinal passed penalty per position rate raw read reason replies response reviewer role sample samples
+    score scores second seconds sessions skip skipped source status steps targets teacher time token tokens tools
+    train turn turns unhinted validations value with without written
+""".split()
+)
+
+
+def test_every_word_of_a_table_is_in_the_glossary() -> None:
+    """House words have one meaning, on one page; a new column brings its words with it."""
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    words = [word for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for word in row.split(", ")]
+    words = [word.strip() for word in words if word.strip() not in ("word", "---")]
+    assert len(words) == len(set(words)), "one meaning each"
+    known = PLAIN | {part for word in words for part in re.split(r"[ _-]", word.lower())}
+    tables = [*TABLES.values(), *APPENDED.values()]
+    names = {name for table in tables for name in (table.stage, table.name, *table.schema.names)}
+    parts = {part for name in names for part in name.split("_")}
+    assert {part for part in parts if part not in known and part.removesuffix("s") not in known} == set()
+
+
+def test_the_page_on_privacy_names_every_table() -> None:
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    for table in (*TABLES.values(), *APPENDED.values()):
+        assert f"`{table.stage}/{table.name}`" in page
+
+
+@pytest.mark.parametrize("page", sorted({path.name for path in (ROOT / "docs").glob("*.md")} - {"commands.md"}))
+def test_pages_name_options_and_pages_that_exist(page: str) -> None:
+    """Flags of other programs stand in blocks of text, which are not looked at."""
+    commands = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    text = re.sub(r"```text\n.*?```", "", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for line in re.findall(r"`[^`\n]*`|^.*opdkit \w+ .*$", text, re.MULTILINE):
+        for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", line):
+            assert f"`{flag}`" in commands or flag in OTHERS, f"{flag} in: {line}"

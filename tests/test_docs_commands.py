@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,14 +12,23 @@ from sample_world import DATA, MODEL
 from transformers_server import transformers_serve
 
 DOCS = Path(__file__).parent.parent / "docs"
-WALKED = ("tutorial.md", "guide.md", "logs.md")
-# Pages whose commands are run elsewhere: each example of commands.md by tests/test_cli.py, Slurm's by tests/slurm.
-ELSEWHERE = {"commands.md", "cluster.md"}
+WALKED = ("tutorial.md", "guide.md", "logs.md", "privacy.md")
+# Pages whose commands are run elsewhere: each example of commands.md by tests/test_cli.py, Slurm's by tests/slurm, the
+# example's by tests/test_example_4b.py.
+ELSEWHERE = {"commands.md", "cluster.md", "example-4b.md"}
+# The tutorial on fewer sessions.
+FEWER = {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --max-prompts 6"}
 pytestmark = pytest.mark.slow
 
 
 def scripts(page: str) -> str:
     return "".join(re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL))
+
+
+def fewer(script: str) -> str:
+    for old, new in FEWER.items():
+        script = script.replace(old, new)
+    return script
 
 
 def test_every_page_with_commands_is_run() -> None:
@@ -38,15 +46,33 @@ def run(script: str, folder: Path, names: dict[str, str], path: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_tutorial(tmp_path: Path, warm_path: str) -> None:
-    """As it stands, on fewer sessions."""
+def test_the_tutorial(tmp_path: Path, warm_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the notebook, in a kernel, on fewer sessions; a cell that fails ends it with that cell's error.
+
+    tests/test_docs.py keeps the notebook in step with the page.
+    """
+    nbclient = pytest.importorskip("nbclient", reason="pip install -e '.[test]' has it")
+    pytest.importorskip("ipykernel", reason="pip install -e '.[test]' has it")
+    import nbformat
+
     (tmp_path / "sample_data").symlink_to(DATA)
-    run(
-        scripts("tutorial.md"),
-        tmp_path,
-        {"--limit 60": "--limit 12", "--samples 2": "--samples 1 --max-prompts 6"},
-        warm_path,
-    )
+    notebook = nbformat.read(DOCS / "tutorial.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    for cell in notebook.cells:
+        for old, new in FEWER.items():
+            cell.source = cell.source.replace(old, new)
+    monkeypatch.setenv("PATH", warm_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(DOCS.parent))
+    done = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    commands = [cell for cell in done.cells if cell.source.startswith("%%bash -e\n")]
+    assert "".join(cell.source.removeprefix("%%bash -e\n") + "\n" for cell in commands) == fewer(scripts("tutorial.md"))
+    shown = [output for cell in done.cells for output in cell.get("outputs", []) if "data" in output]
+    assert ["background-color" in output["data"]["text/html"] for output in shown] == [True], "the heat maps"
+    printed = "".join(output.get("text", "") for cell in commands for output in cell.outputs)
+    for text in ("It is [--8--]6 F", "log-prob, +1 replies", "log-prob, -1 replies"):
+        assert text in printed, "what the tutorial says that one sees"
+        assert text in (DOCS / "tutorial.md").read_text(encoding="utf-8")
     assert (tmp_path / "runs/tutorial/report.html").stat().st_size > 10_000
     assert (tmp_path / "runs/tutorial/train/model/model.safetensors").exists()
 
@@ -79,14 +105,20 @@ def test_the_page_of_logs(tmp_path: Path, warm_path: str) -> None:
         assert pq.read_table(tmp_path / "runs" / name / "extract" / "turns").num_rows == 1
 
 
-def test_the_pages_are_a_site_whose_links_resolve(tmp_path: Path) -> None:
-    pytest.importorskip("mkdocs", reason="pip install -e '.[test]' has it")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
-        cwd=DOCS.parent, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", "".join(p.read_text(encoding="utf-8") for p in DOCS.glob("*.md")))
-    assert pictures
-    for name in [*pictures, "index.html", "guide/index.html"]:
-        assert (tmp_path / name).exists(), name
+def test_the_page_on_privacy_leaves_no_session_of_a_user(tmp_path: Path, warm_path: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    records = [
+        {"messages": [{"role": "user", "content": f"Hi, {user}"}, {"role": "assistant", "content": "Yes?"},
+                      {"role": "user", "content": f"No, I said {user}."}], "user": user}
+        for user in ("u-1", "u-1234", "u-2")
+    ]  # fmt: skip
+    (tmp_path / "logs" / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    run(scripts("privacy.md"), tmp_path, {}, warm_path)
+    left = tmp_path / "runs" / "without"
+    tables = [pq.read_table(path).to_pylist() for path in left.rglob("*.parquet")]
+    assert sum(map(len, tables)) == 3 * 2, "two sessions, turns and verdicts"
+    assert "u-1234" not in json.dumps(tables)
+    with_the_name = {path.name for path in left.rglob("*") if path.is_file() and b"u-1234" in path.read_bytes()}
+    assert with_the_name == {"manifest.json", "part-00000.parquet"}, "the filter and its count, as the page says"
+    assert not (tmp_path / "runs" / "mine").exists()
