@@ -57,6 +57,9 @@ def tables() -> str:
     ]
     for table in sorted((*TABLES.values(), *APPENDED.values()), key=_place):
         parts.append(f"## {table.stage}/{table.name} (version {table.version})\n")
+        if table.name in APPENDED:
+            parts.append("People's decisions: not Parquet, but JSON lines that are only added, in `decisions.jsonl`. "
+                         "Each line ends in a `checksum`.\n")  # fmt: skip
         if table.option:
             parts.append(f"Written only with `{table.option}`.\n")
         rows = [

@@ -15,7 +15,7 @@ class CalibrateConfig(CommandConfig):
     labels: Path | None = argument(
         None,
         "JSONL or CSV of labels that people gave; turn_id (or session_id) and reward: -1, 0, 1, good, neutral, bad, "
-        "true or false; default: the rewards decided in `opdkit review`",
+        "true or false; default: the random sample of `opdkit review`",
     )
     session_reward: str = option(
         "last", "a session's reward, to compare with its label; mean: its sign", choices=("last", "mean", "min")

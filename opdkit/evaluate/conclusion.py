@@ -18,7 +18,7 @@ from opdkit.store.plans import find_outdated_upstream, manifest
 from opdkit.store.reading import has_stage, is_written, read_part
 
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
-_PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
+PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 # Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
@@ -81,7 +81,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
 def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
     """Return the rows of `scores` that decide: shares passed of what users corrected and did not, or else of all."""
     rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
-    passed = next((metric for metric in _PASSED if (metric, ALL) in rows), "")
+    passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
     return split or [rows[key] for key in [(passed, ALL)] if key in rows]
 

@@ -1,38 +1,45 @@
 """Decisions of people about turns, and verdicts with these decisions applied.
 
-    judge/reviews/review-00000041-9f0c2ab1.parquet      decision 41 of the run, or a sheet that ends with it
+    judge/reviews/decisions.jsonl      a line per decided turn, in the order of the decisions
 
-Decisions are only added; each file is complete and on the disk before its reviewer gets an answer. The last decision
-on a turn counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` keeps
-the decisions: they are about turns, not about votes.
+Lines are only added, under a lock, and are on the disk before their reviewer gets an answer. The last decision on a
+turn counts, and a strike withdraws it. The verdicts themselves never change, and `opdkit judge --overwrite` keeps the
+decisions: they are about turns, not about votes.
 """
 
 import contextlib
+import fcntl
 import getpass
-import re
-import uuid
+import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from io import FileIO
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
-from opdkit.console import counted, verb
+from opdkit.console import counted, verb, warn
 from opdkit.errors import OpdkitError
-from opdkit.store.atomic import find_left_overs, move_into_place, remove_entries, temporary_file
-from opdkit.store.counters import VERSION_KEY, read_inputs
+from opdkit.store.atomic import sync
+from opdkit.store.counters import read_inputs
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns
-from opdkit.store.tables import REVIEWS, TABLES, to_arrow
+from opdkit.store.stable_hash import stable_hash
+from opdkit.store.tables import REVIEWS, TABLES
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
-FILE_NAME = re.compile(r"review-(\d{8,})-[0-9a-f]{8}\.parquet")
+FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has what a kill cut off
+OLD_FILES = "review-*.parquet"  # of version 0.1.0, still read
+UNCERTAIN, RANDOM, GROUP = "uncertain", "random", "group"  # how a turn came to be decided on
+_CHECKSUM = b',"checksum":"'
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,9 @@ class Review:
     time: str = ""
     action: str = "set"
     ordinal: int = -1
+    chosen: str | None = None
+    voted_reward: int | None = None
+    following: int = 0
 
     @property
     def decided(self) -> JSON:
@@ -59,7 +69,8 @@ class Review:
     def to_json(self) -> JSON:
         """Return the JSON that pages and files show; values that are not decided are absent."""
         return {"turn_id": self.turn_id, **self.decided, "note": self.note, "reviewer": self.reviewer,
-                "time": self.time, "ordinal": self.ordinal}  # fmt: skip
+                "time": self.time, "ordinal": self.ordinal, "chosen": self.chosen,
+                "voted_reward": self.voted_reward}  # fmt: skip
 
 
 Reviews = dict[str, Review]  # turn_id -> the decision in force
@@ -75,45 +86,141 @@ def reviews_in_force(run: Path) -> Reviews:
     return Ledger(run).in_force()
 
 
+class ConflictError(OpdkitError):
+    """Raised for a decision on turns that somebody decided on since the reviewer looked. `newer`: these decisions."""
+
+    def __init__(self, newer: Sequence[Review]) -> None:
+        self.newer = newer
+        super().__init__(f"{newer[0].reviewer} decided on {counted(len(newer), 'turn')} of it since this page looked")
+
+
 class Ledger:
-    """Decisions of a run. Each file is read once, so `in_force` again costs only the new files."""
+    """Decisions of a run. The file is read once: to look again costs only what was added. Not for several threads."""
 
     def __init__(self, run: Path) -> None:
-        self.run = run
-        self._files: dict[str, list[Review]] = {}
+        """Read the decisions. Raises OpdkitError for a damaged file."""
+        self._path = reviews_dir(run) / FILE
+        self._end = 0  # bytes of the file that are read
+        self._reviews = _read_old_files(self._path.parent)
+        self._last = {review.turn_id: review for review in self._reviews}
+        self.all_reviews()
 
     def in_force(self) -> Reviews:
         """Return turn_id -> the decision in force. Raises OpdkitError for a damaged file."""
-        last = {review.turn_id: review for review in self.all_reviews()}
-        return {name: review for name, review in last.items() if review.action == "set"}
+        self.all_reviews()
+        return {name: review for name, review in self._last.items() if review.action == "set"}
 
-    def all_reviews(self) -> list[Review]:
-        """Return all decisions that were ever made, in their order."""
-        for path in files(self.run):
-            if path.name not in self._files:
-                self._files[path.name] = read_file(path)
-        named = [(review.ordinal, name, review) for name, rows in self._files.items() for review in rows]
-        return [review for *_, review in sorted(named, key=lambda row: row[:2])]
+    def all_reviews(self) -> Sequence[Review]:
+        """Return all decisions that were ever made, in their order. Raises OpdkitError for a damaged file."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb", buffering=0) as file:
+            _lock(file, fcntl.LOCK_SH)
+            self._read(file)
+        return self._reviews
+
+    def append(self, decided: Sequence[Review], *, reviewer: str | None = None, seen: int | None = None) -> None:
+        """Add decisions, all of them or none, on the disk when this returns.
+
+        `seen` is the number of the last decision that the reviewer knows, -1 for none; None: whatever there is.
+
+        Raises ConflictError if a turn was decided on after `seen` to another effect; OpdkitError for an invalid
+        decision, or if the disk is full or read-only. Then nothing is written.
+        """
+        for review in decided:
+            if problem := find_problem(review):
+                raise OpdkitError(f"turn {review.turn_id}: {problem}")
+        if not decided:
+            return
+        folder, by = self._path.parent, reviewer or whoami()
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with disk_errors_explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a+b", buffering=0) as file:
+                _lock(file, fcntl.LOCK_EX)
+                if torn := self._read(file):
+                    with (folder / TORN).open("ab") as kept:
+                        kept.write(torn + b"\n")
+                    file.truncate(self._end)
+                    warn(f"{self._path} ended in a decision that a killed process began: it is set aside in {TORN}")
+                if seen is not None and (newer := self._find_newer(decided, seen)):
+                    raise ConflictError(newer)
+                first, last = self._reviews[-1].ordinal + 1 if self._reviews else 0, len(decided) - 1
+                rows = [replace(review, reviewer=by, time=now, ordinal=first + n, following=last - n)
+                        for n, review in enumerate(decided)]  # fmt: skip
+                left = b"".join(map(_to_line, rows))
+                try:
+                    while left:
+                        left = left[file.write(left) :]
+                    os.fsync(file.fileno())
+                except BaseException:
+                    file.truncate(self._end)
+                    raise
+                self._read(file)
+            if not first:
+                sync(folder)
+
+    def _find_newer(self, decided: Sequence[Review], seen: int) -> list[Review]:
+        """Return the last decisions on these turns, the newest first, that came after `seen` and say something else."""
+        pairs = ((review, self._last[review.turn_id]) for review in decided if review.turn_id in self._last)
+        found = [last for new, last in pairs if last.ordinal > seen
+                 and (last.action, last.decided, last.note) != (new.action, new.decided, new.note)]  # fmt: skip
+        return sorted(found, key=lambda review: -review.ordinal)
+
+    def _read(self, file: FileIO) -> bytes:
+        """Read what was added. Return the end of the file if it is not a whole decision: it does not count."""
+        if os.fstat(file.fileno()).st_size < self._end:
+            raise OpdkitError(f"{self._path} became shorter since it was read: start the command again")
+        file.seek(self._end)
+        data, done, place, rows = file.read(), 0, 0, list[Review]()
+        for line in data.split(b"\n")[:-1]:
+            try:
+                rows.append(_parse_line(line))
+            except (ValueError, TypeError) as error:
+                before = next((row.ordinal for row in (*rows[-1:], *self._reviews[-1:])), "none")
+                raise OpdkitError(f"{self._path}: the line after decision {before} cannot be read ({error}): put the "
+                                  "file back from a copy, or remove the line") from error  # fmt: skip
+            place += len(line) + 1
+            if not rows[-1].following:
+                self._reviews += rows
+                self._last.update((row.turn_id, row) for row in rows)
+                done, rows = place, []
+        self._end += done
+        return data[done:]
 
 
-def files(run: Path) -> list[Path]:
-    """Return the files of decisions, in their order."""
-    folder = reviews_dir(run)
-    paths = [path for path in folder.iterdir() if FILE_NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(paths, key=lambda path: (int(path.name.split("-")[1]), path.name))
+def _lock(file: FileIO, kind: int) -> None:
+    """Wait for the lock of a file, which its closing releases; on a file system without locks, do nothing."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, kind)
 
 
-def read_file(path: Path) -> list[Review]:
-    """Read the decisions in one file. Raises OpdkitError if it is damaged or of another version."""
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:  # a third of the time of read_table
-            table = file.read(use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise OpdkitError(f"{path} cannot be read ({error}): put it back from a copy, or move it away; "
-                          "the decisions in it do not count then") from error  # fmt: skip
-    if (table.schema.metadata or {}).get(VERSION_KEY) != str(REVIEWS.version).encode():
-        raise OpdkitError(f"{path} was written by another version of opdkit, or by something else; move it away")
-    return [Review(**row) for row in table.to_pylist()]
+def _to_line(review: Review) -> bytes:
+    text = orjson.dumps(vars(review))
+    return text[:-1] + _CHECKSUM + xxhash.xxh64_hexdigest(text).encode() + b'"}\n'
+
+
+def _parse_line(line: bytes) -> Review:
+    """Return the decision of a line. Raises ValueError or TypeError for anything else."""
+    text, _, digest = line.rpartition(_CHECKSUM)
+    if xxhash.xxh64_hexdigest(text + b"}").encode() + b'"}' != digest:
+        raise ValueError("its checksum is not that of its text")
+    return Review(**orjson.loads(text + b"}"))
+
+
+def _read_old_files(folder: Path) -> list[Review]:
+    """Return the decisions of version 0.1.0, a Parquet file each. Raises OpdkitError for one that is damaged."""
+    rows = list[JSON]()
+    for path in sorted(folder.glob(OLD_FILES)):
+        try:
+            rows += pq.ParquetFile(path, page_checksum_verification=True).read().to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise OpdkitError(f"{path} cannot be read ({error}): put it back from a copy, or move it away; "
+                              "the decisions in it do not count then") from error  # fmt: skip
+    return sorted((Review(**row) for row in rows), key=lambda review: review.ordinal)
+
+
+def order_of_draw(turn_ids: Iterable[str]) -> list[str]:
+    """Return turns in a random order that depends on their ids alone: its beginning is a fair sample of them."""
+    return sorted(turn_ids, key=lambda name: stable_hash("review", name))
 
 
 def apply_review(verdict: JSON, review: Review | None) -> JSON:
@@ -207,39 +314,16 @@ def find_problem(review: Review) -> str | None:
             return f"{name} is not Unicode text: half of a surrogate pair"
     if (not review.reward_decided and review.reward is not None) or (not review.hint_decided and review.hint):
         return "a value that is not decided"
+    if review.chosen not in (None, UNCERTAIN, RANDOM, GROUP):
+        return f"chosen is {review.chosen!r}; it must be {UNCERTAIN}, {RANDOM}, {GROUP} or null"
     if review.action == "strike" and review.decided:
         return "a strike decides nothing: it withdraws the decision before"
     return None
 
 
-def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> list[Review]:
-    """Add decisions, all of them or none, on the disk when this returns. Return them as they were written.
-
-    Two reviewers at the same time lose nothing: each writes a file of their own, numbered after those they saw.
-    Raises OpdkitError for an invalid decision, or if the disk is full or read-only.
-    """
-    for review in decided:
-        if problem := find_problem(review):
-            raise OpdkitError(f"turn {review.turn_id}: {problem}")
-    if not decided:
-        return []
-    folder = reviews_dir(run)
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    with disk_errors_explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_entries(find_left_overs(folder))
-        earlier, by = files(run), reviewer or whoami()
-        first = int(earlier[-1].name.split("-")[1]) + 1 if earlier else 0
-        rows = [replace(r, reviewer=by, time=now, ordinal=n) for n, r in enumerate(decided, first)]
-        last = rows[-1].ordinal
-        arrow = to_arrow(REVIEWS, [vars(row) for row in rows])
-        arrow = arrow.replace_schema_metadata({VERSION_KEY: str(REVIEWS.version)})
-        final = folder / f"review-{last:08d}-{uuid.uuid4().hex[:8]}.parquet"
-        with temporary_file(final) as temporary:  # hidden: no reader of the folder sees it
-            with pq.ParquetWriter(temporary, arrow.schema, compression="zstd", write_page_checksum=True) as file:
-                file.write_table(arrow)
-            move_into_place(temporary, final)
-    return rows
+def append(run: Path, decided: Sequence[Review], *, reviewer: str | None = None) -> None:
+    """Add decisions, all of them or none, whatever others have decided. Raises what `Ledger.append` raises."""
+    Ledger(run).append(decided, reviewer=reviewer)
 
 
 def whoami() -> str:

@@ -70,7 +70,7 @@ TABLES = {
 }
 # Stage -> its primary table, whose files say which parts are done.
 PRIMARY = {table.stage: table for table in reversed(TABLES.values())}
-# Written by people at any time, one file per decision. They lie in the folder of a stage, which never removes them.
+# Written by people at any time, a line per decision. They lie in the folder of a stage, which never removes them.
 APPENDED = {t.name: t for t in (REVIEWS,)}
 
 Row = dict[str, Any] | tuple[Any, ...]

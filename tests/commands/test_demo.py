@@ -7,11 +7,15 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 
+import httpx
 import pyarrow.dataset
 import pytest
 from rich.console import Console
@@ -19,8 +23,12 @@ from sample_world import DATA, NAMES, labels
 
 from opdkit.cli import app
 from opdkit.commands import demo
+from opdkit.commands.report.collect import collect
+from opdkit.commands.review.api import Api
+from opdkit.commands.review.server import ReviewServer
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import read_all
+from opdkit.store.reviews import reviews_in_force
 from opdkit.store.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +78,36 @@ def judged(run: Path) -> list[tuple[dict, dict]]:
     found = [(label, verdicts[label["turn_id"]]) for label in labels() if label["turn_id"] in verdicts]
     assert len(found) >= 0.95 * len(labels()), "nearly every turn that has a next state is judged"
     return found
+
+
+def test_every_hint_is_reviewed_in_a_few_decisions(run: Path, tmp_path: Path) -> None:
+    """Kept, reworded or struck by what it asks for, over HTTP: some 250 turns in at most 15 decisions."""
+    for stage in ("extract", "judge"):
+        shutil.copytree(run / stage, tmp_path / stage)
+    hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}
+    server = ReviewServer(Api(tmp_path, "Ada"))
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    serving.start()
+    try:
+        groups = collect(tmp_path, 10, reviewing=True).summary["hints"]["groups"]
+        ways = [{"action": "keep"}, {"action": "set", "hint": "Say it better."}, {"action": "set", "hint": None}]
+        address, seen = f"http://127.0.0.1:{server.server_port}/api/reviews", -1
+        for group, way in zip(groups, cycle(ways), strict=False):
+            answer = httpx.post(address, json={"group": group["wordings"][0][0], **way, "seen": seen},
+                                headers={"X-Opdkit-Token": server.token}, trust_env=False, timeout=60)  # fmt: skip
+            assert len(answer.raise_for_status().json()["reviews"]) == group["turns"]
+            seen = answer.json()["last"]
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()
+    assert len(groups) <= 15
+    assert len(hints) > 200
+    decided = {name: review.decided["hint"] for name, review in reviews_in_force(tmp_path).items()}
+    assert decided.keys() == hints.keys()
+    assert {hint if hint != hints[name] else "kept" for name, hint in decided.items()} == {
+        "kept", "Say it better.", None
+    }  # fmt: skip
 
 
 def test_the_tiny_judge_is_right(run: Path) -> None:

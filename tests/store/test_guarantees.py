@@ -71,7 +71,9 @@ def test_files_reach_the_disk_before_their_names(tmp_path: Path, monkeypatch: py
     run(tmp_path / "run", log)
     reviews.append(tmp_path / "run", [Review("log:1:1", reward_decided=True, reward=1, hint_decided=False, hint=None)])
     disk.check_durable(tmp_path / "run" / "extract" / "manifest.json")
-    disk.check_durable(reviews.files(tmp_path / "run")[0])
+    decisions = reviews.reviews_dir(tmp_path / "run")
+    synced = [inode for what, inode in disk.events if what == "synced"]
+    assert synced[-2:] == [(decisions / reviews.FILE).stat().st_ino, decisions.stat().st_ino]
     digests = tmp_path / "run" / "extract" / ".digests"
     for table in ("sessions", "turns", "rejected"):
         at = disk.check_durable(part_path(tmp_path / "run", table, 0))

@@ -20,11 +20,10 @@ from opdkit.config.check import CheckConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import StageConfig
 from opdkit.extract import stage as extract
-from opdkit.store import atomic, failures, reviews
+from opdkit.store import failures
 from opdkit.store.atomic import find_left_overs, owned_name
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
-from opdkit.store.reviews import Review
 from opdkit.store.tables import REJECTED
 
 LOG = str(DATA / "logs" / "openai.jsonl")
@@ -95,15 +94,6 @@ def test_the_record_of_a_failure(tmp_path: Path) -> None:
     assert len(list((tmp_path / ".failed").iterdir())) == 1
     opened(tmp_path)
     assert not list((tmp_path / ".failed").iterdir())
-
-
-def test_a_decision_that_was_being_written(tmp_path: Path) -> None:
-    decision = Review("log:1:1", reward_decided=True, reward=1, hint_decided=False, hint=None)
-    killed(lambda: reviews.append(tmp_path, [decision]), atomic, "sync")
-    folder = reviews.reviews_dir(tmp_path)
-    assert [p.name[0] for p in folder.iterdir()] == ["."]
-    reviews.append(tmp_path, [decision])
-    assert [p.name[0] for p in folder.iterdir()] == ["r"]
 
 
 @pytest.mark.parametrize("next_shards", [("0/1",), ("0/3", "1/3", "2/3")])

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import threading
 
 import pandas as pd
@@ -16,7 +15,7 @@ from opdkit.store import reviews
 from opdkit.store.joined_turns import joined_turns
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_count, read_all, read_part
-from opdkit.store.reviews import Ledger, Review, apply_review, reviews_in_force
+from opdkit.store.reviews import ConflictError, Ledger, Review, apply_review, reviews_in_force
 from opdkit.store.tables import REVIEWS, VERDICTS
 
 
@@ -96,18 +95,19 @@ def test_a_verdict_as_a_decision_leaves_it(run):
 def test_what_is_no_decision_is_refused_and_nothing_of_its_sheet_is_written(run, review, words):
     with pytest.raises(OpdkitError, match=words):
         reviews.append(run, [set_reward("s1:1", 1), review])
-    assert reviews.files(run) == []
+    assert not reviews.reviews_dir(run).exists()
 
 
 # -- how they are kept ----------------------------------------------------------------------------------------------
 
 
-def test_the_folder_opens_with_the_usual_readers(run):
+def test_the_file_opens_with_the_usual_readers(run):
     reviews.append(run, [set_reward("s0:1", 1), set_reward("s1:1", None)], reviewer="Ada")
-    reviews.append(run, [set_hint("s0:1", "Use Celsius.")], reviewer="Bob")
-    frame = pd.read_parquet(run / "judge" / "reviews")
-    assert list(frame.columns) == REVIEWS.schema.names
+    reviews.append(run, [set_hint("s0:1", "Use Celsius.\r\nAlways.")], reviewer="Bob")
+    frame = pd.read_json(reviews.reviews_dir(run) / reviews.FILE, lines=True)
+    assert set(frame.columns) == {*REVIEWS.schema.names, "checksum"}
     assert sorted(zip(frame["ordinal"], frame["reviewer"], strict=True)) == [(0, "Ada"), (1, "Ada"), (2, "Bob")]
+    assert frame["hint"][2] == "Use Celsius.\r\nAlways."
 
 
 def test_the_verdicts_do_not_change_and_overwriting_them_leaves_the_decisions(run):
@@ -166,54 +166,140 @@ def test_reviewers_at_the_same_time_lose_nothing(run):
         other.start()
     while any(other.is_alive() for other in others):
         ledger.in_force()
-    every = [review for path in reviews.files(run) for review in reviews.read_file(path)]
+    every = Ledger(run).all_reviews()
+    assert [review.ordinal for review in every] == list(range(3 * 12 * 2))
     for name in "abc":
         own = [review for review in every if review.reviewer == name and review.note]
-        assert [review.note for review in sorted(own, key=lambda r: r.ordinal)] == [f"{name}{n}" for n in range(12)]
+        assert [review.note for review in own] == [f"{name}{n}" for n in range(12)]
     assert ledger.in_force() == reviews_in_force(run)
     assert reviews_in_force(run)["s0:1"].note in ("a11", "b11", "c11")
 
 
-def test_killed_between_a_decision_is_there_whole_or_not_at_all(run):
-    """The reviewer is told "done" only afterwards, and the next one removes what the kill left."""
+def test_who_comes_while_another_writes_waits_and_is_numbered_after_it(run, monkeypatch):
+    writing, go_on, to_line = threading.Event(), threading.Event(), reviews._to_line
+
+    def slow(review):
+        if review.turn_id == "s0:1":
+            writing.set()
+            go_on.wait()
+        return to_line(review)
+
+    monkeypatch.setattr(reviews, "_to_line", slow)
+    first, second = (
+        threading.Thread(target=reviews.append, args=(run, [set_reward(name, 1)])) for name in ("s0:1", "s1:1")
+    )
+    first.start()
+    writing.wait()
+    second.start()
+    second.join(0.3)
+    waits = second.is_alive()
+    go_on.set()
+    for thread in (first, second):
+        thread.join()
+    assert waits
+    assert [(review.ordinal, review.turn_id) for review in Ledger(run).all_reviews()] == [(0, "s0:1"), (1, "s1:1")]
+
+
+@pytest.mark.parametrize("lost", [1, 150, 290])
+def test_killed_while_writing_a_decision_is_there_whole_or_not_at_all(run, capsys, lost):
+    """The reviewer is told "done" only afterwards. Two turns decided in one count together or not at all."""
     reviews.append(run, [set_reward("s0:1", 1)])
-
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def child():
-        reviews.Path.replace = die
-        reviews.append(run, [set_reward("s0:1", -1)])
-
-    process = multiprocessing.get_context("fork").Process(target=child)
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    left = list((run / "judge" / "reviews").glob(".*"))
-    assert len(left) == 1
-    assert reviews_in_force(run)["s0:1"].decided == {"reward": 1}
-    assert len(pd.read_parquet(run / "judge" / "reviews")) == 1
-    reviews.append(run, [set_reward("s1:1", 1)])
-    assert not left[0].exists()
+    path = reviews.reviews_dir(run) / reviews.FILE
+    whole = path.read_bytes()
+    reviews.append(run, [set_reward("s0:1", -1), set_reward("s1:1", -1)])
+    torn = path.read_bytes()[len(whole) : -lost]
+    path.write_bytes(whole + torn)
+    assert {name: review.reward for name, review in reviews_in_force(run).items()} == {"s0:1": 1}
+    assert path.read_bytes() == whole + torn, "whoever reads changes nothing"
+    reviews.append(run, [set_reward("s3:3", 0)])
+    assert {name: review.reward for name, review in reviews_in_force(run).items()} == {"s0:1": 1, "s3:3": 0}
+    assert path.with_name(reviews.TORN).read_bytes() == torn + b"\n"
+    assert reviews.TORN in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_named(run):
+def test_a_full_disk_leaves_the_file_as_it_was(run, monkeypatch):
+    """A reviewer gets an error, and half of a decision is nowhere."""
     reviews.append(run, [set_reward("s0:1", 1)])
-    (path,) = reviews.files(run)
-    path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(OpdkitError, match=path.name):
+    path = reviews.reviews_dir(run) / reviews.FILE
+    before = path.read_bytes()
+
+    def full(_handle):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OpdkitError, match="no space left"):
+            reviews.append(run, [set_reward("s0:1", -1), set_reward("s1:1", -1)])
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage", [(b'"reward":1', b'"reward":0'), (b"{", b"["), (b'"set"', b'"set'), (b"s1:1", b"s2:1")]
+)
+def test_a_damaged_line_is_named(run, damage):
+    reviews.append(run, [set_reward("s0:1", 1), set_reward("s1:1", 1)])
+    path = reviews.reviews_dir(run) / reviews.FILE
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second.replace(*damage, 1))
+    with pytest.raises(OpdkitError, match=r"decisions\.jsonl.* 0 "):
         reviews_in_force(run)
 
 
-def test_a_ledger_reads_each_file_once(run, monkeypatch):
+def test_a_ledger_reads_each_line_once(run, monkeypatch):
     reviews.append(run, [set_reward("s0:1", 1)])
     ledger, read = Ledger(run), []
-    whole = reviews.read_file
-    monkeypatch.setattr(reviews, "read_file", lambda path: (read.append(path), whole(path))[1])
+    parse = reviews._parse_line
+    monkeypatch.setattr(reviews, "_parse_line", lambda line: (read.append(line), parse(line))[1])
     ledger.in_force()
-    reviews.append(run, [set_reward("s0:1", 0)])
+    ledger.append([set_reward("s0:1", 0)])
     assert ledger.in_force()["s0:1"].reward == 0
-    assert read == reviews.files(run)
+    assert len(read) == 1
+
+
+def test_a_decision_of_somebody_else_is_not_overwritten_unseen(run):
+    mine, other = Ledger(run), Ledger(run)
+    mine.append([set_reward("s0:1", 1), set_reward("s1:1", 1)], reviewer="Ada", seen=-1)
+    with pytest.raises(ConflictError) as caught:
+        other.append([set_reward("s1:1", 0), set_reward("s2:1", 0)], reviewer="Bob", seen=-1)
+    assert [(r.turn_id, r.reward, r.reviewer) for r in caught.value.newer] == [("s1:1", 1, "Ada")]
+    assert "s2:1" not in other.in_force(), "all of it or nothing"
+    other.append([set_reward("s1:1", 1)], reviewer="Bob", seen=-1)  # the same in effect
+    with pytest.raises(ConflictError):
+        mine.append([strike("s1:1")], seen=1)
+    mine.append([strike("s1:1")], seen=2)
+    with pytest.raises(ConflictError):  # it was withdrawn meanwhile
+        other.append([set_reward("s1:1", 0)], seen=2)
+    other.append([set_reward("s1:1", 0)], seen=3)
+    assert mine.in_force()["s1:1"].reward == 0
+
+
+def test_decisions_of_version_0_1_0_count(run):
+    """It wrote a Parquet file for each."""
+    reviews.append(run, [set_reward("s0:1", 1)])
+    path = reviews.reviews_dir(run) / reviews.FILE
+    (row,) = (
+        pd.read_json(path, lines=True)
+        .drop(columns=["checksum", "chosen", "voted_reward", "following", "hint", "note"])
+        .to_dict("records")
+    )
+    for ordinal, reward in enumerate((0, -1)):
+        old = row | {"ordinal": ordinal, "reward": reward, "hint": None, "note": "old"}
+        pd.DataFrame([old]).to_parquet(path.with_name(f"review-{ordinal:08d}-0123abcd.parquet"))
+    path.unlink()
+    assert (reviews_in_force(run)["s0:1"].reward, reviews_in_force(run)["s0:1"].note) == (-1, "old")
+    reviews.append(run, [set_reward("s1:1", 1)])
+    assert [review.ordinal for review in Ledger(run).all_reviews()] == [0, 1, 2]
+    path.with_name("review-00000001-0123abcd.parquet").write_bytes(b"PAR1")
+    with pytest.raises(OpdkitError, match=r"review-00000001-0123abcd\.parquet"):
+        reviews_in_force(run)
+
+
+def test_a_draw_depends_on_the_ids_alone():
+    names = [f"s{n}:1" for n in range(1000)]
+    drawn = reviews.order_of_draw(names)
+    assert drawn == reviews.order_of_draw(reversed(names))
+    assert [name for name in drawn if name in set(names[::2])] == reviews.order_of_draw(names[::2])
+    assert sum(names.index(name) for name in drawn[:100]) / 100 == pytest.approx(500, abs=100)
 
 
 def test_decisions_can_be_made_while_there_are_verdicts_only(tmp_path):

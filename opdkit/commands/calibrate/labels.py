@@ -14,7 +14,7 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
-from opdkit.store.reviews import reviews_in_force
+from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
@@ -123,14 +123,32 @@ def read_labels(path: Path) -> Labels:
 
 
 def labels_of_reviews(run: Path) -> Labels:
-    """Return the rewards decided in `opdkit review`, as labels. Raises OpdkitError where there are none."""
-    labels = [Label("turn_id", review.turn_id, review.reward, review.ordinal)
-              for review in reviews_in_force(run).values()
-              if review.reward_decided and review.reward is not None]  # fmt: skip
+    """Return the rewards that people decided on in `opdkit review`, as labels: those of a random sample of turns.
+
+    The sample is the beginning of the order of the draw, up to the last turn that came up at random. Who leaves a
+    reward as it is labels the turn with the reward of the votes. Where nobody has come to the sample, all decisions are
+    labels, with a warning among the `examples`. Raises OpdkitError where there are none.
+    """
+    decided = {name: review for name, review in reviews_in_force(run).items() if review.chosen != GROUP}
+    parts = (read_arrow(run, "verdicts", part, ["turn_id"]) for part in range(part_count(run, "judge")))
+    order = order_of_draw(name for part in parts for name in part["turn_id"].to_pylist())
+    drawn = [n for n, name in enumerate(order, 1) if name in decided and decided[name].chosen == RANDOM]
+    sample, set_aside, labels = order[: drawn[-1]] if drawn else list(decided), Counter[str](), list[Label]()
+    for name in sample:
+        review = decided.get(name)
+        value = None if review is None else review.reward if review.reward_decided else review.voted_reward
+        if review is None or value is None:
+            set_aside["drawn, but not decided" if review is None else "no reward"] += 1
+        else:
+            labels.append(Label("turn_id", name, value, review.ordinal))
     if not labels:
         raise OpdkitError(f"nobody has decided a reward in {run}: name a file of LABELS, or start "
                           f"`opdkit review {quote(run)}`")  # fmt: skip
-    return Labels(labels, len(labels), Counter(), [])
+    if picked := len(decided.keys() - set(sample)):
+        set_aside["not drawn at random"] = picked
+    biased = ("nobody has come to the random sample of `opdkit review` yet: these turns were picked, or are those of "
+              "which the judge is least certain, and the figures are of such turns only")  # fmt: skip
+    return Labels(labels, len(labels) + set_aside.total(), set_aside, [] if drawn else [biased])
 
 
 def _rows(path: Path) -> Iterator[tuple[int, JSON | str]]:

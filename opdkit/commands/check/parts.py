@@ -108,33 +108,25 @@ def miscounts(command: str, parts: Mapping[str, Part]) -> Iterator[tuple[str, st
 
 
 def check_decisions(run: Path, turns: set[int] | None) -> Iterator[Finding]:
-    """Yield what is wrong with the files of decisions, and with the decisions in them.
+    """Yield what is wrong with the file of decisions, and with the decisions in it.
 
     `turns` are the hashes of the run's turns, None if some could not be read.
     """
     where = reviews.reviews_dir(run)
     stage, table = REVIEWS.stage, REVIEWS.name
     for path in sorted(where.iterdir()) if where.is_dir() else ():
-        if reviews.FILE_NAME.fullmatch(path.name) or path.name.startswith("."):  # hidden files are left by kills
-            continue
-        what = "not a file of decisions, but every reader of the folder takes it for one"
-        yield Finding(stage, what, table, key=path.name, todo=f"move it out of {where}")
-    readable: list[reviews.Review] = []
-    for path in reviews.files(run):
-        try:
-            decisions = reviews.read_file(path)
-            if not pq.read_schema(path).equals(REVIEWS.schema):
-                raise OpdkitError("other columns than the table has")
-        except OpdkitError as error:
-            todo = "put it back from a copy, or move it away and decide again"
-            yield Finding(stage, str(error), table, key=path.name, todo=todo)
-            continue
-        readable += decisions
+        if not (path.name in (reviews.FILE, reviews.TORN) or path.match(reviews.OLD_FILES)):
+            yield Finding(stage, "not a file of decisions", table, key=path.name, todo=f"move it out of {where}")
+    try:
+        readable = reviews.Ledger(run).all_reviews()
+    except OpdkitError as error:
+        yield Finding(stage, str(error), table, todo="put it back from a copy, or decide again")
+        return
     for review in readable:
         if (problem := reviews.find_problem(review)) is not None:
             todo = f"decide on it again, `opdkit review {quote(run)}`"
             yield Finding(stage, problem, table, key=review.turn_id, todo=todo)
     for name in sorted({review.turn_id for review in readable}):
         if turns is not None and hash(name) not in turns:
-            todo = f"it changes nothing: extract the logs that it was made on, or move its file out of {where}"
+            todo = "it changes nothing: extract the logs that it was made on, or withdraw it"
             yield Finding(stage, "a decision on a turn that is not there", table, key=name, todo=todo)

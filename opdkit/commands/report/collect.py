@@ -9,6 +9,7 @@ from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
 from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts, reward_advantages
 from opdkit.commands.report.turn_list import draw
+from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
 from opdkit.commands.turns.of_run import read_turns
 from opdkit.config.command_line import quote
@@ -24,22 +25,27 @@ DOMINANT = {"source": (0.5, 1, ""), "session": (0.1, 10, " (`opdkit train --max-
 
 
 class Collected(NamedTuple):
-    """Content of the page: the summary of the run, and the turns of the list, the most important first."""
+    """Content of the page: the summary of the run, the turns of the list, the most important first, groups of hints."""
 
     summary: JSON
     lines: list[TurnLine]
+    groups: dict[str, int]  # hint -> number of its group in the summary
 
 
-def collect(run: Path, rows: int) -> Collected:
+def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     """Fold over the finished parts, with one part and `rows` lines in memory.
 
-    The lines are those with the largest advantages, and a fair draw of the others.
+    The lines are those with the largest advantages, and a fair draw of the others. For reviewers, the hints are those
+    of the votes, and all groups of them are there.
 
     Raises OpdkitError if there is nothing to report, or a part cannot be read.
     """
     if not has_stage(run, "extract"):
         raise OpdkitError(f"{run} holds no run: start one with `opdkit extract {quote(run)} LOGS...`")
-    verdicts, advantages, lengths, shares, seen = Verdicts(), Advantages(), RewardsByLength(), Shares(), Counter[str]()
+    finished = stages.summaries(run)
+    is_evaluated = "eval" in finished and not stages.of_another(run, "eval")
+    verdicts = Verdicts(Topics(run) if is_evaluated else None, voted=reviewing)
+    advantages, lengths, shares, seen = Advantages(), RewardsByLength(), Shares(), Counter[str]()
     strongest, drawn = Largest[TurnLine](rows // 2), Largest[TurnLine](rows)
     for number, turn in enumerate(read_turns(run)):
         for tally in (verdicts, advantages, lengths, shares):
@@ -56,7 +62,6 @@ def collect(run: Path, rows: int) -> Collected:
             seen["hint"] += verdict["hint"] is not None
     if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
-    finished = stages.summaries(run)
     totals = shares.result()
     summary = {
         "run": str(run),
@@ -66,7 +71,9 @@ def collect(run: Path, rows: int) -> Collected:
         "notices": [*stages.notices(run, finished), *dominant(totals)],
         "funnel": stages.funnel(run, finished, seen, totals["total"].get("tokens", 0)),
         "votes": verdicts.votes() if "judge" in finished else None,
-        "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints")) if "judge" in finished else None,
+        "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints"), 100 if reviewing else 20)
+        if "judge" in finished
+        else None,
         "hint_checks": tallies.hint_checks(run, finished),
         "moved": tallies.moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
@@ -74,7 +81,7 @@ def collect(run: Path, rows: int) -> Collected:
         "reward_advantages": reward_advantages(finished) if "train" in finished else None,
         "shares": totals,
         "training": training(run) if "train" in finished else None,
-        "evaluation": evaluation(run) if "eval" in finished and not stages.of_another(run, "eval") else None,
+        "evaluation": evaluation(run) if is_evaluated else None,
         "comparison": compare_trainings(run),
         "configuration": stages.configuration(run, finished),
         "turns": seen["turns"],
@@ -83,7 +90,7 @@ def collect(run: Path, rows: int) -> Collected:
     lines = strongest.items()
     numbers = {line.number for line in lines}
     lines += [line for line in drawn.items() if line.number not in numbers]
-    return Collected(summary, lines[:rows])
+    return Collected(summary, lines[:rows], verdicts.groups.number_of)
 
 
 def compare_trainings(run: Path) -> JSON | None:

@@ -6,6 +6,7 @@ scripts and no other, load nothing, and turn no text into markup (Trusted Types)
 
 import base64
 import hashlib
+import sys
 from pathlib import Path
 from string import Template
 
@@ -21,10 +22,11 @@ from opdkit.errors import OpdkitError
 
 _FOLDER = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page/style.css", "page/turns.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/charts.js", "page/sections.js", "page/results.js",
-           "page/compare.js", "page/list.js", "page/tokens.js", "page/whole.js", "page/review.js",
-           "page/start.js")  # fmt: skip
+SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/charts.js", "page/sections.js", "page/hints.js",
+           "page/results.js", "page/compare.js", "page/list.js", "page/tokens.js", "page/whole.js", "page/queue.js",
+           "page/panel.js", "page/review.js", "page/start.js")  # fmt: skip
 _CUTS = (CHARS, 200, 140, 90, 50, 20, 0)  # characters of each text in the list
+_REVIEW_MB = 300.0  # megabytes of a reviewers' page: texts are cut only in runs of hundreds of thousands of turns
 _LIST_SHARE = 0.65  # share of the room that the list may take if turns are shown whole as well
 
 
@@ -32,17 +34,18 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     """Return the report of a run as HTML of at most `max_mb` megabytes.
 
     It lists `rows` turns, with texts as long as fit, and shows up to `turns` of them whole. With `review`
-    ({"token": ...}) it is the page of `opdkit review`: it fetches any turn from the server that it came from, and sends
-    decisions there.
+    ({"token", "reviewer"}) it is the page of `opdkit review`: it lists all turns, whatever the limits, fetches any of
+    them from the server that it came from, and sends decisions there.
 
     Raises OpdkitError if the run holds nothing to report, or `max_mb` is too little for the page without a turn.
     """
-    collected = collect(run, rows)
+    reviewing = review is not None
+    turns, rows, max_mb = (0, sys.maxsize, _REVIEW_MB) if reviewing else (turns, rows, max_mb)
+    collected = collect(run, rows, reviewing=reviewing)
     collected.summary["review"] = review
-    shell = _shell(reviewing=review is not None)
-    turns = 0 if review else turns
+    shell = _shell(reviewing=reviewing)
     room = round(max_mb * 1e6) - len(shell.template.encode())
-    packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0)
+    packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing)
     if packed is None:
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
     chosen = choose_whole(collected.lines, turns)
@@ -54,7 +57,7 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     return shell.substitute(data=packed.text(b"]}"))
 
 
-def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
+def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool) -> Packed | None:
     """Pack `{"summary": ..., "rows": ..., "views": [` into `share` of the room; None if not even the summary fits.
 
     Texts are cut as little as possible, then turns are left out.
@@ -63,7 +66,8 @@ def _pack_list(collected: Collected, room: int, share: float) -> Packed | None:
     summary = orjson.dumps(collected.summary, option=orjson.OPT_NON_STR_KEYS)
     while True:
         for chars in _CUTS:
-            rows = orjson.dumps(columns(collected.lines[:count], chars) | {"chars": chars})
+            listed = columns(collected.lines[:count], chars, collected.groups, reviewing=reviewing)
+            rows = orjson.dumps(listed | {"chars": chars})
             if packed.add(b'{"summary":' + summary + b',"rows":' + rows + b',"views":[', share):
                 return packed
         if not count:

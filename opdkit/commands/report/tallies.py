@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow.compute as pc
 
-from opdkit.commands.export.rules import group_alike
+from opdkit.commands.turns.hint_groups import TEXTS, HintGroups, Topics
 from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.commands.turns.token_text import texts_of
@@ -75,7 +75,9 @@ class Verdicts:
 
     WIDTH = 20  # characters per bar of the lengths
 
-    def __init__(self) -> None:
+    def __init__(self, topics: Topics | None = None, *, voted: bool = False) -> None:
+        """Begin with no turn. With `voted` hints are those of the votes, whatever people decided."""
+        self.groups, self._voted = HintGroups(topics), voted
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
         self._agreement, self._hint_statuses = Counter[float](), Counter[str]()
@@ -97,7 +99,8 @@ class Verdicts:
         if verdict["reward_agreement"] is not None:
             self._agreement[round(verdict["reward_agreement"], 2)] += 1
         self._hint_statuses[decided["hint_status"]] += 1
-        if (hint := decided["hint"]) is not None:
+        if (hint := (said := verdict if self._voted else decided)["hint"]) is not None:
+            self.groups.add(turn, said)
             self._characters += len(hint)
             self._lengths[len(hint) // self.WIDTH] += 1
             self._common.add(hint)
@@ -117,8 +120,11 @@ class Verdicts:
             "unanimous": self._agreement[1.0] / voted if voted else None,
         }
 
-    def hints(self, rejected: Counter[str]) -> JSON:
-        """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter."""
+    def hints(self, rejected: Counter[str], most: int = 20) -> JSON:
+        """Return the counts of hints. `rejected` are the judge's counts of candidates that failed the filter.
+
+        At most `most` groups of hints that ask for like things are in it.
+        """
         count = self._lengths.total()
         return {
             "count": count,
@@ -126,14 +132,7 @@ class Verdicts:
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
-            "groups": [
-                {
-                    "turns": sum(times for _, times in members),
-                    "texts": len(members),
-                    "wordings": [[text[:600], times] for text, times in members[:8]],
-                }
-                for members in group_alike(self._common.most(300))[:20]
-            ],
+            "groups": self.groups.result(self._common.most(TEXTS), most),
             "undercounted": self._common.missed,
             "rejected": rejected.most_common(),
         }

@@ -1,7 +1,7 @@
 """Turns that the report lists, and turns that it shows whole."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +10,7 @@ import xxhash
 from opdkit.commands.turns.line import CHARS, TurnLine
 from opdkit.commands.turns.of_run import STATES
 from opdkit.config.fields import JSON
+from opdkit.store.reviews import order_of_draw
 
 
 def draw(turn_id: str) -> int:
@@ -34,10 +35,11 @@ def choose_whole(lines: Sequence[TurnLine], most: int) -> list[str]:
     return list(chosen)[:most]
 
 
-def columns(lines: Sequence[TurnLine], chars: int) -> JSON:
+def columns(lines: Sequence[TurnLine], chars: int, groups: Mapping[str, int], *, reviewing: bool = False) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.
 
-    Texts are cut to `chars` characters.
+    Texts are cut to `chars` characters. `groups` has the number of the group of a hint: for reviewers, of the one that
+    was voted for. They also get the place of each judged turn in the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}
@@ -48,7 +50,14 @@ def columns(lines: Sequence[TurnLine], chars: int) -> JSON:
         table[name] = {"words": words, "rows": [places.get(value) for value in values]}
     for name in ("reward", "tokens"):
         table[name] = [getattr(line, name) for line in ordered]
-    columns = (("agreement", "reward_agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2))
+    hints = [line.hint if reviewing or line.review is None else line.review.get("hint", line.hint) for line in ordered]
+    table["asks"] = [None if hint is None else groups.get(hint) for hint in hints]
+    if reviewing:
+        order = order_of_draw(line.turn_id for line in ordered if line.hint_status is not None)
+        places = {turn_id: place for place, turn_id in enumerate(order)}
+        table["drawn"] = [places.get(line.turn_id) for line in ordered]
+    columns = (("agreement", "reward_agreement", 2), ("strength", "strength", 3), ("total", "advantage", 2),
+               ("certainty", "certainty", 3))  # fmt: skip
     for key, name, digits in columns:
         numbers = [getattr(line, name) for line in ordered]
         table[key] = [None if number is None else round(number, digits) for number in numbers]

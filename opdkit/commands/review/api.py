@@ -1,23 +1,27 @@
 """Decisions of the reviewers' page, as JSON. Knows nothing of HTTP."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-import pyarrow.compute as pc
-
+from opdkit.commands.turns.hint_groups import hints_of_group
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.plans import stage_dir
 from opdkit.store.reading import part_path, parts_of_turns, read_arrow
-from opdkit.store.reviews import Ledger, Review
+from opdkit.store.reviews import GROUP, Ledger, Review
 
-_FIELDS = ("turn_id", "action", "reward", "hint", "note")
+_FIELDS = ("turn_id", "action", "reward", "hint", "note", "chosen", "seen")
+_GROUP_FIELDS = ("group", "action", "hint", "seen")
 
 
 class Api:
-    """Decisions on one run, and those of one reviewer that are added. Used by several threads at once."""
+    """Decisions on one run, and those of one reviewer that are added. Used by several threads at once.
+
+    Decisions are numbered. A page says the last number that it has `seen`, and gets what was decided since.
+    """
 
     def __init__(self, run: Path, reviewer: str) -> None:
         """Open the run. Raises OpdkitError if it is not judged yet."""
@@ -27,46 +31,81 @@ class Api:
         self.run, self.reviewer = run, reviewer
         self._ledger, self._lock = Ledger(run), threading.Lock()
 
-    def decisions(self) -> JSON:
-        """Return turn_id -> the decision in force."""
+    def decisions(self, seen: int = -1) -> JSON:
+        """Return {"last": number of the last decision, "reviews": {turn_id: the decision in force, or null}}.
+
+        The turns are those decided on after `seen`; null where the decision was withdrawn.
+        """
         with self._lock:
-            return {turn_id: review.to_json() for turn_id, review in self._ledger.in_force().items()}
+            in_force, every = self._ledger.in_force(), self._ledger.all_reviews()
+            changed = (in_force.get(review.turn_id, review) for review in every if review.ordinal > seen)
+            found = {one.turn_id: one.to_json() if one.action == "set" else None for one in changed}
+            return {"last": every[-1].ordinal if every else -1, "reviews": found}
 
     def decide(self, document: object) -> JSON:
-        """Add one decision, and return {"review": the decision now in force on its turn, or null}.
+        """Add a decision on a turn, or on all turns of a group of hints. Return `decisions` since it was `seen`.
 
-        Raises OpdkitError, and writes nothing, if the document is not a decision, or its turn is not judged.
+        Raises OpdkitError, and writes nothing, if the document is not a decision, or its turn is not judged;
+        ConflictError if a turn was decided on after `seen`, which is -1 if it is absent.
         """
-        review = parse_decision(document)
-        if without_verdict(self.run, [review.turn_id]):
-            raise OpdkitError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
-        reviews.append(self.run, [review], reviewer=self.reviewer)
-        return {"review": self.decisions().get(review.turn_id)}
+        if not isinstance(document, dict):
+            raise OpdkitError("a decision is a JSON object")
+        fields = _GROUP_FIELDS if "group" in document else _FIELDS
+        if unknown := sorted(document.keys() - set(fields)):
+            raise OpdkitError(f"unknown field {unknown[0]!r}; a decision has: {', '.join(fields)}")
+        seen = document.get("seen", -1)
+        if type(seen) is not int or seen > self.decisions()["last"]:
+            raise OpdkitError(f"seen is {seen!r}; no decision has that number: open the page again")
+        decided = self._parse_group(document) if "group" in document else [parse_decision(document)]
+        voted = voted_rewards(self.run, [review.turn_id for review in decided])
+        for review in decided:
+            if review.turn_id not in voted:
+                raise OpdkitError(f"turn {review.turn_id} has no verdict, so there is nothing to decide")
+        decided = [replace(review, voted_reward=voted[review.turn_id]) for review in decided]
+        with self._lock:
+            self._ledger.append(decided, reviewer=self.reviewer, seen=seen)
+        return self.decisions(seen)
+
+    def _parse_group(self, document: JSON) -> list[Review]:
+        """Read {"group": wording, "action": "keep", "set" with a "hint", or "strike"} as decisions on all its turns.
+
+        "keep" decides for the hints as the judge gave them, null strikes them, and "strike" withdraws decisions on
+        them. What was decided of a reward stays. Raises OpdkitError for anything else.
+        """
+        action, hint = document.get("action"), document.get("hint")
+        if action not in ("keep", "set", "strike") or (action == "set") != ("hint" in document):
+            raise OpdkitError("action is not keep, strike, or set with a hint")
+        hint = hint.strip() if isinstance(hint, str) else hint
+        with self._lock:
+            in_force, decided = self._ledger.in_force(), list[Review]()
+        for turn_id, voted in hints_of_group(self.run, document["group"]).items():
+            before = in_force.get(turn_id, Review(turn_id, chosen=GROUP))
+            if action == "strike" and before.chosen == GROUP:
+                decided += [Review(turn_id, action="strike")] * (before.ordinal >= 0)
+            else:
+                after = replace(before, hint_decided=action != "strike", hint=voted if action == "keep" else hint)
+                decided += [after] * (after != before)
+        return decided
 
 
-def parse_decision(document: object) -> Review:
-    """Read {"turn_id", "action", "reward"?, "hint"?, "note"?} as a decision. Raises OpdkitError for anything else."""
-    if not isinstance(document, dict):
-        raise OpdkitError("a decision is a JSON object")
-    unknown = sorted(document.keys() - set(_FIELDS))
-    if unknown:
-        raise OpdkitError(f"unknown field {unknown[0]!r}; a decision has: {', '.join(_FIELDS)}")
+def parse_decision(document: JSON) -> Review:
+    """Read {"turn_id", "action", "reward"?, "hint"?, "note"?, "chosen"?}. Raises OpdkitError for anything else."""
     if not isinstance(document.get("turn_id"), str):
         raise OpdkitError("turn_id is missing")
     texts = [document.get("hint"), None if document.get("note") == "" else document.get("note")]
     hint, note = (text.strip() if isinstance(text, str) else text for text in texts)
     review = Review(document["turn_id"], "reward" in document, document.get("reward"), "hint" in document, hint, note,
-                    action=document.get("action", ""))  # fmt: skip
+                    action=document.get("action", ""), chosen=document.get("chosen"))  # fmt: skip
     if (error := reviews.find_problem(review)) is not None:
         raise OpdkitError(error)
     return review
 
 
-def without_verdict(run: Path, turn_ids: list[str]) -> list[str]:
-    """Return those of the turns that the run does not have, or has not judged."""
-    judged: set[str] = set()
+def voted_rewards(run: Path, turn_ids: list[str]) -> dict[str, int | None]:
+    """Return turn_id -> reward of the votes, for those of the turns that are judged."""
+    wanted, voted = set(turn_ids), dict[str, int | None]()
     for part in sorted(set(parts_of_turns(run, turn_ids).values())):
         if part_path(run, "verdicts", part).exists():
-            ids = read_arrow(run, "verdicts", part, ["turn_id"])["turn_id"]
-            judged.update(pc.unique(ids).to_pylist())
-    return [name for name in turn_ids if name not in judged]
+            columns = read_arrow(run, "verdicts", part, ["turn_id", "reward"]).to_pydict()
+            voted |= {k: v for k, v in zip(columns["turn_id"], columns["reward"], strict=True) if k in wanted}
+    return voted

@@ -2,15 +2,18 @@
 
 The server listens on 127.0.0.1 and answers requests that carry the random token of the printed address. A page of
 another origin can make a browser send requests here, and a name server can point its own name here: so a request with
-a foreign Origin or Host is refused even with the token. A change is a POST of JSON, which no link, image or form can
-send. People who may read the run directory need no server, and are not kept out.
+a foreign Origin or Host is refused even with the token. The Host may name any port of loopback, as that of a tunnel
+does. A change is a POST of JSON, which no link, image or form can send. People who may read the run directory need no
+server, and are not kept out.
 """
 
 import contextlib
 import hmac
 import json
+import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 import webbrowser
@@ -28,6 +31,7 @@ from opdkit.errors import OpdkitError
 from opdkit.store import reviews
 from opdkit.store.reading import parts_of_turns
 
+_LOOPBACK = re.compile(r"(127\.0\.0\.1|localhost):[0-9]{1,5}", re.IGNORECASE)
 MAX_BODY = 1 << 16  # bytes; a decision is a hint and a note
 _PATIENCE = 10.0  # seconds without a byte before a connection is dropped
 _HEADERS = {
@@ -53,7 +57,10 @@ def run(config: ReviewConfig) -> None:
     serving.start()
     try:
         print(server.address, flush=True)
+        port = server.server_port
         say(f"reviewing {config.run} as {reviewer}; stop with Ctrl-C")
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {reviews.whoami()}@{socket.gethostname()}"
+        say(f"to open it on another computer, run there: {tunnel}")
         if config.open and not webbrowser.open(server.address):
             warn("no browser could be opened here: open the address yourself")
         stop.wait()
@@ -75,12 +82,22 @@ class ReviewServer(ThreadingHTTPServer):
     def __init__(self, api: Api, port: int = 0) -> None:
         """Bind the port. Raises OpdkitError if it is taken."""
         self.api, self.token = api, secrets.token_urlsafe(24)
+        self._making, self._page = threading.Lock(), (list[tuple[str, int]](), b"")
         try:
             super().__init__(("127.0.0.1", port), Handler)
         except OSError as error:
             raise OpdkitError(f"--port {port} cannot be used: {error.strerror or error}") from error
-        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
         self.address = f"http://127.0.0.1:{self.server_port}/?token={self.token}"
+
+    def page(self) -> bytes:
+        """Return the page, made once until a stage writes: it fetches the decisions, whatever is in it."""
+        from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
+
+        run, written = self.api.run, sorted((str(path), path.stat().st_mtime_ns) for path in self.api.run.glob("*/*"))
+        with self._making:
+            if written != self._page[0]:
+                self._page = written, page(run, {"token": self.token, "reviewer": self.api.reviewer}).encode()
+            return self._page[1]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Warn of an error, without a traceback, unless the client has gone away."""
@@ -111,6 +128,9 @@ class Handler(BaseHTTPRequestHandler):
             status, answer = HTTPStatus.OK, self._answer(urlsplit(self.path).path)
         except RefusedError as error:
             status, answer = error.args[0], {"error": error.args[1]}
+        except reviews.ConflictError as error:
+            newer = {review.turn_id: review.to_json() for review in error.newer}
+            status, answer = HTTPStatus.CONFLICT, {"error": str(error), "newer": newer} | self.server.api.decisions()
         except OpdkitError as error:
             status = HTTPStatus.BAD_REQUEST if self.command == "POST" else HTTPStatus.INTERNAL_SERVER_ERROR
             answer = {"error": str(error)}
@@ -131,9 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         """Return the answer: JSON, or the HTML of the page. Raises RefusedError if there is none."""
         api, is_post = self.server.api, self.command == "POST"
         if path == "/" and not is_post:
-            from opdkit.commands.report.page import page  # imported here: it brings most of what there is to import
-
-            return page(api.run, review={"token": self.server.token}).encode()
+            return self.server.page()
         if path == "/api/reviews":
             return api.decide(self._read_decision()) if is_post else api.decisions()
         if path.startswith("/api/turns/") and not is_post:
@@ -146,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
     def _check_sender(self) -> None:
         """Raise RefusedError unless the request comes from our own page and carries the token."""
         hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or hosts[0].lower() not in self.server.hosts:
+        if len(hosts) != 1 or not _LOOPBACK.fullmatch(hosts[0]):
             raise RefusedError(HTTPStatus.FORBIDDEN, "foreign Host")
         origins = self.headers.get_all("Origin", [])
         if any(origin != f"http://{hosts[0].lower()}" for origin in origins):

@@ -16,10 +16,10 @@ reading removes it.
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opdkit.commands.review.api import without_verdict
+from opdkit.commands.review.api import voted_rewards
 from opdkit.commands.turns.line import messages_text, shorten, turn_messages
 from opdkit.config.fields import did_you_mean
 from opdkit.console import counted, printable, verb
@@ -119,14 +119,14 @@ def read_csv(run: Path, path: Path) -> Imported:
             untouched += 1
         elif not (_is_same(review, before) or _is_same(review, in_force.get(turn_id))):
             added.append(review)
-    unjudged = without_verdict(run, list(lines))
-    wrong += [f"line {lines[name]}: the run has no judged turn {name}" for name in unjudged]
+    voted = voted_rewards(run, list(lines))
+    wrong += [f"line {line}: the run has no judged turn {name}" for name, line in lines.items() if name not in voted]
     if wrong:
         shown = "\n".join(f"  {printable(line)}" for line in wrong[:_BAD_ROWS_SHOWN])
         more = f"\n  and {len(wrong) - _BAD_ROWS_SHOWN:,} more" if len(wrong) > _BAD_ROWS_SHOWN else ""
         count = f"{counted(len(wrong), 'row')} {verb(len(wrong), 'is', 'are')}"
         raise OpdkitError(f"{path}: {count} wrong, and nothing of the file was taken:\n{shown}{more}")
-    reviews.append(run, added)
+    reviews.append(run, [replace(review, voted_reward=voted[review.turn_id]) for review in added])
     struck = sum(review.action == "strike" for review in added)
     return Imported(len(added), struck, len(rows) - untouched - len(added), untouched)
 

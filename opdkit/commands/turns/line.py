@@ -1,5 +1,6 @@
 """Turns of a run as lines of a list, and messages as text."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ class TurnLine:
     reward: int | None
     reward_status: str | None
     reward_agreement: float | None
+    certainty: float | None  # of the votes, see `certainty_of`
     hint: str | None  # not cut
     hint_status: str | None
     review: JSON | None  # the decision in force
@@ -49,6 +51,7 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
         state=turn.state,
         skip_reason=turn.turn["skip_reason"],
         **{name: None if verdict is None else verdict[name] for name in VERDICT},
+        certainty=None if verdict is None else certainty_of(verdict),
         review=None if turn.review is None else turn.review.to_json(),
         tokens=None if target is None else target.sampled,
         strength=strength,
@@ -57,6 +60,22 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
         reply=reply,
         next_state=next_state,
     )
+
+
+def certainty_of(verdict: JSON) -> float | None:
+    """Return the share of the votes that agree, on the reward or on whether there is a hint, whichever is less.
+
+    A vote counts by its confidence where that is known, and one that failed counts for nothing. None without votes.
+    """
+    shares = []
+    for question, value in (("reward", "score"), ("hint", "decision")):
+        if votes := verdict[f"{question}_votes"]:
+            weights = Counter[int]()
+            for vote in votes:
+                if vote[value] is not None:
+                    weights[vote[value]] += 1.0 if vote["confidence"] is None else vote["confidence"]  # type: ignore[assignment]
+            shares.append(max(weights.values(), default=0.0) / len(votes))
+    return min(shares, default=None)
 
 
 def turn_messages(turn: JoinedTurn) -> tuple[Sequence[JSON], Sequence[JSON], Sequence[JSON]]:

@@ -17,7 +17,8 @@ COLUMNS = {
               "finish_reason"],
     "sessions": ["session_id", "source", "model", "messages"],
     "verdicts": ["turn_id", "reward", "reward_status", "reward_agreement", "hint", "hint_status", "hints",
-                 "hint_votes.decision", "hint_votes.error", "reward_votes.score", "reward_votes.error"],
+                 "hint_votes.decision", "hint_votes.error", "hint_votes.confidence", "reward_votes.score",
+                 "reward_votes.error", "reward_votes.confidence"],
     "targets": ["turn_id", "written", "response_mask", "old_logprobs", "teacher_logprobs", "overlap", "reward"],
 }  # fmt: skip
 

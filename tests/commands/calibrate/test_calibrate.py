@@ -22,7 +22,7 @@ from opdkit.errors import OpdkitError
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
 from opdkit.judge.votes import reward_of
-from opdkit.store.reviews import Review, append
+from opdkit.store.reviews import Review, append, order_of_draw
 
 Votes = Sequence[int | None]
 
@@ -215,6 +215,29 @@ def test_what_people_decided_in_review_are_labels(tmp_path: Path) -> None:
     found = measure(CalibrateConfig(run=judged))
     assert (found.labels, found.accuracy) == (2, 0.5)
     assert found.confusion[0] == [0, 0, 1]
+
+
+def test_only_a_random_sample_of_the_reviews_measures_the_judge(tmp_path: Path) -> None:
+    """The judge is wrong on every fifth turn, of which it is least certain: a reviewer sees those first."""
+    names = [f"s{n}:1" for n in range(200)]
+    judged = judged_run(tmp_path / "run", {name: [1, 1, -1] if n < 40 else [1, 1, 1] for n, name in enumerate(names)})
+    wrong, order = set(names[:40]), order_of_draw(names)
+
+    def review(name: str, chosen: str | None) -> Review:
+        """Leave what is right, and correct what is not."""
+        return Review(name, name in wrong, -1 if name in wrong else None, chosen=chosen, voted_reward=1)
+
+    append(judged, [review(name, "uncertain") for name in wrong])
+    assert measure(CalibrateConfig(run=judged)).accuracy == 0.0, "of those that it is least certain of"
+    skipped, *drawn = [name for name in order[:60] if name not in wrong]
+    append(judged, [review(name, "random") for name in drawn])
+    picked, grouped = [name for name in order[100:] if name not in wrong][:2]
+    append(judged, [review(picked, None), Review(grouped, chosen="group", voted_reward=1)])
+    sample = set(order[: order.index(drawn[-1]) + 1]) - {skipped}
+    found = measure(CalibrateConfig(run=judged))
+    assert (found.labels, found.accuracy) == (len(sample), pytest.approx(1 - len(sample & wrong) / len(sample)))
+    assert found.accuracy == pytest.approx(0.8, abs=0.1)
+    assert found.set_aside == {"not drawn at random": len(wrong - sample) + 1, "drawn, but not decided": 1}
 
 
 def test_labels_of_another_run(tmp_path: Path) -> None:

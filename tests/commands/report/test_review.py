@@ -1,19 +1,23 @@
 """Report as the page of `opdkit review`: decisions by keyboard, over the real server, none of them lost."""
 
 import random
+import socket
+import socketserver
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from browser import Watched
 from fuzz.report import attacks
+from labelled_runs import labelled_run
 from report_runs import hostile_run, large_run
 
 from opdkit.commands.review.api import Api
 from opdkit.commands.review.server import ReviewServer
 from opdkit.store import reviews
+from opdkit.store.reading import read_all
 
 pytestmark = pytest.mark.slow
 
@@ -56,58 +60,196 @@ def decided(run: Path) -> dict[str, dict]:
     return {name: review.decided for name, review in reviews.reviews_in_force(run).items()}
 
 
+def press(watched: Watched, *keys: str) -> list[str]:
+    """Press keys, each when the turn that it is for is there. Return the turns that they were for."""
+    turns = []
+    for key in keys:
+        turns.append(begin(watched))
+        watched.page.keyboard.press(key)
+    return turns
+
+
+def begin(watched: Watched) -> str:
+    """Wait until the chosen turn is there. Return its id."""
+    found: str = watched.page.evaluate("""async () => {
+        while (!whole.view || !document.getElementById("panel")) await new Promise((r) => setTimeout(r, 10));
+        return whole.turn.id;
+    }""")
+    return found
+
+
 def test_a_person_decides_with_the_keyboard(run: Path, server: ReviewServer, opened: Opening) -> None:
+    """Least certain first; after a decision the next turn comes; reward and hint of one turn are one decision."""
     watched = opened(server.address)
-    press = watched.page.keyboard.press
-    ids = watched.page.evaluate("list.shown.map((turn) => turn.id)")
-    for key in ("a", "+", "0", "-", "x", "X"):
-        press("n")
-        watched.page.wait_for_selector("#panel")
-        press(key)
-    press("n")
-    watched.page.wait_for_selector("#panel")
-    press("e")
+    order = watched.page.evaluate("list.shown.map((turn) => turn.id)")
+    hinted = set(watched.page.evaluate("list.turns.filter((turn) => turn.hint).map((turn) => turn.id)"))
+    certainty = watched.page.evaluate("list.shown.slice(0, 30).map((turn) => turn.certainty)")
+    assert certainty == sorted(certainty)
+    expected = {}
+    for turn_id, reward in zip(order, [{"+": 1}, {"0": 0}, {"-": -1}, {"+": 1}], strict=False):
+        ((key, value),) = reward.items()
+        expected[turn_id] = {"reward": value} | ({"hint": None} if turn_id in hinted else {})
+        assert press(watched, key, *(["x"] if turn_id in hinted else [])) == [turn_id] * (1 + (turn_id in hinted))
+    assert press(watched, "a", "X") == order[4:6]
+    expected |= {order[4]: {}, order[5]: {"hint": None, "reward": None}}
+    assert press(watched, "e") == [order[6]]
     watched.page.keyboard.insert_text("Say where the figure is from, n or no n.")
-    press("Control+Enter")
+    press(watched, "Control+Enter")
+    assert press(watched, "0") == [order[6]]
     settled(watched)
-    assert decided(run) == dict(zip(ids, [
-        {}, {"reward": 1}, {"reward": 0}, {"reward": -1}, {"hint": None}, {"hint": None, "reward": None},
-        {"hint": watched.page.evaluate(f"list.decisions['{ids[6]}'].hint")},
-    ], strict=False))  # fmt: skip
-    assert "Say where the figure is from, n or no n." in decided(run)[ids[6]]["hint"]
-    press("j")
-    watched.page.wait_for_selector("#panel")
-    press("+")
-    press("x")  # a second decision on a turn adds to the first
+    written = decided(run)[order[6]]["hint"]
+    assert written.endswith("Say where the figure is from, n or no n.")
+    assert decided(run) == expected | {order[6]: {"reward": 0, "hint": written}}
+    assert watched.page.evaluate("whole.turn.id") == order[7]
+    # Undone one after the other, and withdrawn.
+    watched.page.evaluate(f"choose({5})")
+    press(watched, "w")
+    press(watched, "u", "u")
     settled(watched)
-    assert decided(run)[ids[7]] == {"reward": 1, "hint": None}
-    press("u")
-    settled(watched)
-    assert decided(run)[ids[7]] == {"reward": 1}
-    press("u")
-    settled(watched)
-    assert ids[7] not in decided(run)
+    assert "reward" not in decided(run)[order[6]]
+    assert decided(run)[order[5]] == {"hint": None, "reward": None}
     # The list shows them, and can be filtered by them.
-    assert [watched.page.locator("#list .decided").nth(n).inner_text() for n in range(7)] == [
-        "accepted", "edited", "edited", "edited", "edited", "struck", "edited"
-    ]  # fmt: skip
     watched.page.select_option("#filter-decision", label="struck")
-    assert watched.page.evaluate("list.shown.map((turn) => turn.id)") == [ids[5]]
+    assert watched.page.evaluate("list.shown.map((turn) => turn.id)") == [order[5]]
+
+
+def test_uncertain_turns_come_first_then_a_random_sample_and_a_decision_says_which(
+    run: Path, server: ReviewServer, opened: Opening
+) -> None:
+    watched = opened(server.address)
+    judged = [v["turn_id"] for v in read_all(run, "verdicts")]
+    uncertain = press(watched, *["a"] * 30)
+    assert max(votes_agree(run, uncertain)) <= min(votes_agree(run, set(judged) - set(uncertain)))
+    drawn = press(watched, "a", "X", "a")
+    assert drawn == [name for name in reviews.order_of_draw(judged) if name not in uncertain][:3]
+    watched.page.locator("#list button").nth(40).click()
+    (picked,) = press(watched, "X")
+    settled(watched)
+    watched.page.select_option("#filter-decision", label="undecided")  # a filter chooses, too
+    press(watched, "n")
+    (filtered,) = press(watched, "X")
+    settled(watched)
+    watched.page.get_by_role("button", name="Show all").click()
+    chosen = {name: review.chosen for name, review in reviews.reviews_in_force(run).items()}
+    assert chosen == dict.fromkeys(uncertain, "uncertain") | dict.fromkeys(drawn, "random") | {
+        picked: None, filtered: None
+    }  # fmt: skip
+    said = watched.text("#progress")
+    assert said.startswith("35 of 60 judged turns reviewed: 30 least certain, 3 drawn at random.")
+    kept = reviews.reviews_in_force(run)
+    same = [r.voted_reward is not None for r in kept.values() if not r.decided]
+    assert f"You agree with the judge on {sum(same)} of {sum(same)} rewards (100%)" in said, "none is no reward"
+
+
+def votes_agree(run: Path, turn_ids: Iterable[str]) -> list[float]:
+    """Share of the votes for the reward of these turns: all of a turn vote alike on its hint."""
+    scores = {v["turn_id"]: [vote["score"] for vote in v["reward_votes"]] for v in read_all(run, "verdicts")}
+    return [max((scores[name].count(one) for one in (-1, 0, 1)), default=0) / len(scores[name]) for name in turn_ids]
+
+
+def test_a_note_goes_with_the_decision_and_is_shown(run: Path, server: ReviewServer, opened: Opening) -> None:
+    watched = opened(server.address)
+    (turn_id,) = press(watched, "m")
+    watched.page.keyboard.insert_text("ask the team: 40°?")
+    watched.page.keyboard.press("Enter")
+    assert decided(run) == {}, "a note alone decides nothing"
+    press(watched, "a")
+    settled(watched)
+    assert reviews.reviews_in_force(run)[turn_id].note == "ask the team: 40°?"
+    again = opened(server.address)
+    assert "ask the team: 40°?" in again.text("#list")
+    again.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{turn_id}'))")
+    again.page.wait_for_selector("#panel")
+    assert again.page.input_value("#note") == "ask the team: 40°?"
+    again.page.fill("#note", "clear now")
+    again.page.keyboard.press("Enter")
+    settled(again)
+    assert reviews.reviews_in_force(run)[turn_id].note == "clear now"
+
+
+def test_all_turns_of_a_hint_are_decided_on_at_once(tmp_path: Path, opened: Opening) -> None:
+    run = labelled_run(tmp_path / "run")
+    hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}
+    with serving(run) as server:
+        watched = opened(server.address)
+        rows = watched.page.locator("#groups tbody tr")
+        assert rows.count() == watched.page.evaluate("data.summary.hints.groups.length") <= 15
+        for n, button in enumerate(["Keep", "Strike", "Reword"]):
+            rows.nth(n).get_by_role("button", name=button).click()
+            if button == "Reword":
+                watched.page.fill("#groups textarea", "Always a numbered list.")
+                watched.page.keyboard.press("Control+Enter")
+            settled(watched)
+        names = watched.page.evaluate("data.summary.hints.groups.map((group) => group.wordings[0][0])")
+        wanted = [{"hint": names[0]}, {"hint": None}, {"hint": "Always a numbered list."}]
+        expected = {name: decision for group, decision in enumerate(wanted)
+                    for name in turns_of(watched, group)}  # fmt: skip
+        assert set(turns_of(watched, 0)) == {k for k, v in hints.items() if v == names[0]}
+        assert decided(run) == expected
+        counts = [watched.text(f"#groups tbody tr:nth-child({n}) td p") for n in (1, 2, 3)]
+        assert [words.split()[1] for words in counts] == ["kept", "struck", "reworded"]
+        rows.nth(1).get_by_role("button", name="Withdraw").click()
+        settled(watched)
+        assert decided(run) == {k: v for k, v in expected.items() if v != {"hint": None}}
+        # A number leads to its turns.
+        rows.nth(2).get_by_role("link").first.click()
+        assert watched.page.evaluate("list.shown.map((turn) => turn.asks)") == [2] * sum(
+            v == {"hint": "Always a numbered list."} for v in expected.values()
+        )
+
+
+def turns_of(watched: Watched, group: int) -> list[str]:
+    found: list[str] = watched.page.evaluate("(number) => list.groups[number].map((turn) => turn.id)", group)
+    return found
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_second_window_that_is_out_of_date_shows_both_decisions_and_overwrites_none(
+    run: Path, server: ReviewServer, browser: object, mine: bool
+) -> None:
+    first, second = (Watched(browser).open(server.address) for _ in range(2))
+    ids = [watched.page.evaluate("whole.turn.id") for watched in (first, second)]
+    assert ids[0] == ids[1]
+    begin(first)
+    begin(second)
+    first.page.keyboard.press("X")
+    settled(first)
+    second.page.keyboard.press("-")
+    settled(second)
+    conflict = second.text("#conflicts")
+    assert decided(run)[ids[0]] == {"hint": None, "reward": None}, "nothing is overwritten"
+    assert "Yours: reward −1" in conflict
+    assert "by tester: reward none, no hint" in conflict
+    button = "Put yours in its place" if mine else "Leave the newer"
+    second.page.get_by_role("button", name=button).click()
+    settled(second)
+    assert not second.page.locator("#conflicts").is_visible()
+    assert decided(run)[ids[0]] == ({"reward": -1} if mine else {"hint": None, "reward": None})
+    assert second.page.evaluate(f"list.decisions['{ids[0]}'].reward") == (-1 if mine else None)
+    # A decision on all turns of a hint is not taken either.
+    theirs = [reviews.Review(turn_id, hint_decided=True, hint="Theirs.") for turn_id in turns_of(second, 0)]
+    reviews.append(run, theirs)
+    second.page.locator("#groups tbody tr").first.get_by_role("button", name="Strike").click()
+    settled(second)
+    assert "Theirs." in second.text("#conflicts")
+    assert "Theirs." in [found.get("hint") for found in decided(run).values()]
+    for watched in (first, second):
+        assert all("409" in words for words in watched.wrong)
+        watched.page.evaluate("conflicts.clear()")
+        watched.close()
 
 
 def test_any_turn_is_fetched_whole_and_decisions_are_there_again(
     run: Path, server: ReviewServer, opened: Opening
 ) -> None:
     first = opened(server.address)
-    first.page.keyboard.press("j")
-    first.page.wait_for_selector("#panel")
-    first.page.keyboard.press("-")
+    (decided_on,) = press(first, "-")
     settled(first)
     first.page.locator("#list button").nth(30).click()
     first.page.wait_for_selector("#whole .message.reply")
     assert first.text("#whole h3") == first.page.evaluate("list.shown[30].id")
     again = opened(server.address)
-    again.page.keyboard.press("j")
+    again.page.evaluate(f"choose(list.shown.findIndex((turn) => turn.id === '{decided_on}'))")
     again.page.wait_for_selector("#panel")
     assert again.text("#decision") == "edited"
     assert "by tester" in again.text("#panel")
@@ -121,16 +263,16 @@ def test_nothing_is_lost_while_the_server_is_gone(run: Path, opened: Opening, br
         watched = Watched(browser)
         watched.page.add_init_script(IMPATIENT)
         watched.open(server.address)
-        watched.page.evaluate("choose(0)")
+        watched.page.evaluate("choose(list.shown.findIndex((turn) => turn.hint))")
         watched.page.wait_for_selector("#panel")
+        turn_id = watched.page.evaluate("whole.turn.id")
     watched.page.keyboard.press("+")
     watched.page.keyboard.press("x")
     watched.page.wait_for_selector("#unsent:not([hidden])")
     assert "1 decision not saved yet" in watched.text("#unsent")
-    assert "not saved" in watched.text("#list .badges")
+    assert "not saved" in watched.text("#list")
     with serving(run, port, token):
         settled(watched)
-        turn_id = watched.page.evaluate("list.shown[0].id")
         assert decided(run) == {turn_id: {"reward": 1, "hint": None}}
         assert not watched.page.locator("#unsent").is_visible()
     assert all("ERR_CONNECTION_REFUSED" in words for words in watched.wrong)
@@ -142,8 +284,7 @@ def test_what_the_server_refuses_is_said_and_stays_to_be_edited(
 ) -> None:
     watched = Watched(browser)
     watched.open(server.address)
-    watched.page.keyboard.press("j")
-    watched.page.wait_for_selector("#panel")
+    begin(watched)
     watched.page.keyboard.press("e")
     for times, words in ((1_000, "hint must be text of"), (10_000, "a decision is too long")):
         watched.page.fill("#panel textarea", "far too long " * times)
@@ -163,14 +304,46 @@ def test_what_the_server_refuses_is_said_and_stays_to_be_edited(
 
 def test_what_another_reviewer_decides_is_seen_on_coming_back(run: Path, server: ReviewServer, opened: Opening) -> None:
     watched = opened(server.address)
-    watched.page.keyboard.press("j")
-    watched.page.wait_for_selector("#panel")
-    turn_id = watched.page.evaluate("list.shown[0].id")
+    begin(watched)
+    turn_id = watched.page.evaluate("whole.turn.id")
     reviews.append(run, [reviews.Review(turn_id, reward_decided=True, reward=0)], reviewer="another")
     watched.page.evaluate("lookAgain()")
     assert watched.text("#decision") == "edited"
     assert "by another" in watched.text("#panel")
     assert "edited" in watched.text("#list .badges")
+
+
+class Tunnel(socketserver.StreamRequestHandler):
+    """Pass what comes in on to a port of this machine, as `ssh -L` does."""
+
+    to = 0
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.to)) as other:
+            threading.Thread(target=self.answer, args=(other,), daemon=True).start()
+            while data := self.request.recv(1 << 16):
+                other.sendall(data)
+
+    def answer(self, other: socket.socket) -> None:
+        while data := other.recv(1 << 16):
+            self.request.sendall(data)
+        self.request.shutdown(socket.SHUT_RDWR)
+
+
+def test_it_works_through_a_tunnel_from_another_port(run: Path, server: ReviewServer, opened: Opening) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), type("To", (Tunnel,), {"to": server.server_port})) as tunnel:
+        tunnel.daemon_threads = True
+        thread = threading.Thread(target=tunnel.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        port = tunnel.server_address[1]
+        assert port != server.server_port
+        watched = opened(server.address.replace(f":{server.server_port}/", f":{port}/"))
+        (turn_id,) = press(watched, "X")
+        settled(watched)
+        assert decided(run) == {turn_id: {"hint": None, "reward": None}}
+        watched.page.goto("about:blank")
+        tunnel.shutdown()
+        thread.join()
 
 
 def test_a_hostile_run_runs_nothing_here_either(tmp_path: Path, opened: Opening) -> None:

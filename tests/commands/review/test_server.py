@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +21,7 @@ from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
+from opdkit.store.reading import read_all
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,7 @@ def server(running, judged):
     """The server, without a decision; the decisions of a test are removed after it."""
     running.api = Api(judged, "Ada")
     yield running
-    for path in reviews.files(judged):
-        path.unlink()
+    shutil.rmtree(reviews.reviews_dir(judged), ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +66,7 @@ def client(server, transport):
 
 
 TURN = "s 0/ü?:1"
+GROUP = {"group": "Answer like this: in Celsius.", "action": "keep"}
 SET = {"turn_id": TURN, "action": "set", "reward": 1, "hint": "Use Celsius.", "note": "clear"}
 
 
@@ -71,19 +74,21 @@ SET = {"turn_id": TURN, "action": "set", "reward": 1, "hint": "Use Celsius.", "n
 
 
 def test_a_decision_is_taken_shown_and_withdrawn(client, judged):
-    taken = client.post("/api/reviews", json=SET).raise_for_status().json()["review"]
+    answer = client.post("/api/reviews", json=SET).raise_for_status().json()
+    assert answer["last"] == 0
+    taken = answer["reviews"][TURN]
     assert {k: taken[k] for k in ("reward", "hint", "note", "reviewer")} == {
         "reward": 1, "hint": "Use Celsius.", "note": "clear", "reviewer": "Ada"}  # fmt: skip
-    assert client.get("/api/reviews").json() == {TURN: taken}
+    assert client.get("/api/reviews").json() == answer
     view = client.get("/api/turns/" + httpx.URL("", params={"x": TURN}).query.decode()[2:].replace("+", "%20")).json()
     assert view == json.loads(json.dumps(turn_view(judged, TURN)))
     assert (view["verdict"]["reward"], view["verdict"]["reward_status"], view["review"]) == (1, "reviewed", taken)
-    assert client.post("/api/reviews", json={"turn_id": TURN, "action": "strike"}).json() == {"review": None}
-    assert client.get("/api/reviews").json() == {}
+    struck = client.post("/api/reviews", json={"turn_id": TURN, "action": "strike", "seen": 0}).json()
+    assert struck == {"last": 1, "reviews": {TURN: None}}
 
 
 def test_what_is_absent_stays_and_null_is_decided(client):
-    review = client.post("/api/reviews", json={"turn_id": TURN, "action": "set", "hint": None}).json()["review"]
+    review = client.post("/api/reviews", json={"turn_id": TURN, "action": "set", "hint": None}).json()["reviews"][TURN]
     assert "reward" not in review
     assert review["hint"] is None
 
@@ -93,7 +98,22 @@ def test_the_page_is_the_report_with_this_server_s_token(client, server, judged)
 
     answer = client.get("/")
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert answer.text == page(judged, review={"token": server.token})
+    assert answer.text == page(judged, review={"token": server.token, "reviewer": "Ada"})
+
+
+def test_the_page_is_made_again_when_a_stage_has_written(client, server, judged, monkeypatch):
+    from opdkit.commands.report import page as module
+
+    made = []
+    monkeypatch.setattr(module, "page", lambda *_: f"page {made.append(1) or len(made)}")
+    server._page = ([], b"")
+    client.post("/api/reviews", json=SET).raise_for_status()
+    assert [client.get("/").text for _ in range(2)] == ["page 1", "page 1"]
+    client.post("/api/reviews", json=SET | {"seen": 0}).raise_for_status()
+    assert client.get("/").text == "page 1", "decisions are fetched"
+    (judged / "judge" / "verdicts").touch()
+    assert client.get("/").text == "page 2"
+    server._page = ([], b"")
 
 
 # -- requests of others --------------------------------------------------------------------------------------------
@@ -114,13 +134,15 @@ def test_nothing_is_said_to_who_does_not_know_the_token(server, path, token):
 @pytest.mark.parametrize(("name", "value"), [
     ("Origin", "https://example.org"), ("Origin", "null"), ("Origin", "http://127.0.0.1:1"), ("Origin", ""),
     ("Host", "example.org"), ("Host", "127.0.0.1"), ("Host", "127.0.0.1.example.org:{port}"), ("Host", "evil:{port}"),
+    ("Host", "127.0.0.1:"), ("Host", "127.0.0.1:1x"), ("Host", "localhost:{port}.example.org"),
+    ("Host", "127.0.0.1:1@x"), ("Origin", "http://localhost:{port}"), ("Origin", "https://127.0.0.1:{port}"),
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_foreign_origin_or_host_is_refused_whatever_it_knows(client, server, judged, name, value, method):
     """A page elsewhere that makes the browser ask, or a name that is pointed here."""
     answer = client.request(method, "/api/reviews", headers={name: value.format(port=server.server_port)}, json=SET)
     assert (answer.status_code, f"foreign {name}" in answer.text) == (403, True)
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 def test_its_own_origin_and_the_token_in_the_address_will_do(server):
@@ -129,7 +151,14 @@ def test_its_own_origin_and_the_token_in_the_address_will_do(server):
     assert (
         httpx.get(address, params={"token": server.token}, headers=own, trust_env=False, timeout=60).status_code == 200
     )
-    assert httpx.get(server.address.replace("/?", "/api/reviews?"), trust_env=False, timeout=60).json() == {}
+    assert httpx.get(server.address.replace("/?", "/api/reviews?"), trust_env=False, timeout=60).is_success
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost:65535", "LOCALHOST:80"])
+def test_a_tunnel_from_another_port_works_and_its_page_cannot_be_another_origin(client, host):
+    own = {"Host": host, "Origin": f"http://{host.lower()}"}
+    assert client.get("/api/reviews", headers=own).is_success
+    assert client.get("/api/reviews", headers=own | {"Origin": "http://127.0.0.1:1"}).status_code == 403
 
 
 def test_two_hosts_are_no_host(server):
@@ -144,7 +173,7 @@ def test_two_hosts_are_no_host(server):
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
 def test_nothing_but_a_post_changes_anything(client, judged, path, method):
     assert client.request(method, path, headers={"Origin": str(client.base_url).rstrip("/")}).status_code != 302
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 @pytest.mark.parametrize(
@@ -153,7 +182,7 @@ def test_nothing_but_a_post_changes_anything(client, judged, path, method):
 def test_what_a_form_can_send_is_no_decision(client, judged, kind):
     answer = client.post("/api/reviews", content=json.dumps(SET), headers={"Content-Type": kind})
     assert answer.status_code == 415
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 def test_every_answer_says_that_it_is_not_to_be_kept_framed_or_guessed_at(client):
@@ -185,12 +214,18 @@ def test_it_listens_on_loopback_alone_and_tokens_differ(server, judged):
     (SET | {"hint": ["x"]}, "hint must be text"), (SET | {"note": {}}, "note must be text"),
     (SET | {"action": "strike"}, "strike decides nothing"), (SET | {"turn_id": "s:1"}, "has no verdict"),
     (SET | {"hint": "\ud800 alone"}, "not Unicode"), (SET | {"turn_id": "\ud800"}, "turn"),
+    (SET | {"chosen": "by me"}, "chosen is 'by me'"), (SET | {"seen": 7}, "seen is 7"),
+    (SET | {"seen": "0"}, "seen is '0'"), (SET | {"seen": True}, "seen is True"),
+    (GROUP | {"turn_id": TURN}, "unknown field 'turn_id'"), (GROUP | {"reward": 1}, "unknown field 'reward'"),
+    ({"group": "nothing", "action": "keep"}, "'nothing'"), ({"group": ["x"], "action": "keep"}, "no group"),
+    (GROUP | {"action": "set"}, "action is not"), (GROUP | {"action": "accept"}, "action is not"),
+    (GROUP | {"hint": None}, "action is not"), (GROUP | {"action": "set", "hint": " "}, "hint must be text"),
 ])  # fmt: skip
 def test_what_is_no_decision_is_named_and_nothing_is_written(client, judged, document, words):
     answer = client.post("/api/reviews", content=json.dumps(document), headers={"Content-Type": "application/json"})
     assert answer.status_code == 400
     assert words in answer.json()["error"]
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 @pytest.mark.parametrize(("body", "status"), [
@@ -199,7 +234,7 @@ def test_what_is_no_decision_is_named_and_nothing_is_written(client, judged, doc
 def test_what_is_no_json_is_refused(client, judged, body, status):
     answer = client.post("/api/reviews", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 def test_a_body_without_its_length_or_cut_short_is_refused(server, judged):
@@ -208,7 +243,7 @@ def test_a_body_without_its_length_or_cut_short_is_refused(server, judged):
     for length, status in (("", 411), ("Content-Length: -1\r\n", 411), ("Content-Length: 999\r\n", 400)):
         answer = exchanged(server, (head + length + "\r\n").encode() + json.dumps(SET).encode())
         assert answer.startswith(f"HTTP/1.0 {status}".encode())
-    assert reviews.files(judged) == []
+    assert not reviews.reviews_dir(judged).exists()
 
 
 def exchanged(server, request: bytes) -> bytes:
@@ -227,27 +262,81 @@ def test_what_is_not_there_is_not_found(client, path):
 
 
 def test_two_reviewers_at_once_lose_nothing(judged, server, client):
+    """Whoever was late is told what the other decided, and decides again."""
     other = ReviewServer(Api(judged, "Bob"))
     threads = [threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.01})]
     notes = [f"{who} {n}" for n in range(10) for who in ("Ada", "Bob")]
 
     def decide(who, n):
         asked = server if who == "Ada" else other
-        headers = {"X-Opdkit-Token": asked.token}
-        httpx.post(f"http://127.0.0.1:{asked.server_port}/api/reviews", json=SET | {"note": f"{who} {n}"},
-                   headers=headers, trust_env=False, timeout=60).raise_for_status()  # fmt: skip
+        headers, seen = {"X-Opdkit-Token": asked.token}, -1
+        address = f"http://127.0.0.1:{asked.server_port}/api/reviews"
+        while True:
+            answer = httpx.post(address, json=SET | {"note": f"{who} {n}", "seen": seen}, headers=headers,
+                                trust_env=False, timeout=60)  # fmt: skip
+            if answer.status_code != 409:
+                return answer.raise_for_status()
+            assert answer.json()["last"] > seen
+            seen = answer.json()["last"]
 
     deciding = [threading.Thread(target=decide, args=note.split()) for note in notes]
     for thread in threads + deciding:
         thread.start()
     for thread in deciding:
         thread.join()
-    kept = [review for path in reviews.files(judged) for review in reviews.read_file(path)]
+    kept = reviews.Ledger(judged).all_reviews()
     assert sorted(review.note for review in kept) == sorted(notes)
     assert {review.reviewer for review in kept} == {"Ada", "Bob"}
-    assert client.get("/api/reviews").json()[TURN]["note"] == reviews.reviews_in_force(judged)[TURN].note
+    assert client.get("/api/reviews").json()["reviews"][TURN]["note"] == kept[-1].note
     other.shutdown()
     other.server_close()
+
+
+def test_a_page_that_is_out_of_date_gets_the_newer_decision_and_nothing_is_overwritten(judged, client):
+    first = client.post("/api/reviews", json=SET).json()
+    late = client.post("/api/reviews", json=SET | {"reward": -1, "seen": -1})
+    assert late.status_code == 409
+    assert late.json()["newer"] == first["reviews"]
+    assert late.json()["last"] == 0
+    assert reviews.reviews_in_force(judged)[TURN].reward == 1
+    again = client.post("/api/reviews", json=SET | {"reward": -1, "seen": late.json()["last"]}).raise_for_status()
+    assert again.json()["reviews"][TURN]["reward"] == -1
+    undone = client.post("/api/reviews", json={"turn_id": TURN, "action": "strike", "seen": 0})
+    assert (undone.status_code, undone.json()["newer"][TURN]["reward"]) == (409, -1)
+    other_turn = client.post("/api/reviews", json=SET | {"turn_id": "s 1/ü?:1", "seen": -1}).raise_for_status().json()
+    assert other_turn["reviews"].keys() == {TURN, "s 1/ü?:1"}, "and what else was decided since it looked"
+
+
+def test_a_decision_keeps_how_its_turn_was_chosen_and_what_the_votes_said(judged, client):
+    for n, chosen in enumerate(("uncertain", "random", None)):
+        client.post("/api/reviews", json=SET | {"chosen": chosen, "seen": n - 1}).raise_for_status()
+    kept = reviews.Ledger(judged).all_reviews()
+    assert [(review.chosen, review.voted_reward) for review in kept] == [("uncertain", -1), ("random", -1), (None, -1)]
+
+
+def test_a_group_of_hints_is_kept_reworded_struck_and_withdrawn_at_once(judged, client):
+    hinted = {v["turn_id"]: v["hint"] for v in read_all(judged, "verdicts") if v["hint"]}
+    (name,) = set(hinted.values())
+    assert len(hinted) == 2
+    group, (one, other) = {"group": name}, sorted(hinted)
+
+    def decided(**fields):
+        seen = client.get("/api/reviews").json()["last"]
+        client.post("/api/reviews", json=group | {"seen": seen} | fields).raise_for_status()
+        return {name: review.decided for name, review in reviews.reviews_in_force(judged).items()}
+
+    client.post("/api/reviews", json={"turn_id": one, "action": "set", "reward": 0, "note": "hm"}).raise_for_status()
+    assert decided(action="set", hint="  Use Celsius, always. ") == {
+        one: {"reward": 0, "hint": "Use Celsius, always."}, other: {"hint": "Use Celsius, always."}
+    }  # fmt: skip
+    assert decided(action="set", hint=None) == {one: {"reward": 0, "hint": None}, other: {"hint": None}}
+    assert decided(action="keep") == {one: {"reward": 0, "hint": name}, other: {"hint": name}}
+    assert {r.turn_id: (r.chosen, r.note) for r in reviews.reviews_in_force(judged).values()} == {
+        one: (None, "hm"), other: ("group", None)
+    }  # fmt: skip
+    assert decided(action="strike") == {one: {"reward": 0}}
+    assert client.post("/api/reviews", json=group | {"action": "set", "hint": None, "seen": 0}).status_code == 409
+    assert len(reviews.reviews_in_force(judged)) == 1
 
 
 def test_a_run_that_is_not_judged_has_nothing_to_review(tmp_path):
@@ -269,14 +358,15 @@ def test_the_command_prints_its_address_and_stops_when_asked(judged, number):
     try:
         address = process.stdout.readline().strip()
         answer = httpx.post(address.replace("/?", "/api/reviews?"), json=SET, trust_env=False, timeout=60)
-        assert answer.json()["review"]["reviewer"] == "Eve"
+        assert answer.json()["reviews"][TURN]["reviewer"] == "Eve"
         process.send_signal(number)
         out, err = process.communicate(timeout=600)
     finally:
         process.kill()
-        for path in reviews.files(judged):
-            path.unlink()
+        shutil.rmtree(reviews.reviews_dir(judged), ignore_errors=True)
     assert (process.returncode, out) == (0, "")
     assert "decisions in force: 1" in err
     assert "Traceback" not in err
+    port = httpx.URL(address).port
+    assert re.search(rf"ssh -L {port}:127\.0\.0\.1:{port} \S+@\S+", err)
     assert address.partition("token=")[2] not in err, "no credentials in messages, which end up in logs"

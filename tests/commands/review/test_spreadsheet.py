@@ -88,7 +88,7 @@ def test_a_sheet_that_nobody_touched_changes_nothing(run, tmp_path):
     done = read(run, written(run), tmp_path)
     assert (done.changed, done.struck, done.same, done.untouched) == (0, 0, 4, 0)
     assert decided(run) == before
-    assert len(reviews.files(run)) == 1
+    assert len(reviews.Ledger(run).all_reviews()) == 4
 
 
 @pytest.mark.parametrize(("cells", "expected"), [
@@ -137,7 +137,7 @@ def test_wrong_rows_are_named_by_their_line_and_nothing_is_taken(run, tmp_path, 
         read(run, rows, tmp_path)
     assert words in str(caught.value)
     assert "line " in str(caught.value)
-    assert reviews.files(run) == []
+    assert not reviews.reviews_dir(run).exists()
 
 
 def test_the_line_of_a_row_is_that_of_the_file(run, tmp_path):

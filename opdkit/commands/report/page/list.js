@@ -11,11 +11,14 @@ const list = {
   page: 0,
   terms: [],
   decisions: dictionary({}),
+  groups: [], // of a review: the turns of each group of hints
+  queued: false,
   whole: new Set(), // ids of the turns that the file shows whole
   tokens: new Set(), // and of those that it shows token by token
 };
 
 function readTurns(rows) {
+  list.byId = new Map();
   const word = (name, n) => (rows[name].rows[n] === null ? null : rows[name].words[rows[name].rows[n]]);
   list.turns = rows.id.map((id, n) => {
     const turn = {
@@ -29,6 +32,9 @@ function readTurns(rows) {
       reward: rows.reward[n],
       tokens: rows.tokens[n],
       agreement: rows.agreement[n],
+      certainty: rows.certainty[n],
+      asks: rows.asks[n],
+      drawn: rows.drawn?.[n] ?? null,
       strength: rows.strength[n],
       total: rows.total[n],
       asked: rows.asked[n],
@@ -36,6 +42,7 @@ function readTurns(rows) {
       answer: rows.answer[n],
       hint: rows.hint[n],
     };
+    list.byId.set(id, turn);
     turn.words = [id, turn.source, turn.asked, turn.reply, turn.answer, turn.hint].join("\n").toLowerCase();
     return turn;
   });
@@ -57,6 +64,7 @@ const FILTERS = {
   reward: ["Reward", (turn) => rewardOf(turn), (value) => REWARD_WORDS[value] ?? "no reward"],
   state: ["How far it came", (turn) => turn.state, (value) => STATE_WORDS[value]],
   hint: ["Hint", (turn) => turn.hintStatus, (value) => (value === "ok" ? "ok: has a hint" : (value ?? "not judged"))],
+  asks: ["Hint asks for", (turn) => turn.asks, (value) => (value === null ? "nothing of the table" : wordingOf(value))],
   vote: ["Votes", (turn) => turn.rewardStatus, (value) => value ?? "not judged"],
   skip: ["Why not trainable", (turn) => turn.skipReason, (value) => value ?? "trainable"],
   source: ["Source", (turn) => turn.source, (value) => value],
@@ -73,8 +81,12 @@ const SORTS = {
   negative: ["most negative sum first", (turn) => turn.total ?? Infinity],
   positive: ["most positive sum first", (turn) => -(turn.total ?? -Infinity)],
   agreement: ["least agreement first", (turn) => turn.agreement ?? 2],
+  certainty: ["least certain votes first", (turn) => turn.certainty ?? 2],
   tokens: ["longest first", (turn) => -(turn.tokens ?? -1)],
 };
+
+// The commonest wording of a group of hints.
+const wordingOf = (number) => data.summary.hints.groups[number].wordings[0][0];
 
 // What holds now, after a person's decision.
 function rewardOf(turn) {
@@ -90,12 +102,19 @@ function decisionWord(id) {
   const review = list.decisions[id];
   if (!review) return "undecided";
   if ("hint" in review && review.hint === null && "reward" in review && review.reward === null) return "struck";
-  return "reward" in review || "hint" in review ? "edited" : "accepted";
+  return "reward" in review || ("hint" in review && !isKept(id)) ? "edited" : "accepted";
 }
 
-// What matters most comes first; a reviewer goes through the log.
+// The decided hint is that of the votes, of which the list may have the beginning alone.
+function isKept(id) {
+  const {hint} = list.decisions[id],
+    voted = list.byId.get(id)?.hint;
+  return Boolean(hint && voted) && (hint === voted || (voted.endsWith("…") && hint.startsWith(voted.slice(0, -1))));
+}
+
+// What matters most comes first.
 const firstOrder = (reviewing) =>
-  !reviewing && list.turns.some((turn) => turn.strength !== null) ? "strength" : "log";
+  reviewing ? "review" : list.turns.some((turn) => turn.strength !== null) ? "strength" : "log";
 
 function makeFilters(reviewing) {
   const form = byId("filters");
@@ -276,6 +295,7 @@ function row(turn, place) {
     line("reply:", turn.reply),
     line("then:", turn.answer),
     line("hint:", hintOf(turn)),
+    line("note:", list.decisions[turn.id]?.note),
   );
 }
 
@@ -306,8 +326,9 @@ function markCurrent() {
 }
 
 // Show the turn at a place of the filtered list. A click on a phone goes on to the turn below the list.
-function choose(place, follow = false) {
+function choose(place, follow = false, queued = false) {
   if (!list.shown.length) return;
+  list.queued = queued; // the queue of a review brought it, and nobody chose it
   list.at = Math.min(Math.max(0, place), list.shown.length - 1);
   list.chosen = true;
   if (Math.floor(list.at / PAGE) !== list.page) showPage(Math.floor(list.at / PAGE));
@@ -325,6 +346,8 @@ function choose(place, follow = false) {
 
 // What the page opens with: the turn that matters most of those with their tokens, without going there.
 function openFirst() {
+  if (reviewing()) nextUndecided();
+  if (list.chosen) return;
   const matters = (turn) => turn.strength !== null && list.tokens.has(turn.id),
     place = reviewing() ? -1 : list.shown.findIndex(matters);
   if (place < 0) {

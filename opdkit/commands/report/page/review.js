@@ -1,12 +1,15 @@
 "use strict";
-// `opdkit review`: a person accepts, edits or strikes what the votes say, with the keyboard. Decisions wait here until
-// the server has them: nothing is lost when it is gone for a while.
+// `opdkit review`: the decisions of this page and their way to the server. They wait here until the server has them:
+// nothing is lost when it is gone for a while. What another window decided meanwhile is shown, and never overwritten
+// unseen.
 
-const unsent = new Map(); // turn id -> the decision that the server does not have yet; null: withdraw
+const unsent = new Map(); // turn id, or "group N" -> {body, seen}: what the server does not have yet
+const conflicts = new Map(); // of the same: {body, newer}: what it did not take, and the decisions that it has
 const before = []; // [turn id, the decision before], for undo
 const RETRY = 3000; // milliseconds
 const LONGEST = 20_000; // characters of a decision; three bytes each still reach the server whole
 let sending = false;
+let seen = -1; // number of the last decision that this page knows
 let refusedTurn = null; // whose last decision the server did not take
 
 const reviewing = () => Boolean(data?.summary.review);
@@ -34,12 +37,20 @@ async function ask(method, path, body) {
   }
   if (answer.ok && found !== null) return found;
   const words = found?.error || `The server answered ${answer.status}.`;
+  if (answer.status === 409) throw new Conflict(words, found);
   // A server that was started again knows another token, and a full disk can be emptied: neither is the last word.
   if (answer.status === 403 || answer.status >= 500) throw new NotNow(words);
   throw new Error(words);
 }
 
 class NotNow extends Error {}
+
+class Conflict extends Error {
+  constructor(words, answer) {
+    super(words);
+    this.answer = answer;
+  }
+}
 
 const fetchView = async (id) => {
   const view = await ask("GET", "/api/turns/" + encodeURIComponent(id));
@@ -48,153 +59,43 @@ const fetchView = async (id) => {
   return view;
 };
 
-// -- the panel ---------------------------------------------------------------------------------------------------------
-
-function placePanel(turn, view) {
-  const panel = el("section", {id: "panel", "aria-label": "Your decision"});
-  byId("conversation").before(panel);
-  drawPanel(turn, view);
-}
-
-function drawPanel(turn, view) {
-  const review = list.decisions[turn.id],
-    votes = view.verdict?.voted;
-  const reward = review && "reward" in review ? review.reward : (votes?.reward ?? null),
-    hint = review && "hint" in review ? review.hint : (votes?.hint ?? null);
-  const button = (words, key, action, pressed) =>
-    el(
-      "button",
-      {type: "button", onclick: action, "aria-pressed": pressed === undefined ? null : String(pressed)},
-      words + " ",
-      el("kbd", {}, key),
-    );
-  const edit = byId("edit") ?? el("div", {id: "edit"}), // what is being typed stays
-    typing = edit.contains(document.activeElement) ? document.activeElement : null;
-  const who = review?.reviewer
-    ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
-    : "";
-  byId("panel").replaceChildren(
-    el(
-      "h4",
-      {},
-      "Your decision: ",
-      el("span", {id: "decision"}, decisionWord(turn.id)),
-      el("span", {class: "faint small"}, said(who)),
-      unsent.has(turn.id) ? " (not saved yet)" : "",
-    ),
-    el(
-      "div",
-      {class: "tools", role: "group", "aria-label": "Reward"},
-      "Reward ",
-      button("+1", "+", () => decide({reward: 1}), reward === 1),
-      button("0", "0", () => decide({reward: 0}), reward === 0),
-      button("−1", "-", () => decide({reward: -1}), reward === -1),
-    ),
-    el("p", {}, "Hint ", hint === null ? el("strong", {}, "none") : quoted(hint, "strong")),
-    el(
-      "div",
-      {class: "tools"},
-      button("Accept", "a", () => decide({})),
-      button("Edit the hint", "e", () => editHint()),
-      button("Strike the hint", "x", () => decide({hint: null})),
-      button("Strike all", "X", () => decide({hint: null, reward: null})),
-      button("Undo", "u", undo),
-      button("Next undecided", "n", nextUndecided),
-    ),
-    edit,
-    el("p", {id: "problem", role: "alert"}),
-  );
-  typing?.focus();
-}
-
-function editHint(typed) {
-  const turn = whole.turn,
-    place = byId("edit");
-  if (!place) return;
-  const review = list.decisions[turn.id],
-    text = typed ?? (review && "hint" in review ? review.hint : whole.view.verdict?.voted.hint) ?? "";
-  const area = el("textarea", {"aria-label": "The hint: what the reply should have done", dir: "auto"});
-  area.value = text;
-  const save = () => {
-    const written = area.value.trim();
-    place.replaceChildren();
-    decide({hint: written || null});
-  };
-  const leave = () => {
-    place.replaceChildren();
-    byId("panel").querySelector("button").focus();
-  };
-  area.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      save();
-    }
-    if (event.key === "Escape") leave();
-  });
-  place.replaceChildren(
-    area,
-    el(
-      "div",
-      {class: "tools"},
-      el("button", {type: "button", onclick: save}, "Save ", el("kbd", {}, "Ctrl+Enter")),
-      el("button", {type: "button", onclick: leave}, "Leave as it was ", el("kbd", {}, "Esc")),
-    ),
-  );
-  area.focus();
-}
-
 // -- deciding ----------------------------------------------------------------------------------------------------------
 
-// What was decided of this turn, with `change` on top. A field that is not in it stays as the votes have it.
-function decide(change) {
-  const turn = whole.turn;
-  if (!reviewing() || !turn) return;
-  const kept = list.decisions[turn.id] ?? {},
-    decision = {};
-  for (const name of ["reward", "hint", "note"])
-    if (name in kept && kept[name] !== undefined && !(name === "note" && kept[name] === null))
-      decision[name] = kept[name];
-  put(turn.id, Object.keys(change).length ? {...decision, ...change} : {}, true);
-}
-
+// `decision` of a turn holds what is decided; null withdraws it.
 function put(id, decision, undoable) {
   if (undoable) before.push([id, list.decisions[id] ?? null]);
-  if (decision === null) delete list.decisions[id];
-  else list.decisions[id] = decision;
-  unsent.set(id, decision);
-  redecided(id);
+  const action = decision === null ? "strike" : "set";
+  unsent.set(id, {body: {turn_id: id, action, ...decision}, seen: unsent.get(id)?.seen ?? seen});
+  conflicts.delete(id);
+  showLocally(id, decision);
   send();
 }
 
-function undo() {
-  const last = before.pop();
-  if (!last) return problem("Nothing to undo on this page.");
-  const [id, decision] = last,
-    place = list.shown.findIndex((turn) => turn.id === id);
-  const kept =
-    decision &&
-    Object.fromEntries(
-      ["reward", "hint", "note"]
-        .filter((name) => name in decision && !(name === "note" && decision[name] === null))
-        .map((name) => [name, decision[name]]),
-    );
-  put(id, kept, false);
-  if (place >= 0 && whole.turn.id !== id) choose(place);
+// As the server will have it.
+function showLocally(id, decision) {
+  const voted_reward = list.byId.get(id)?.reward ?? null;
+  if (decision === null) delete list.decisions[id];
+  else list.decisions[id] = {...decision, voted_reward, reviewer: data.summary.review.reviewer};
+  redecided([id]);
 }
 
-function nextUndecided() {
-  const open = (turn) => turn.state !== "not trainable" && decisionWord(turn.id) === "undecided";
-  const from = list.chosen ? list.at + 1 : 0,
-    order = [...list.shown.keys()].map((n) => (n + from) % list.shown.length);
-  const next = order.find((place) => open(list.shown[place]));
-  if (next === undefined) return problem("No undecided turn is left in this list.");
-  choose(next);
+function decideGroup(number, decision) {
+  const turns = list.groups[number].map((turn) => turn.id);
+  unsent.set(`group ${number}`, {body: {group: wordingOf(number), ...decision}, seen, turns});
+  drawGroups(data.summary.hints);
+  send();
 }
 
-function redecided(id) {
-  byId("spoken").textContent = `${id}: ${decisionWord(id)}${unsent.has(id) ? ", not saved yet" : ""}`;
-  redrawRow(id);
-  if (whole.turn?.id === id && whole.view) {
+// Everything that shows a decision, again.
+function redecided(ids) {
+  const [id] = ids;
+  if (ids.length === 1)
+    byId("spoken").textContent = `${id}: ${decisionWord(id)}${unsent.has(id) ? ", not saved yet" : ""}`;
+  const visible = new Set(list.shown.slice(list.page * PAGE, (list.page + 1) * PAGE).map((turn) => turn.id));
+  for (const one of ids) if (visible.has(one)) redrawRow(one);
+  if (byId("groups")) drawGroups(data.summary.hints);
+  showProgress();
+  if (whole.view && ids.includes(whole.turn?.id)) {
     drawPanel(whole.turn, whole.view);
     byId("whole")
       .querySelector(".badges")
@@ -218,29 +119,29 @@ async function send() {
   sending = true;
   try {
     while (unsent.size) {
-      const [id, decision] = unsent.entries().next().value;
+      const [key, entry] = unsent.entries().next().value,
+        id = entry.body.turn_id;
       try {
-        const answer = await ask(
-          "POST",
-          "/api/reviews",
-          decision === null ? {turn_id: id, action: "strike"} : {turn_id: id, action: "set", ...decision},
-        );
-        if (id === refusedTurn) refusedTurn = null;
-        if (unsent.get(id) === decision) {
-          unsent.delete(id);
-          if (answer.review) list.decisions[id] = answer.review;
-          else delete list.decisions[id];
-        }
+        const answer = await ask("POST", "/api/reviews", {...entry.body, seen: entry.seen});
+        if (key === refusedTurn) refusedTurn = null;
+        if (unsent.get(key) === entry) unsent.delete(key);
+        // What was decided here meanwhile was decided in the knowledge of this one, and nothing came between.
+        for (const other of entry.turns ?? [key]) if (unsent.has(other)) unsent.get(other).seen = answer.last;
+        receive(answer, id);
       } catch (error) {
         if (error instanceof NotNow) {
           showUnsent(error.message);
           setTimeout(send, RETRY);
           return;
         }
-        await refused(id, decision, error.message);
-        continue;
+        if (error instanceof Conflict) {
+          const {body} = unsent.get(key) ?? entry; // it may have been decided again since
+          unsent.delete(key);
+          conflicts.set(key, {body, turns: entry.turns, newer: error.answer.newer, words: error.message});
+          receive(error.answer, id);
+          showConflicts();
+        } else await refused(key, entry, error.message);
       }
-      redecided(id);
     }
     showUnsent("");
   } finally {
@@ -248,19 +149,32 @@ async function send() {
   }
 }
 
+// The decisions that the server has, other windows' too; those of this page that wait stay on top.
+function receive(answer, id) {
+  const changed = Object.entries(answer.reviews).filter(([one]) => !unsent.has(one));
+  for (const [one, review] of changed) {
+    if (review) list.decisions[one] = review;
+    else delete list.decisions[one];
+  }
+  seen = answer.last;
+  redecided([...new Set([...(id === undefined ? [] : [id]), ...changed.map(([one]) => one)])]);
+}
+
 // What the server does not take is not kept as if it had: the decisions are those that it has.
-async function refused(id, decision, words) {
-  if (unsent.get(id) === decision) unsent.delete(id);
-  refusedTurn = id;
+async function refused(key, entry, words) {
+  const {turn_id: id, hint} = entry.body;
+  if (unsent.get(key) === entry) unsent.delete(key);
+  refusedTurn = key;
+  if (id !== undefined) delete list.decisions[id];
   try {
     await readDecisions();
   } catch {
     /* the next answer will tell */
   }
-  redecided(id);
-  if (whole.turn?.id === id && typeof decision?.hint === "string") editHint(decision.hint); // what was typed stays
+  redecided(id === undefined ? [] : [id]);
+  if (whole.turn?.id === id && typeof hint === "string") editHint(hint); // what was typed stays
   problem(`Not saved: ${words}`);
-  byId("unsent").replaceChildren("A decision on ", quoted(id), " was not saved: ", quoted(words));
+  byId("unsent").replaceChildren("A decision on ", quoted(id ?? entry.body.group), " was not saved: ", quoted(words));
   byId("unsent").hidden = false;
 }
 
@@ -273,19 +187,58 @@ function showUnsent(words) {
     : "";
 }
 
+// -- two windows -------------------------------------------------------------------------------------------------------
+
+const spelledOut = (decision) =>
+  [
+    decision === null || decision.action === "strike" ? "withdraws the decision" : null,
+    decision && "reward" in decision ? `reward ${REWARD_WORDS[decision.reward] ?? "none"}` : null,
+    decision && "hint" in decision ? (decision.hint === null ? "no hint" : ["hint ", quoted(decision.hint)]) : null,
+    decision?.note ? ["note ", quoted(decision.note)] : null,
+  ]
+    .filter(Boolean)
+    .flatMap((words, place) => [place ? ", " : "", words]);
+
+// Both decisions of each turn that was decided on twice, to choose from.
+function showConflicts() {
+  const place = byId("conflicts") ?? el("div", {id: "conflicts", class: "notice", role: "alert"});
+  if (!place.parentNode) byId("unsent").after(place);
+  place.hidden = !conflicts.size;
+  const choice = (key, {body, turns, newer, words}) => {
+    const settle = (mine) => () => {
+      conflicts.delete(key);
+      if (mine) unsent.set(key, {body, seen, turns});
+      if (mine && body.turn_id) showLocally(body.turn_id, body.action === "strike" ? null : body);
+      showConflicts();
+      send();
+    };
+    const accepts = (shown) => (shown.length ? shown : ["accepted"]);
+    return el(
+      "div",
+      {},
+      el("p", {}, el("strong", {}, "Not saved: "), quoted(words), ". ", quoted(body.turn_id ?? body.group)),
+      el("p", {}, "Yours: ", accepts(spelledOut(body))),
+      Object.entries(newer)
+        .slice(0, 3)
+        .map(([id, review]) =>
+          el("p", {}, "Newer, of ", quoted(id), " by ", quoted(review.reviewer), ": ", accepts(spelledOut(review))),
+        ),
+      el(
+        "div",
+        {class: "tools"},
+        el("button", {type: "button", onclick: settle(false)}, "Leave the newer"),
+        el("button", {type: "button", onclick: settle(true)}, "Put yours in its place"),
+      ),
+    );
+  };
+  place.replaceChildren(...[...conflicts].map(([key, conflict]) => choice(key, conflict)));
+}
+
 addEventListener("beforeunload", (event) => {
-  if (unsent.size) event.preventDefault();
+  if (unsent.size || conflicts.size) event.preventDefault();
 });
 
-// The decisions in force, other reviewers' too; those of this page that wait stay on top.
-async function readDecisions() {
-  const found = dictionary(await ask("GET", "/api/reviews"));
-  for (const [id, decision] of unsent) {
-    if (decision) found[id] = decision;
-    else delete found[id];
-  }
-  list.decisions = found;
-}
+const readDecisions = async () => receive(await ask("GET", "/api/reviews"));
 
 async function startReview() {
   try {
@@ -304,6 +257,4 @@ async function lookAgain() {
   } catch {
     return; // the next decision will tell
   }
-  for (const turn of list.shown.slice(list.page * PAGE, (list.page + 1) * PAGE)) redrawRow(turn.id);
-  if (whole.view) drawPanel(whole.turn, whole.view);
 }

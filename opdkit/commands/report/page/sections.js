@@ -1,5 +1,5 @@
 "use strict";
-// The feedback: funnel, votes, hints, advantages, and who decides.
+// The feedback: funnel, votes, advantages, and who decides.
 
 function fill(id, ...inside) {
   byId(id).append(...inside.flat().filter(Boolean));
@@ -113,120 +113,6 @@ function showFeedback(votes) {
 }
 
 const part = (title, ...inside) => el("div", {}, el("h3", {}, title), inside);
-
-function showHintChecks(checks) {
-  if (!checks) return;
-  fill(
-    "hints",
-    el("h3", {}, "Do the hints help?"),
-    el("p", {class: "faint small"}, "Fresh replies of the student to the same prompt, judged by what the hint asks."),
-    barTable(["status", "hints"], checks.statuses, sum(Object.fromEntries(checks.statuses))),
-  );
-  if (checks.examples.length)
-    fill(
-      "hints",
-      table(
-        ["dropped hint", "why", {number: "replies that follow it"}, {number: "without the hint"}, "a reply with it", "turn"],
-        checks.examples.map((row) => [
-          {kind: "texts", node: quoted(row.hint)},
-          {node: row.status},
-          {number: share(row.with_hint, 1)},
-          {number: share(row.without_hint, 1)},
-          {kind: "texts", node: quoted(row.reply || "")},
-          {node: row.turn_id},
-        ]),
-      ),
-    );
-}
-
-function showHints(hints) {
-  if (!hints) return fill("hints", absent("A hint", "opdkit judge"));
-  const leaks = hints.rejected.find(([reason]) => reason === "leak")?.[1] || 0;
-  fill(
-    "hints",
-    facts(
-      ["turns with a hint", count(hints.count)],
-      ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
-      ["candidates refused because they leak the reaction", count(leaks)],
-      ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))],
-    ),
-  );
-  fill(
-    "hints",
-    el(
-      "div",
-      {class: "cards"},
-      hints.count
-        ? histogram(
-            "Length of the hints",
-            "turns, by length of their hint",
-            "characters",
-            hints.width,
-            hints.lengths,
-            0,
-          )
-        : null,
-      part(
-        "How each hint came about",
-        barTable(["status", "turns"], hints.statuses, sum(Object.fromEntries(hints.statuses))),
-      ),
-      hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null,
-    ),
-  );
-  if (hints.groups.length)
-    fill(
-      "hints",
-      el("h3", {}, "What the hints ask for"),
-      el("p", {class: "faint small"}, "Hints that ask for like things are one row; each number leads to its turns."),
-      table(
-        ["commonest wording", {number: "turns"}, {number: "share"}, "all wordings"],
-        hints.groups.map((group) => [
-          {kind: "texts", node: quoted(group.wordings[0][0])},
-          {number: count(group.turns)},
-          {number: share(group.turns, hints.count)},
-          {kind: "texts", node: wordings(group)},
-        ]),
-      ),
-      hints.undercounted
-        ? el(
-            "p",
-            {class: "faint small"},
-            `There are more different hints than are counted at once: a count may be too low by up to ${count(hints.undercounted)}.`,
-          )
-        : "",
-    );
-}
-
-const wordings = (group) => [
-  group.wordings.map(([text, n], place) => [
-    place ? " · " : "",
-    quoted(text),
-    " ",
-    linkTo(turnsThatSay(text), count(n)),
-  ]),
-  group.texts > group.wordings.length ? ` and ${count(group.texts - group.wordings.length)} more` : "",
-];
-
-function showMoved(moved) {
-  if (!moved.length) return;
-  fill(
-    "hints",
-    el("h3", {}, "Tokens that moved most"),
-    el(
-      "p",
-      {class: "faint small"},
-      "What a reply has that the teacher, who has read the hint, finds clearly less likely, and its likeliest token there.",
-    ),
-    table(
-      ["the reply has", "the teacher would say", {number: "times"}],
-      moved.map((one) => [
-        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.token), "”")},
-        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.instead), "”")},
-        {number: count(one.count)},
-      ]),
-    ),
-  );
-}
 
 function showAdvantages(advantages) {
   if (!advantages) return fill("advantages", absent("An advantage", "opdkit teacher"));

@@ -14,7 +14,7 @@ const KEYS = {
   "?": ["this help", () => byId("help").showModal()],
 };
 const REVIEW_KEYS = {
-  a: ["accept what the votes say", () => decide({})],
+  a: ["accept: the rest is right", () => accept()],
   "+": ["reward +1", () => decide({reward: 1})],
   "=": [null, () => decide({reward: 1})],
   0: ["reward 0", () => decide({reward: 0})],
@@ -22,8 +22,10 @@ const REVIEW_KEYS = {
   e: ["edit the hint", () => editHint()],
   x: ["strike the hint", () => decide({hint: null})],
   X: ["strike hint and reward", () => decide({hint: null, reward: null})],
+  m: ["write a note", () => byId("note")?.focus()],
+  w: ["withdraw the decision", () => withdraw()],
   u: ["undo", undo],
-  n: ["next undecided turn", nextUndecided],
+  n: ["next turn to decide", nextUndecided],
 };
 
 function nextTheme() {
@@ -61,6 +63,7 @@ function arrange() {
   if (reviewing()) {
     document.body.classList.add("review");
     document.querySelector("main").insertBefore(byId("turns"), byId("answer"));
+    byId("turns").after(byId("hints"));
     byId("title").textContent = "opdkit review";
   }
   document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
@@ -102,7 +105,10 @@ async function start() {
       ? `, of ${count(summary.turns)} in the run (${count(rows.id.length)} are in this list)`
       : "") + `; the search reads the first ${rows.chars} characters of each text`;
   readTurns(rows);
-  if (reviewing()) await startReview();
+  if (reviewing()) {
+    orderReview();
+    await startReview();
+  }
   showKeys();
   showAnswer(summary);
   showOverview(summary);
@@ -120,6 +126,7 @@ async function start() {
   showConfiguration(summary);
   makeFilters(reviewing());
   refilter();
+  if (reviewing()) showProgress();
   byId("loading").remove();
   redrawCharts();
   document.addEventListener("keydown", onKey);

@@ -1,0 +1,174 @@
+"use strict";
+// The hints: how many, how they fare, what they ask for in groups, and the tokens that they moved.
+
+function showHintChecks(checks) {
+  if (!checks) return;
+  fill(
+    "hints",
+    el("h3", {}, "Do the hints help?"),
+    el("p", {class: "faint small"}, "Fresh replies of the student to the same prompt, judged by what the hint asks."),
+    barTable(["status", "hints"], checks.statuses, sum(Object.fromEntries(checks.statuses))),
+  );
+  if (checks.examples.length)
+    fill(
+      "hints",
+      table(
+        ["dropped hint", "why", {number: "replies that follow it"}, {number: "without the hint"}, "a reply with it", "turn"],
+        checks.examples.map((row) => [
+          {kind: "texts", node: quoted(row.hint)},
+          {node: row.status},
+          {number: share(row.with_hint, 1)},
+          {number: share(row.without_hint, 1)},
+          {kind: "texts", node: quoted(row.reply || "")},
+          {node: row.turn_id},
+        ]),
+      ),
+    );
+}
+
+function showHints(hints) {
+  if (!hints) return fill("hints", absent("A hint", "opdkit judge"));
+  const leaks = hints.rejected.find(([reason]) => reason === "leak")?.[1] || 0;
+  fill(
+    "hints",
+    facts(
+      ["turns with a hint", count(hints.count)],
+      ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
+      ["candidates refused because they leak the reaction", count(leaks)],
+      ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))],
+    ),
+  );
+  fill(
+    "hints",
+    el(
+      "div",
+      {class: "cards"},
+      hints.count
+        ? histogram(
+            "Length of the hints",
+            "turns, by length of their hint",
+            "characters",
+            hints.width,
+            hints.lengths,
+            0,
+          )
+        : null,
+      part(
+        "How each hint came about",
+        barTable(["status", "turns"], hints.statuses, sum(Object.fromEntries(hints.statuses))),
+      ),
+      hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null,
+    ),
+  );
+  if (!hints.groups.length) return;
+  fill(
+    "hints",
+    el("h3", {}, "What the hints ask for"),
+    el("p", {class: "faint small"}, "Hints that ask for like things are one row; each number leads to its turns."),
+    el("div", {id: "groups"}),
+    hints.undercounted
+      ? el(
+          "p",
+          {class: "faint small"},
+          `There are more different hints than are counted at once: a count may be too low by up to ${count(hints.undercounted)}.`,
+        )
+      : "",
+  );
+  drawGroups(hints);
+}
+
+// A row per group: what it did, what speaks against it, where it is from. Reviewers decide on all of its turns.
+function drawGroups(hints) {
+  if (byId("groups").querySelector("textarea")) return; // a wording is being typed
+  const scored = hints.groups.some((group) => group.scored),
+    measured = hints.groups.some((group) => group.topic),
+    texts = (node) => ({kind: "texts", node});
+  byId("groups").replaceChildren(
+    table(
+      [
+        "what is wanted, and all wordings",
+        {number: "turns"},
+        ...(reviewing() ? ["your decision on all of them"] : []),
+        ...(scored ? [{number: "moved no token"}, {number: "effect"}] : []),
+        "speaks against it",
+        ...(measured ? ["result on its topic"] : []),
+        "from",
+      ],
+      hints.groups.map((group, number) => [
+        texts([el("strong", {}, quoted(group.wordings[0][0])), el("div", {class: "small"}, wordings(group))]),
+        {number: linkTo(`turns?asks=${number}`, count(group.turns))},
+        ...(reviewing() ? [texts(groupDecision(group, number))] : []),
+        ...(scored
+          ? [{number: group.scored ? share(group.still, group.scored) : MISSING}, {number: fixed(group.effect, 2)}]
+          : []),
+        texts(against(group)),
+        ...(measured ? [resultOf(group.topic)] : []),
+        texts((group.sources ?? []).map(([name, n]) => el("div", {}, quoted(name.replace(/^.*\//, "")), ` ${count(n)}`))),
+      ]),
+    ),
+    el(
+      "p",
+      {class: "faint small"},
+      `The judge was ${judgeName()}. `,
+      scored
+        ? "Moved no token: share of the turns where the hint makes no token of the reply 0.1 nats likelier or less likely. Effect: mean size of the advantages, nats per token. "
+        : "",
+      measured ? "The topic: held-out prompts whose replies have the words of these turns' replies." : "",
+    ),
+  );
+}
+
+function judgeName() {
+  const options = data.summary.configuration.find((one) => one.stage === "judge")?.options ?? [],
+    value = (wanted) => options.find(([name]) => name === wanted)?.[1];
+  return [value("judge"), value("judge_model")].filter(Boolean).join(", ") || "not named";
+}
+
+function against(group) {
+  const found = [
+    group.rewarded ? `${plural(group.rewarded, "turn")} with reward +1` : null,
+    group.split ? `${plural(group.split, "turn")} with a vote against the hint` : null,
+    ...(group.opposed ?? []).map((text) => ["the opposite is wanted: ", quoted(text)]),
+  ].filter(Boolean);
+  return found.length ? found.map((words) => el("div", {}, words)) : MISSING;
+}
+
+const resultOf = (row) =>
+  row === null || row === undefined
+    ? MISSING
+    : [
+        linkTo("evaluation", row.domain),
+        ` ${fixed(row.before)} → ${fixed(row.after)}`,
+        row.low === null ? "" : ` (${signed(row.low)} to ${signed(row.high)})`,
+      ];
+
+const wordings = (group) => [
+  group.wordings.slice(0, 8).map(([text, n], place) => [
+    place ? " · " : "",
+    quoted(text),
+    " ",
+    linkTo(turnsThatSay(text), count(n)),
+  ]),
+  group.texts > 8 ? ` and ${count(group.texts - 8)} more` : "",
+];
+
+function showMoved(moved) {
+  if (!moved.length) return;
+  fill(
+    "hints",
+    el("h3", {}, "Tokens that moved most"),
+    el(
+      "p",
+      {class: "faint small"},
+      "What a reply has that the teacher, who has read the hint, finds clearly less likely, and its likeliest token there.",
+    ),
+    table(
+      ["the reply has", "the teacher would say", {number: "times"}],
+      moved.map((one) => [
+        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.token), "”")},
+        {kind: "texts", node: el("code", {class: "said"}, "“", spelled(one.instead), "”")},
+        {number: count(one.count)},
+      ]),
+    ),
+  );
+}

@@ -1,0 +1,207 @@
+"use strict";
+// The reviewer's panel beside a turn: what is decided of it, by keys and buttons, and a note.
+
+const notes = new Map(); // turn id -> what is typed, of turns that are not decided
+
+function placePanel(turn, view) {
+  const panel = el("section", {id: "panel", "aria-label": "Your decision"});
+  byId("conversation").before(panel);
+  drawPanel(turn, view);
+}
+
+function drawPanel(turn, view) {
+  const review = list.decisions[turn.id],
+    votes = view.verdict?.voted;
+  const reward = review && "reward" in review ? review.reward : (votes?.reward ?? null),
+    hint = review && "hint" in review ? review.hint : (votes?.hint ?? null);
+  const button = (words, key, action, pressed) =>
+    el(
+      "button",
+      {type: "button", onclick: action, "aria-pressed": pressed === undefined ? null : String(pressed)},
+      words + " ",
+      el("kbd", {}, key),
+    );
+  const kept = (id, made) => byId(id) ?? made(), // what is being typed stays
+    edit = kept("edit", () => el("div", {id: "edit"})),
+    note = kept("note", () => noteField(turn)),
+    typing = [edit, note].some((one) => one.contains(document.activeElement)) ? document.activeElement : null;
+  if (note !== typing) note.value = notes.get(turn.id) ?? review?.note ?? "";
+  const who = review?.reviewer
+    ? ` by ${review.reviewer}${review.time ? ", " + review.time.slice(0, 16).replace("T", " ") : ""}`
+    : "";
+  byId("panel").replaceChildren(
+    el(
+      "h4",
+      {},
+      "Your decision: ",
+      el("span", {id: "decision"}, decisionWord(turn.id)),
+      el("span", {class: "faint small"}, said(who)),
+      unsent.has(turn.id) ? " (not saved yet)" : "",
+    ),
+    el(
+      "div",
+      {class: "tools", role: "group", "aria-label": "Reward"},
+      "Reward ",
+      button("+1", "+", () => decide({reward: 1}), reward === 1),
+      button("0", "0", () => decide({reward: 0}), reward === 0),
+      button("−1", "-", () => decide({reward: -1}), reward === -1),
+    ),
+    el(
+      "p",
+      {},
+      "Hint ",
+      hint === null ? el("strong", {}, "none") : quoted(hint, "strong"),
+      isReviewed(turn.id) && !isSettled(turn) ? " – accept, edit or strike it" : "",
+    ),
+    el(
+      "div",
+      {class: "tools"},
+      button("Accept", "a", accept),
+      button("Edit the hint", "e", () => editHint()),
+      button("Strike the hint", "x", () => decide({hint: null})),
+      button("Strike all", "X", () => decide({hint: null, reward: null})),
+      review ? button("Withdraw", "w", withdraw) : null,
+      button("Undo", "u", undo),
+      button("Next", "n", nextUndecided),
+    ),
+    edit,
+    el("label", {class: "small"}, "Note ", el("kbd", {}, "m"), note),
+    el("p", {id: "problem", role: "alert"}),
+  );
+  typing?.focus();
+}
+
+// The note goes with the decision; of a turn that is decided it is saved as it is left.
+function noteField(turn) {
+  const field = el("input", {id: "note", type: "text", dir: "auto", maxlength: "10000", autocomplete: "off"});
+  field.addEventListener("input", () => notes.set(turn.id, field.value));
+  field.addEventListener("keydown", (event) => event.key === "Enter" && field.blur());
+  field.addEventListener("change", () => isReviewed(turn.id) && save(turn, {}));
+  return field;
+}
+
+// A text to be edited in a place, and saved with Ctrl+Enter.
+function textEditor(place, label, text, save, leave) {
+  const area = el("textarea", {"aria-label": label, dir: "auto"});
+  area.value = text;
+  const finish = () => {
+    place.replaceChildren();
+    save(area.value.trim());
+  };
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      finish();
+    }
+    if (event.key === "Escape") leave();
+  });
+  place.replaceChildren(
+    area,
+    el(
+      "div",
+      {class: "tools"},
+      el("button", {type: "button", onclick: finish}, "Save ", el("kbd", {}, "Ctrl+Enter")),
+      el("button", {type: "button", onclick: leave}, "Leave as it was ", el("kbd", {}, "Esc")),
+    ),
+  );
+  area.focus();
+}
+
+function editHint(typed) {
+  const place = byId("edit"),
+    review = list.decisions[whole.turn?.id];
+  if (!place) return;
+  const text = typed ?? (review && "hint" in review ? review.hint : whole.view.verdict?.voted.hint) ?? "";
+  textEditor(
+    place,
+    "The hint: what the reply should have done",
+    text,
+    (written) => decide({hint: written || null}),
+    () => {
+      place.replaceChildren();
+      byId("panel").querySelector("button").focus();
+    },
+  );
+}
+
+// -- deciding ----------------------------------------------------------------------------------------------------------
+
+// Reward and hint are answered, or there is no hint to answer for.
+function isSettled(turn) {
+  const review = list.decisions[turn.id];
+  return "reward" in review && ("hint" in review || !turn.hint);
+}
+
+// What was decided of this turn, with `change` on top. A field that is not in it stays as the votes have it.
+function save(turn, change) {
+  const before = list.decisions[turn.id] ?? {},
+    decision = {chosen: isReviewed(turn.id) ? before.chosen : cameBy(turn)};
+  for (const name of ["reward", "hint"]) if (name in before) decision[name] = before[name];
+  const note = (notes.get(turn.id) ?? before.note ?? "").trim();
+  if (note) decision.note = note;
+  notes.delete(turn.id);
+  put(turn.id, {...decision, ...change}, true);
+}
+
+// Decide, and go to the next turn when nothing is left to decide of this one.
+function decide(change) {
+  const turn = whole.turn;
+  if (!reviewing() || !turn || !whole.view) return;
+  save(turn, change);
+  if (isSettled(turn)) nextUndecided();
+}
+
+// What is not decided is as the votes have it.
+function accept() {
+  const turn = whole.turn;
+  if (!reviewing() || !turn || !whole.view) return;
+  if (!isReviewed(turn.id) || notes.has(turn.id)) save(turn, {});
+  nextUndecided();
+}
+
+function withdraw() {
+  if (whole.turn && list.decisions[whole.turn.id]) put(whole.turn.id, null, true);
+}
+
+function undo() {
+  const last = before.pop();
+  if (!last) return problem("Nothing to undo on this page.");
+  const [id, decision] = last,
+    place = list.shown.findIndex((turn) => turn.id === id);
+  const names = ["reward", "hint", "note", "chosen"].filter((name) => decision && name in decision);
+  put(id, decision && Object.fromEntries(names.map((name) => [name, decision[name]])), false);
+  if (place >= 0 && whole.turn.id !== id) choose(place);
+}
+
+// -- all turns of a hint -----------------------------------------------------------------------------------------------
+
+// How many of a group's turns are kept, reworded and struck; and the buttons that do it.
+function groupDecision(group, number) {
+  const name = wordingOf(number),
+    counts = {open: 0, kept: 0, reworded: 0, struck: 0};
+  for (const turn of list.groups[number] ?? []) {
+    const review = list.decisions[turn.id];
+    const is = !review ? "open" : !("hint" in review) || isKept(turn.id) ? "kept" : review.hint ? "reworded" : "struck";
+    counts[is] += 1;
+  }
+  const place = el("div", {}),
+    act = (decision) => decideGroup(number, decision);
+  const reword = () =>
+    textEditor(place, "The hint of all these turns", name, (text) => text && act({action: "set", hint: text}), () =>
+      place.replaceChildren(),
+    );
+  const button = (words, action) =>
+    el("button", {type: "button", disabled: unsent.size > 0, onclick: action, "aria-label": `${words}: ${name}`}, words);
+  return [
+    el("p", {}, Object.entries(counts).filter(([, n]) => n).map(([word, n]) => `${count(n)} ${word}`).join(", ")),
+    el(
+      "div",
+      {class: "tools"},
+      button("Keep", () => act({action: "keep"})),
+      button("Reword", reword),
+      button("Strike", () => act({action: "set", hint: null})),
+      counts.open < group.turns ? button("Withdraw", () => act({action: "strike"})) : null,
+    ),
+    place,
+  ];
+}

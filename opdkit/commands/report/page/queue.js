@@ -1,0 +1,66 @@
+"use strict";
+// What a reviewer does next: the turns that the judge is least certain of, then a random sample; and how far that is.
+
+const LEAST_CERTAIN = {most: 30, share: 0.8}; // turns, of which at most such a share of the votes agrees
+
+// Each turn's place in the order of a review. The sample begins wherever the order of the draw does, so what was decided
+// before counts in it.
+function orderReview() {
+  SORTS.review = ["least certain first, then a random sample", (turn) => turn.place];
+  const uncertain = list.turns
+    .filter((turn) => turn.certainty !== null && turn.certainty <= LEAST_CERTAIN.share)
+    .sort((a, b) => a.certainty - b.certainty || a.drawn - b.drawn)
+    .slice(0, LEAST_CERTAIN.most);
+  for (const turn of list.turns) {
+    turn.place = turn.drawn ?? list.turns.length;
+    if (turn.asks !== null) (list.groups[turn.asks] ??= []).push(turn);
+  }
+  uncertain.forEach((turn, n) => {
+    turn.place = n - uncertain.length;
+  });
+}
+
+// Decided on by itself, not only with all turns of its hint.
+const isReviewed = (id) => Boolean(list.decisions[id]) && list.decisions[id].chosen !== "group";
+
+// How the chosen turn came up, which its decision keeps: a sample holds only what nobody picked.
+function cameBy(turn) {
+  if (!list.queued || byId("sort").value !== "review" || list.shown.length < list.turns.length) return null;
+  return turn.place < 0 ? "uncertain" : "random";
+}
+
+function nextUndecided() {
+  const from = list.chosen ? list.at + 1 : 0,
+    order = [...list.shown.keys()].map((n) => (n + from) % list.shown.length);
+  const next = order.find((place) => list.shown[place].hintStatus !== null && !isReviewed(list.shown[place].id));
+  if (next === undefined) return problem("Every turn of this list is decided on.");
+  choose(next, false, true);
+}
+
+// Progress, and how often this reviewer and the judge agree on what both gave a reward.
+function showProgress() {
+  const judged = list.turns.filter((turn) => turn.hintStatus !== null),
+    reviewed = judged.filter((turn) => isReviewed(turn.id)),
+    by = (chosen) => reviewed.filter((turn) => list.decisions[turn.id].chosen === chosen),
+    grouped = judged.filter((turn) => list.decisions[turn.id]?.chosen === "group").length;
+  const agreement = (turns) => {
+    const pairs = turns
+      .map((turn) => list.decisions[turn.id])
+      .filter((one) => one.reviewer === data.summary.review.reviewer)
+      .map((one) => [one.voted_reward ?? null, "reward" in one ? one.reward : (one.voted_reward ?? null)])
+      .filter(([voted, decided]) => voted !== null && decided !== null);
+    const same = pairs.filter(([voted, decided]) => voted === decided).length;
+    return pairs.length ? `${count(same)} of ${count(pairs.length)} rewards (${share(same, pairs.length)})` : null;
+  };
+  const all = agreement(reviewed),
+    drawn = agreement(by("random"));
+  const place = byId("progress") ?? el("p", {id: "progress", role: "status"});
+  if (!place.parentNode) byId("filters").before(place);
+  place.replaceChildren(
+    el("strong", {}, `${count(reviewed.length)} of ${plural(judged.length, "judged turn")} reviewed`),
+    `: ${count(by("uncertain").length)} least certain, ${count(by("random").length)} drawn at random. `,
+    grouped ? `${plural(grouped, "more turn")} by hint alone. ` : "",
+    all ? `You agree with the judge on ${all}` + (drawn ? `; of those drawn at random on ${drawn}. ` : ". ") : "",
+    data.summary.hints?.groups.length ? linkTo("groups", "Decide on all turns of a hint at once") : "",
+  );
+}

@@ -1,0 +1,126 @@
+"""Hints of a run in groups that ask for like things, and what is known of each group."""
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from opdkit.commands.export.rules import claims_of, contradicts, group_alike
+from opdkit.commands.turns.line import messages_text
+from opdkit.commands.turns.of_run import RunTurn
+from opdkit.commands.turns.view import STEPS
+from opdkit.config.fields import JSON
+from opdkit.errors import OpdkitError
+from opdkit.evaluate.conclusion import PASSED
+from opdkit.judge.hints import words
+from opdkit.store.reading import part_count, part_path, read_arrow, read_part
+from opdkit.store.reviews import REVIEWED
+
+TEXTS = 300  # the commonest hints, which are grouped
+_ROOM = 20_000  # hints of which anything is known beside their number
+_CHARS = 600  # of a hint, in the result
+
+
+def hints_of_group(run: Path, name: object) -> dict[str, str]:
+    """Return turn_id -> hint, as the judge gave it, of all turns in the group with this commonest wording.
+
+    Raises OpdkitError if there is no such group.
+    """
+    turns = defaultdict[str, list[str]](list)
+    for part in range(part_count(run, "judge")):
+        if part_path(run, "verdicts", part).exists():
+            columns = read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pydict()
+            for turn_id, hint in zip(columns["turn_id"], columns["hint"], strict=True):
+                if hint is not None:
+                    turns[hint].append(turn_id)
+    counts = sorted(((text, len(ids)) for text, ids in turns.items()), key=lambda one: (-one[1], one[0]))
+    for members in group_alike(counts[:TEXTS]):
+        if members[0][0][:_CHARS] == name:
+            return {turn_id: text for text, _ in members for turn_id in turns[text]}
+    raise OpdkitError(f"no group of hints has the commonest wording {name!r:.200}")
+
+
+class Topics:
+    """Domains of the prompts of `opdkit eval`, recognised by the words of the replies to them."""
+
+    def __init__(self, run: Path) -> None:
+        """Read the replies of the model before, which wrote the log, and the shares of right replies."""
+        replies = [row for row in read_part(run, "replies", 0) if row["model"] == "before"]
+        self._number = Counter(row["domain"] for row in replies)
+        self._counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
+        for row in replies:
+            for word in set(words(row["reply"])):
+                self._counts[word][row["domain"]] += 1
+        scores = {(row["metric"], row["domain"]): row for row in read_part(run, "scores", 0) if row["count"]}
+        found = ((metric, domain) for metric in reversed(PASSED) for domain in self._number)
+        self.scores = {domain: scores[metric, domain] for metric, domain in found if (metric, domain) in scores}
+
+    def find(self, reply: str) -> str | None:
+        """Return the domain whose replies have most of the words of this one; None if another comes near.
+
+        A word counts for a domain by the share of its replies that have it, times how much more often they do.
+        """
+        found = Counter[str]()
+        for word in set(words(reply)):
+            shares = {domain: number / self._number[domain] for domain, number in self._counts[word].items()}
+            found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
+        first, second = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
+        return first[0] if first[1] > 2 * second[1] else None
+
+
+class HintGroups:
+    """Turns, effect, sources and contradictions of each hint, by its text."""
+
+    def __init__(self, topics: Topics | None) -> None:
+        self._topics = topics
+        self.number_of = dict[str, int]()  # hint -> number of its group in the result
+        self._facts = dict[str, Counter[str]]()
+
+    def add(self, turn: RunTurn, verdict: JSON) -> None:
+        """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
+        facts = self._facts.get(verdict["hint"])
+        if facts is None:
+            if len(self._facts) >= _ROOM:
+                return
+            facts = self._facts[verdict["hint"]] = Counter()
+        facts["rewarded"] += verdict["reward"] == 1
+        facts["split"] += any(vote["decision"] == -1 for vote in verdict["hint_votes"])
+        facts["reviewed"] += turn.review is not None
+        origin = "a person" if verdict["hint_status"] == REVIEWED else turn.session["source"]
+        facts[f"from {origin}"] += 1
+        for target in turn.targets:
+            if target.written is None and target.advantages is not None and len(target.advantages):
+                sizes = np.abs(target.advantages)
+                facts["scored"] += 1
+                facts["still"] += not (sizes >= STEPS[0]).any()
+                facts["effect"] += float(sizes.mean())  # type: ignore[assignment]
+        if self._topics is not None:
+            facts[f"on {self._topics.find(messages_text([turn.session['messages'][turn.index]]))}"] += 1
+
+    def result(self, counts: list[tuple[str, int]], most: int) -> list[JSON]:
+        """Return the largest groups, of these texts with their numbers of turns."""
+        groups = group_alike(counts)[:most]
+        self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}
+        claims = [claims_of(members[0][0]) for members in groups]
+        denied = [{(word, not wanted) for word, wanted in claimed} for claimed in claims]
+        rows = []
+        for number, members in enumerate(groups):
+            facts = sum((self._facts.get(text, Counter()) for text, _ in members), Counter[str]())
+            turns = sum(times for _, times in members)
+            topic = next((name for name, n in facts.items() if name.startswith("on ") and 2 * n > turns), "")
+            rows.append({
+                "turns": turns,
+                "texts": len(members),
+                "wordings": [[text[:_CHARS], times] for text, times in members],
+                "scored": facts["scored"],
+                "still": facts["still"],
+                "effect": facts["effect"] / facts["scored"] if facts["scored"] else None,
+                "sources": [[name[5:], n] for name, n in facts.most_common() if name.startswith("from ")],
+                "rewarded": facts["rewarded"],
+                "split": facts["split"],
+                "reviewed": facts["reviewed"],
+                "opposed": [other[0][0][:_CHARS] for n, other in enumerate(groups)
+                            if not denied[number].isdisjoint(claims[n]) and contradicts(claims[number], claims[n])],
+                "topic": self._topics.scores.get(topic[3:]) if self._topics is not None else None,
+            })  # fmt: skip
+        return rows
