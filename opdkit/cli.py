@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand
 
 from opdkit.config.commands import COMMANDS, CONFIGURED, STAGES, configure, load_function
@@ -104,8 +105,7 @@ def _describe(error: Exception) -> str:
 
 def _fail(message: str, code: int) -> NoReturn:
     if is_main_process() or code == 1:
-        stderr.print("error:", style="red", end=" ")
-        stderr.print(printable(message), markup=False, soft_wrap=True)  # it may quote a log
+        stderr.print(f"[red]error:[/] {escape(printable(message))}", soft_wrap=True)  # it may quote a log
     raise typer.Exit(code) from None
 
 
@@ -184,11 +184,12 @@ def _register(name: str) -> None:
         with errors_as_exit_codes(debug):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
             config.check_inputs()
-            if name in STAGES:
-                from opdkit.store.run_stage import run_stage  # imported here: it brings pyarrow
+            from opdkit.store.run_stage import announce_models, run_stage  # imported here: it brings pyarrow
 
+            if name in STAGES:
                 result = run_stage(name, config)
             else:
+                announce_models(name, config)
                 result = load_function(known.target)(config)
             if hasattr(result, "text"):
                 say(result.text())

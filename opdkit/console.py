@@ -2,22 +2,62 @@
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.text import Text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
 
-stderr = Console(stderr=True, highlight=False)
-stdout = Console(highlight=False)
+# A word, or what somebody may copy: code in backquotes, a command to the end of its line.
+_WORD = re.compile(r"`[^`]*`\S*|(?:(?<=^)|(?<=  )|(?<=: ))opdkit [a-z]+ [^`;]*|\S+")
+
+
+class WordConsole(Console):
+    """Console whose soft wrap breaks lines between words, and nowhere else, where a terminal would break them.
+
+    In a pipe, whose reader may search it, lines stay whole, unless COLUMNS says how wide it is.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does; with `soft_wrap`, strings and Texts as described above."""
+        if options.get("soft_wrap") and (self.is_terminal or "COLUMNS" in os.environ):
+            markup = options.get("markup")
+            texts = (self.render_str(one, markup=markup) if isinstance(one, str) else one for one in objects)
+            objects = tuple(wrap_words(one, self.width) if isinstance(one, Text) else one for one in texts)
+        super().print(*objects, **options)
+
+
+def wrap_words(text: Text, width: int) -> Text:
+    """Return a text with line breaks between words alone, for `width` columns; lines go on indented as they began."""
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        plain = line.plain
+        indent = " " * (len(plain) - len(plain.lstrip(" ")))
+        breaks, start, room = list[int](), 0, width
+        for word in _WORD.finditer(plain):
+            if cell_len(plain[start : word.end()].rstrip()) > room and plain[start : word.start()].strip():
+                breaks.append(word.start())
+                start, room = word.start(), width - len(indent)
+        pieces = line.divide(breaks)
+        for piece in pieces:
+            piece.rstrip()
+        lines.append(Text("\n" + indent).join(pieces))
+    return Text("\n").join(lines)
+
+
+stderr = WordConsole(stderr=True, highlight=False)
+stdout = WordConsole(highlight=False)
 
 
 def is_main_process() -> bool:

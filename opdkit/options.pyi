@@ -542,7 +542,9 @@ class CompareOptions(TypedDict, total=False):
 
 class ReportOptions(TypedDict, total=False):
     out: Text | None
-    """the file to write; default: RUN/report.html"""
+    """the file to write; default: RUN/report.html, or RUN/report-redacted.html"""
+    redacted: bool | None
+    """without any text of users: numbers, curves and counts; names are numbered, no turn is shown whole"""
     turns: int | None
     """turns shown whole, token by token; largest advantages, and some of each kind"""
     list_size: int | None

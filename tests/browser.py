@@ -53,6 +53,14 @@ class Watched:
         found: str = self.page.locator(selector).first.inner_text()
         return found
 
+    def accessibility_findings(self) -> list[str]:
+        """Return what axe-core finds, as "RULE: ELEMENT"; skip the test where it is not installed."""
+        if not self.page.evaluate("'axe' in window"):
+            package = pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
+            self.page.evaluate((Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+        violations = self.page.evaluate("axe.run().then((found) => found.violations)")
+        return [f"{rule['id']}: {node['html'][:200]}" for rule in violations for node in rule["nodes"]]
+
     def says(self, selector: str, words: str) -> None:
         """Wait until the words are there to be read: what a click unfolds is made a moment after it."""
         from playwright.sync_api import expect

@@ -11,6 +11,11 @@ from warm_opdkit import warm_opdkit
 # Test processes run side by side, one a core: threads of their own would only be in each other's way. Before torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# readline, which pytest imports, writes the size of a terminal into the environment of the test processes. opdkit would
+# wrap its lines by it, as in a terminal.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # The profile of hypothesis that is in force (with CI set, another than without), and no limit of time for an example.
 settings.register_profile("no deadline", settings(), deadline=None)
 settings.load_profile("no deadline")

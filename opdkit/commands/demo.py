@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import defaultdict
 from pathlib import Path
 
 from rich.table import Table as RichTable
@@ -17,10 +16,11 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, say, stdout
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.checks import CORRECTED, UNCORRECTED
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.atomic import replaced_folder
 from opdkit.store.counters import read_counters
-from opdkit.store.reading import part_path, read_all
+from opdkit.store.reading import part_path, read_part
 from opdkit.store.run_stage import run_stage
 
 
@@ -67,31 +67,23 @@ def run(config: DemoConfig) -> None:
     show(directory, sample_data() / "prompts.jsonl")
 
 
-def _share(values: list[bool]) -> str:
-    return f"{sum(values) / len(values):.2f}" if values else "-"
-
-
 def show(directory: Path, prompts: Path) -> None:
     """Print the conclusion and the closing table, from the tables of the run."""
     if conclusion := read_conclusion(directory):
         print_conclusion(conclusion)
         stdout.print()
     asked = {row["id"]: row for row in map(json.loads, prompts.read_text(encoding="utf-8").splitlines())}
-    passed: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for reply in read_all(directory, "replies"):
-        if reply["sample"] > 0:
-            passed[reply["domain"], reply["model"]].append(bool(reply["passed"]))
+    shares = {row["domain"]: [f"{row[model]:.2f}" for model in ("before", "after")]
+              for row in read_part(directory, "scores", 0) if row["metric"] == "passed_sampled"}  # fmt: skip
     domains = {row["domain"]: row for row in asked.values()}
-    corrected = [d for d, row in domains.items() if row["corrected"]]
     table = RichTable(title="Share of first replies to new requests that are what the user wants", title_justify="left")
     for column, justify in (("topic", "left"), ("the user wants", "left"), ("before", "right"), ("after", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
-    content = [d for d in domains if d not in corrected]
-    for title, names in (("they complained about", corrected), ("they were content with", content)):
-        for name in names:
-            table.add_row(name, domains[name]["about"], *(_share(passed[name, model]) for model in ("before", "after")))
-        totals = ([ok for name in names for ok in passed[name, model]] for model in ("before", "after"))
-        table.add_row(f"all that {title}", "", *map(_share, totals), style="bold", end_section=True)
+    for title, kind in (("they complained about", CORRECTED), ("they were content with", UNCORRECTED)):
+        for name, row in domains.items():
+            if row["corrected"] == (kind == CORRECTED):
+                table.add_row(name, row["about"], *shares.get(name, "--"))
+        table.add_row(f"all that {title}", "", *shares.get(kind, "--"), style="bold", end_section=True)
     stdout.print(table)
     turns = read_counters(part_path(directory, "metrics", 0)).rows_out
     closing = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").rstrip()

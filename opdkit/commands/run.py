@@ -16,7 +16,7 @@ from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
-from opdkit.store.run_stage import run_stage
+from opdkit.store.run_stage import models_of, run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
@@ -129,10 +129,8 @@ def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
 
 def check_models(stages: Iterable[StageConfig]) -> None:
     """Raise OpdkitError for a path among the models of these stages that holds no model."""
-    for options in (stage.effective() for stage in stages):
-        own = options["judge_model"] if options.get("judge") == "local" else options.get("model")
-        for model in filter(None, [own, options.get("reference"), *options.get("teacher", [])]):
-            check_model_folder(str(model))
+    for model in (model for stage in stages for model in models_of(stage)):
+        check_model_folder(model)
 
 
 def _overrides(config: PipelineConfig) -> dict[str, JSON]:

@@ -11,7 +11,10 @@ class ReportConfig(CommandConfig):
     """Write the run as one HTML file that opens offline: funnel, votes, hints, advantages, training."""
 
     run: Path = argument(..., "the run directory")
-    out: Path | None = option(None, "the file to write; default: RUN/report.html")
+    out: Path | None = option(None, "the file to write; default: RUN/report.html, or RUN/report-redacted.html")
+    redacted: bool = option(
+        False, "without any text of users: numbers, curves and counts; names are numbered, no turn is shown whole"
+    )
     turns: int = option(
         200, "turns shown whole, token by token; largest advantages, and some of each kind", unit="turns", low=0
     )

@@ -112,18 +112,21 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     return found
 
 
-def print_conclusion(conclusion: Conclusion) -> None:
-    """Print a conclusion on stdout: the sentence, a line per number, what is unusual, what to do next."""
+def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
+    """Print a conclusion on stdout: the sentence, a line per number, what is unusual, and what to do next."""
     word, rest = conclusion.sentence.split(":", 1)
-    stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}")
+    stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}", soft_wrap=True)
     for row in conclusion.numbers:
         if row["metric"] == "kl_replies":
-            stdout.print(f"  drift: {row['after']:.2f} nats per token, of the replies before", markup=False)
+            stdout.print(
+                f"  drift: {row['after']:.2f} nats per token, of the replies before", markup=False, soft_wrap=True
+            )
             continue
         span = ("too few for an interval" if row["low"] is None
                 else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
         change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
-        stdout.print(f"  {row['domain']}: {change}, {counted(row['count'], 'prompt')}", markup=False)
+        stdout.print(f"  {row['domain']}: {change}, {counted(row['count'], 'prompt')}", markup=False, soft_wrap=True)
     for line in conclusion.watch:
-        stdout.print(f"  look: {line}", markup=False)
-    stdout.print(conclusion.next, soft_wrap=True, markup=False)
+        stdout.print(f"  look: {line}", markup=False, soft_wrap=True)
+    if and_next:
+        stdout.print(conclusion.next, soft_wrap=True, markup=False)

@@ -147,7 +147,10 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
     never = [metric for metric in RARE if metric not in seen and replies]
     table = RichTable(title=escape(f"{title}, on held-out prompts"), title_justify="left", box=None,
                       padding=(0, 1, 0, 0), pad_edge=False)  # fmt: skip
-    table.add_column("", no_wrap=True)
+    # Domains too long to stand beside the metric stand below it: the other columns take 65.
+    is_beside = max((len(row["domain"]) for row in scores), default=0) <= stdout.width - 65
+    if is_beside:
+        table.add_column("", no_wrap=True)
     table.add_column("domain", overflow="fold", min_width=len("uncorrected"))
     for name in (*names, "change", "95% interval", "n"):
         table.add_column(escape(printable(name)), justify="right", no_wrap=name not in names, overflow="fold")
@@ -157,22 +160,27 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
             rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
         for n, row in enumerate(rows):
-            table.add_row("" if n else f"[bold]{METRICS[metric].words}[/]", *_cells(row))
+            head = "" if n else f"[bold]{METRICS[metric].words}[/]"
+            if head and not is_beside:
+                table.add_row(head)
+            table.add_row(*([head] if is_beside else []), *_cells(row))
         shown += rows
     stdout.print(table)
     for metric in never:
         samples = {model: [r["sample"] for r in replies if r["model"] == model] for model in MODELS}
         # The sampled replies, or the greedy ones where there are no others.
         before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
-        stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}")
+        stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)
     for row in (row for row in scores if row["metric"] in STREAKS):
         _, old, new, *_ = _cells(row)
         sides = old if new == "-" else f"{new}, before {old}"
-        stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}")
+        stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}", soft_wrap=True)
     if names is MODELS:
-        stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.")
+        stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.", soft_wrap=True)
     if any(0 < row["count"] < FEWEST for row in shown):
-        stdout.print(f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.")
+        stdout.print(
+            f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.", soft_wrap=True
+        )
 
 
 def scores_markdown(scores: Sequence[JSON]) -> str:

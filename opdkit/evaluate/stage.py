@@ -87,17 +87,19 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
             out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
             out.counters.count("replies", len(replies))
+    summary = stage.summary()
     if is_main_process() and stage.is_done(0):
         scores = read_part(run_dir, "scores", 0)
         conclusion = conclude(scores, run_dir)
         if config.json:
             stdout.print_json(json.dumps({"conclusion": asdict(conclusion), "scores": scores}))
         else:
-            print_conclusion(conclusion)
+            print_conclusion(conclusion, and_next=False)  # it comes last
             print_scores(scores, read_part(run_dir, "replies", 0))
         if not config.trained:
             add_scores(Path(names["after"]), scores_markdown(scores))
-    return stage.summary()
+        summary.next = conclusion.next
+    return summary
 
 
 def replies_to_log(

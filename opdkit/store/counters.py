@@ -136,6 +136,7 @@ class Summary:
     parts_done: int
     parts: int
     where: Path | None  # None: a dry run, which writes nothing
+    next: str = ""  # what to do now
 
     def line(self) -> str:
         """Return the rows in, out and dropped, by reason, with the time and the folder."""
@@ -163,9 +164,9 @@ class Summary:
         return ", ".join(texts)
 
     def text(self) -> str:
-        """Return the closing line, after a line with the details if there are any."""
+        """Return the closing line, after a line with the details if there are any, and what to do next."""
         details = self.details()
-        return f"{self.stage}: {details}\n{self.line()}" if details else self.line()
+        return "\n".join(filter(None, [details and f"{self.stage}: {details}", self.line(), self.next]))
 
     __str__ = text
 

@@ -161,7 +161,6 @@ def run(config: TrainConfig) -> Summary:
         checkpoints.clear(folder)
     report_movement(rows, config.run, validated=validations is not None)
     say(f"the trained model is in {stage.home / 'model'}")
-    say(f"whether it got better says `opdkit eval {quote(config.run)} --prompts FILE`")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
     leave(accelerator, model)

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rich.markup import escape
-from rich.table import Table as RichTable
 
 from opdkit.commands.check import plans, weights
 from opdkit.commands.check.finding import Finding, Report
@@ -76,10 +74,10 @@ def run(config: CheckConfig) -> bool:
         cells = [["" if finding[name] is None else finding[name] for name in _COLUMNS] for finding in findings]
         rows = [[printable(" ".join(str(cell).split())) for cell in row] for row in cells]
         if stdout.is_terminal:
-            table = RichTable(*_COLUMNS)
-            for row in rows:
-                table.add_row(*map(escape, row))  # a log must not be able to format our table
-            stdout.print(table)
+            for stage, table, part, place, key, what, todo in rows:
+                numbers = [f"{name} {number}" for name, number in (("part", part), ("row", place)) if number]
+                where = ", ".join(filter(None, ["/".join(filter(None, (stage, table))), *numbers, key]))
+                stdout.print(f"{where}: {what}\n  {todo}", markup=False, soft_wrap=True)
         else:
             for row in [list(_COLUMNS), *rows]:
                 print("\t".join(row))

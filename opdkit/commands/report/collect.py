@@ -30,6 +30,7 @@ class Collected(NamedTuple):
     summary: JSON
     lines: list[TurnLine]
     groups: dict[str, int]  # hint -> number of its group in the summary
+    checks: dict[str, str]  # turn id -> status of its tested hint
 
 
 def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
@@ -57,12 +58,14 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         seen["turns"] += 1
         seen["trainable"] += turn.turn["trainable"]
         seen["reviewed"] += turn.review is not None
+        seen["waiting"] += turn.turn["trainable"] and turn.verdict is None
         if (verdict := turn.decided) is not None:
             seen["reward"] += verdict["reward"] is not None
             seen["hint"] += verdict["hint"] is not None
     if not seen["turns"]:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
     totals = shares.result()
+    checked, checks = tallies.hint_checks(run, finished)
     summary = {
         "run": str(run),
         "conclusion": asdict(concluded) if (concluded := read_conclusion(run)) else None,
@@ -74,7 +77,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "hints": verdicts.hints(finished["judge"].counters.labels("rejected hints"), 100 if reviewing else 20)
         if "judge" in finished
         else None,
-        "hint_checks": tallies.hint_checks(run, finished),
+        "hint_checks": checked,
         "moved": tallies.moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
@@ -90,7 +93,7 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
     lines = strongest.items()
     numbers = {line.number for line in lines}
     lines += [line for line in drawn.items() if line.number not in numbers]
-    return Collected(summary, lines[:rows], verdicts.groups.number_of)
+    return Collected(summary, lines[:rows], verdicts.groups.number_of, checks)
 
 
 def compare_trainings(run: Path) -> JSON | None:

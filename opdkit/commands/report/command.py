@@ -22,8 +22,9 @@ class WrittenReport:
 
 def run(config: ReportConfig) -> WrittenReport:
     """Write the report. Raises OpdkitError if there is nothing to report, or it cannot be written."""
-    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb)
-    path = config.out or config.run / "report.html"
+    html = page(config.run, turns=config.turns, rows=config.list_size, max_mb=config.max_mb,
+                redacted=config.redacted)  # fmt: skip
+    path = config.out or config.run / ("report-redacted.html" if config.redacted else "report.html")
     with disk_errors_explained(path):
         write_text(path, html)
     return WrittenReport(path, len(html.encode()))

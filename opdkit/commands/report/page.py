@@ -14,6 +14,7 @@ import orjson
 
 from opdkit.commands.report.collect import Collected, collect
 from opdkit.commands.report.compressed import Packed, shorten_view
+from opdkit.commands.report.redact import Names, redact_columns, redact_summary
 from opdkit.commands.report.turn_list import choose_whole, columns
 from opdkit.commands.turns.line import CHARS
 from opdkit.commands.turns.view import turn_views
@@ -22,20 +23,22 @@ from opdkit.errors import OpdkitError
 
 _FOLDER = Path(__file__).parent
 STYLES = ("vendor/uPlot.min.css", "page/style.css", "page/turns.css")
-SCRIPTS = ("vendor/uPlot.iife.min.js", "page/base.js", "page/charts.js", "page/sections.js", "page/hints.js",
-           "page/results.js", "page/compare.js", "page/list.js", "page/tokens.js", "page/whole.js", "page/queue.js",
-           "page/panel.js", "page/review.js", "page/start.js")  # fmt: skip
+_PARTS = ("base", "links", "charts", "sections", "hints", "results", "compare", "list", "tokens", "whole", "queue",
+          "panel", "review", "start")  # fmt: skip
+SCRIPTS = ("vendor/uPlot.iife.min.js", *(f"page/{name}.js" for name in _PARTS))
 _CUTS = (CHARS, 200, 140, 90, 50, 20, 0)  # characters of each text in the list
 _REVIEW_MB = 300.0  # megabytes of a reviewers' page: texts are cut only in runs of hundreds of thousands of turns
 _LIST_SHARE = 0.65  # share of the room that the list may take if turns are shown whole as well
 
 
-def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0) -> str:
+def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int = 10_000, max_mb: float = 3.0,
+         redacted: bool = False) -> str:  # fmt: skip
     """Return the report of a run as HTML of at most `max_mb` megabytes.
 
-    It lists `rows` turns, with texts as long as fit, and shows up to `turns` of them whole. With `review`
-    ({"token", "reviewer"}) it is the page of `opdkit review`: it lists all turns, whatever the limits, fetches any of
-    them from the server that it came from, and sends decisions there.
+    It lists `rows` turns, with texts as long as fit, and shows up to `turns` of them whole; if `redacted`, without any
+    text of users, and none of them whole. With `review` ({"token", "reviewer"}) it is the page of `opdkit review`: it
+    lists all turns, whatever the limits, fetches any of them from the server that it came from, and sends decisions
+    there.
 
     Raises OpdkitError if the run holds nothing to report, or `max_mb` is too little for the page without a turn.
     """
@@ -44,8 +47,9 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     collected = collect(run, rows, reviewing=reviewing)
     collected.summary["review"] = review
     shell = _shell(reviewing=reviewing)
+    turns = 0 if redacted else turns
     room = round(max_mb * 1e6) - len(shell.template.encode())
-    packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing)
+    packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing, redacted=redacted)
     if packed is None:
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
     chosen = choose_whole(collected.lines, turns)
@@ -57,17 +61,19 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     return shell.substitute(data=packed.text(b"]}"))
 
 
-def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool) -> Packed | None:
+def _pack_list(collected: Collected, room: int, share: float, *, reviewing: bool, redacted: bool) -> Packed | None:
     """Pack `{"summary": ..., "rows": ..., "views": [` into `share` of the room; None if not even the summary fits.
 
     Texts are cut as little as possible, then turns are left out.
     """
-    packed, count = Packed(room), len(collected.lines)
-    summary = orjson.dumps(collected.summary, option=orjson.OPT_NON_STR_KEYS)
+    packed, count, names = Packed(room), len(collected.lines), Names()
+    content = redact_summary(collected.summary, names) if redacted else collected.summary
+    summary = orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
     while True:
-        for chars in _CUTS:
-            listed = columns(collected.lines[:count], chars, collected.groups, reviewing=reviewing)
-            rows = orjson.dumps(listed | {"chars": chars})
+        for chars in (0,) if redacted else _CUTS:
+            listed = columns(collected.lines[:count], chars, collected.groups, collected.checks, reviewing=reviewing)
+            listed["chars"] = chars
+            rows = orjson.dumps(redact_columns(listed, names) if redacted else listed)
             if packed.add(b'{"summary":' + summary + b',"rows":' + rows + b',"views":[', share):
                 return packed
         if not count:

@@ -87,7 +87,7 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
         ]
     if "judge" in finished:
         counters = finished["judge"].counters
-        unseen = _unseen(run, finished["judge"], seen["turns"] - counters.rows_in)
+        unseen = _unseen(run, finished["judge"], seen["waiting"])
         levels += [
             _level("judge", "judged", "turns", counters.rows_out, unseen),
             _level("judge", "with a reward", "turns", seen["reward"], part_of="judged"),

@@ -4,7 +4,6 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -255,13 +254,21 @@ def reward_advantages(finished: Mapping[str, Summary]) -> JSON | None:
     }
 
 
-def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> JSON | None:
-    """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it."""
+def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> tuple[JSON | None, dict[str, str]]:
+    """Return what `--check-hints` found: hints by status, and examples of those that were dropped; None without it.
+
+    Beside it the status of each turn's hint; none where several hints of a turn were tested.
+    """
     if "teacher" not in finished or not (statuses := finished["teacher"].counters.labels("hints checked")):
-        return None
+        return None, {}
     parts = (part for part in range(finished["teacher"].parts) if is_written(run, "hint_checks", part))
-    rows = (row for part in parts for row in read_part(run, "hint_checks", part) if " than without" in row["status"])
-    return {"statuses": statuses.most_common(), "examples": list(islice(rows, most))}
+    checks, examples = dict[str, str](), list[JSON]()
+    for row in (row for part in parts for row in read_part(run, "hint_checks", part)):
+        checks[row["turn_id"]] = row["status"]
+        if " than without" in row["status"] and len(examples) < most:
+            examples.append(row)
+    found = {"statuses": statuses.most_common(), "examples": examples}
+    return found, checks if len(checks) == statuses.total() else {}
 
 
 class Shares:

@@ -35,23 +35,35 @@ def choose_whole(lines: Sequence[TurnLine], most: int) -> list[str]:
     return list(chosen)[:most]
 
 
-def columns(lines: Sequence[TurnLine], chars: int, groups: Mapping[str, int], *, reviewing: bool = False) -> JSON:
+def columns(
+    lines: Sequence[TurnLine],
+    chars: int,
+    groups: Mapping[str, int],
+    checks: Mapping[str, str],
+    *,
+    reviewing: bool = False,
+) -> JSON:
     """Return the list in the order of the log, column by column: that packs far better than row by row.
 
-    Texts are cut to `chars` characters. `groups` has the number of the group of a hint: for reviewers, of the one that
-    was voted for. They also get the place of each judged turn in the order of the draw.
+    Texts are cut to `chars` characters. `groups` has the number of each hint's group: for reviewers, of the one that
+    was voted for. `checks` has the status of each turn's tested hint. Reviewers also get the place of each judged turn
+    in the order of the draw.
     """
     ordered = sorted(lines, key=lambda line: line.number)
     table: JSON = {"id": [line.turn_id for line in ordered]}
-    for name in ("source", "state", "skip_reason", "reward_status", "hint_status"):
-        values = [getattr(line, name) for line in ordered]
+    coded = {name: [getattr(line, name) for line in ordered]
+             for name in ("source", "state", "skip_reason", "reward_status", "hint_status")}  # fmt: skip
+    for name, values in (coded | {"checked": [checks.get(line.turn_id) for line in ordered]}).items():
         words = sorted({value for value in values if value is not None})
         places = {word: place for place, word in enumerate(words)}
         table[name] = {"words": words, "rows": [places.get(value) for value in values]}
-    for name in ("reward", "tokens"):
+    for name in ("reward", "tokens", "scored_reward"):
         table[name] = [getattr(line, name) for line in ordered]
-    hints = [line.hint if reviewing or line.review is None else line.review.get("hint", line.hint) for line in ordered]
-    table["asks"] = [None if hint is None else groups.get(hint) for hint in hints]
+    hints = [line.hint if line.review is None else line.review.get("hint", line.hint) for line in ordered]
+    table["hinted"] = [int(line.hint is not None) for line in ordered]
+    table["hint_length"] = [None if hint is None else len(hint) for hint in hints]  # as the decision in force leaves it
+    grouped = [line.hint for line in ordered] if reviewing else hints
+    table["asks"] = [None if hint is None else groups.get(hint) for hint in grouped]
     if reviewing:
         order = order_of_draw(line.turn_id for line in ordered if line.hint_status is not None)
         places = {turn_id: place for place, turn_id in enumerate(order)}

@@ -36,6 +36,7 @@ class TurnLine:
     request: str
     reply: str
     next_state: str
+    scored_reward: int | None = None  # of the logged reply's target: that of the teacher stage
 
 
 def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
@@ -59,6 +60,7 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
         request=request,
         reply=reply,
         next_state=next_state,
+        scored_reward=None if target is None else target.reward,
     )
 
 

@@ -1,14 +1,18 @@
 """Page in a browser: it opens offline, searches, filters, shows tokens, obeys the keyboard, in both themes."""
 
+import io
 import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs
 
+import numpy as np
 import pytest
 from browser import Watched
 from checked_runs import recommit
 from named_trainings import two_trainings
+from PIL import Image
 
 from opdkit.commands.compare import compare
 from opdkit.commands.report.page import page
@@ -16,7 +20,9 @@ from opdkit.commands.turns.view import STEPS, turn_views
 from opdkit.config.compare import CompareConfig
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.evaluate.scores import score_rows
+from opdkit.store import reviews
 from opdkit.store.reading import read_all
+from opdkit.store.reviews import Review
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +73,72 @@ def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> N
     assert counted > 1
     page.click("#show-all")
     assert page.evaluate("location.hash") == "#turns"
+
+
+_UNFOLD = "document.querySelectorAll('main details').forEach((one) => { one.open = true; })"
+# Clicks every link that is a count, and returns [its text, what it counts, what the list says then].
+_FOLLOW_COUNTS = """() => [...document.querySelectorAll('a[data-counts]')].map((link) => {
+  link.click();
+  const [, turns, sessions] = /^([\\d,]+) of .*; ([\\d,]+) sessions?(; only|$)/.exec(byId('found').textContent);
+  return [link.textContent, link.dataset.counts, link.dataset.counts === 'turns' ? turns : sessions, link.hash];
+})"""
+# Numbers that count turns or sessions and are no link, by table: all that are not 0.
+_UNLINKED = """() => [...document.querySelectorAll('table')].flatMap((table) => {
+  const heads = [...table.querySelectorAll('thead tr > *')].map((th) => th.textContent);
+  const counts = (head) => ['turns', 'sessions', 'judged', 'hints', '+1', '0', '−1', 'targets', 'trained turns',
+                            'replies'].includes(head);
+  const ofTokens = heads[1] === 'share' ? ['target tokens'] : [];
+  return [...table.querySelectorAll('tbody tr')].flatMap((row) => [...row.children].map((cell, n) => [heads[n], cell])
+    .filter(([head, cell]) => counts(head) && !ofTokens.includes(head) && cell.classList.contains('number') &&
+                              cell.textContent !== '0' && !cell.querySelector('a[data-counts]'))
+    .map(([head, cell]) => [table.closest('section').id, head, cell.textContent]));
+})"""
+
+
+def test_every_count_leads_to_what_it_counts(run: Path, tmp_path: Path, opened: Opening) -> None:
+    """In every section, also after decisions of people: as many turns, or sessions, are listed as the link says."""
+    reviewed = shutil.copytree(run, tmp_path / "run")
+    hinted = [row["turn_id"] for row in read_all(run, "verdicts") if row["hint"]]
+    reviews.append(
+        reviewed,
+        [
+            Review(hinted[0], hint_decided=True, hint=None),
+            Review(hinted[1], True, 1, True, "Answer in French, please."),
+            Review(hinted[2]),
+        ],
+    )
+    path = tmp_path / "reviewed.html"
+    path.write_text(page(reviewed), encoding="utf-8")
+    watched = opened(path)
+    watched.page.evaluate(_UNFOLD)
+    watched.says("#hints", "20 to 40")
+    followed = watched.page.evaluate(_FOLLOW_COUNTS)
+    assert [one for one in followed if one[0].split()[0] != one[2]] == []
+    sections = watched.page.evaluate("[...document.querySelectorAll('section:has(a[data-counts])')].map((s) => s.id)")
+    assert {"answer", "hints", "advantages", "feedback", "shares", "overview"} <= set(sections)
+    assert len(followed) > 100
+    assert watched.page.evaluate(_UNLINKED) == []
+    kinds = {name for *_, address in followed for name in parse_qs(address.partition("?")[2])}
+    assert kinds >= {"trainable", "judged", "rewarded", "hinted", "decided", "target", "voted", "vote", "agreement",
+                     "hint", "length", "asks", "tokens", "scored", "weighed", "source", "session", "skip"}  # fmt: skip
+
+
+def test_a_bar_leads_to_its_turns(report: Path, opened: Opening) -> None:
+    watched = opened(report)
+    chart = watched.page.locator("#hints .chart").first
+    chart.scroll_into_view_if_needed()
+    bars = watched.page.evaluate("data.summary.hints.lengths")
+    start, number = max(bars, key=lambda bar: bar[1])
+    x = watched.page.evaluate("""(start) => {
+        const {plot} = drawn.find((one) => one.place.closest("#hints"));
+        return plot.valToPos(start, "x") + 2;
+    }""", start)  # fmt: skip
+    chart.locator(".u-over").click(position={"x": x, "y": 100})
+    watched.says("#found", f"{number} of ")
+    assert watched.page.evaluate("location.hash") == f"#turns?length={start}"
+    watched.says("#found", f"only characters of the hint, from: {start}")
+    watched.page.click("#show-all")
+    assert len(shown(watched)) == watched.page.evaluate("list.turns.length")
 
 
 def test_the_address_holds_search_and_filters(report: Path, run: Path, opened: Opening) -> None:
@@ -269,7 +341,7 @@ def test_changes_of_one_unit_are_drawn_on_one_scale(calculating: Watched) -> Non
     draw = "(rows) => byId('evaluation').replaceChildren(...comparison(data.summary.evaluation, rows))"
     calculating.page.evaluate(draw, rows)
     places = calculating.page.evaluate("[...document.querySelectorAll('.interval .change')].map((b) => b.style.left)")
-    assert [float(place.rstrip("%")) for place in places] == pytest.approx([50.24, 2, 98])
+    assert [float(place.rstrip("%")) for place in places] == pytest.approx([50.23, 4, 96])
     assert "from −1.20 to +1.20 (nats per token), from −0.50 to +0.50 (share)" in calculating.text("#evaluation")
 
 
@@ -372,6 +444,66 @@ def test_screens_of_both_themes_and_of_a_phone(
     screen = tmp_path / f"report-{scheme}-{width}.png"
     watched.page.screenshot(path=screen, full_page=True)
     assert screen.stat().st_size > 50_000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_axe_finds_nothing(report: Path, opened: Opening, scheme: str, width: int, height: int) -> None:
+    """With everything unfolded, and again with the help open."""
+    watched = opened(report, scheme=scheme, width=width, height=height)
+    watched.page.evaluate(_UNFOLD)
+    watched.says("#overview", "trainable")
+    assert watched.accessibility_findings() == []
+    watched.page.click("#help-button")
+    assert watched.accessibility_findings() == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
+def test_the_conclusion_is_on_the_first_screen(report: Path, opened: Opening, width: int, height: int) -> None:
+    watched = opened(report, width=width, height=height)
+    bottoms = watched.page.evaluate("""['.sentence', '.facts'].map((kind) =>
+        document.querySelector('#answer ' + kind).getBoundingClientRect().bottom)""")
+    assert max(bottoms) <= height
+
+
+# What is wider or higher than its place, and how a reader sees it: [element, its cue, whether the keyboard scrolls it].
+_OVERFLOWS = """() => [...document.querySelectorAll('body *')].filter((one) => one.checkVisibility()).flatMap((one) => {
+  const style = getComputedStyle(one), name = `${one.tagName} ${one.className} #${one.id}`;
+  const over = (kind) => (kind === 'X' ? one.scrollWidth - one.clientWidth : one.scrollHeight - one.clientHeight) > 1;
+  return ['X', 'Y'].filter((kind) => style['overflow' + kind] !== 'visible' && one.clientWidth > 1 && over(kind))
+    .map((kind) => {
+      const shade = style.backgroundAttachment.includes('local') && style.backgroundImage.includes('linear-gradient'),
+        after = getComputedStyle(one, '::after'),
+        cue = style.webkitLineClamp !== 'none' ? 'ellipsis' : shade ? 'shade' :
+              after.position === 'sticky' && after.backgroundImage.includes('linear-gradient') ? 'shade' : null;
+      return [name, cue, cue === 'ellipsis' || one.tabIndex >= 0 || one.querySelector('a, button') !== null];
+    });
+})"""
+# Elements that reach beyond the screen, and are in nothing that scrolls.
+_BEYOND = """() => [...document.querySelectorAll('main *, header *')].filter((one) => one.checkVisibility() &&
+  one.getBoundingClientRect().right > innerWidth + 1 && !one.closest('.scroll, nav, .skip, .u-over, .u-wrap'))
+  .map((one) => `${one.tagName} ${one.className}`)"""
+
+
+def test_what_overflows_on_a_phone_shows_it(report: Path, opened: Opening) -> None:
+    """By a shade at the side where there is more, which is gone at the end; or by an ellipsis."""
+    watched = opened(report, width=390, height=844)
+    watched.page.evaluate(_UNFOLD)
+    watched.says("#overview", "trainable")
+    found = watched.page.evaluate(_OVERFLOWS)
+    assert len(found) > 5
+    assert [one for one in found if one[1] is None or not one[2]] == []
+    assert watched.page.evaluate(_BEYOND) == []
+    table = watched.page.locator("#evaluation .scroll").first
+    assert table.evaluate("(one) => one.scrollWidth > one.clientWidth")
+    shades = []
+    for place in (0, 10_000):
+        table.evaluate("(one, place) => { one.scrollLeft = place; }", place)
+        pixels = np.asarray(Image.open(io.BytesIO(table.screenshot())).convert("L"))
+        shades.append([np.quantile(strip, 0.25) for strip in (pixels[:, :4], pixels[:, -4:])])
+    (left_at_first, right_at_first), (left_at_last, right_at_last) = shades
+    assert right_at_first < 220 < left_at_first
+    assert left_at_last < 220 < right_at_last
 
 
 # Every element with text of its own whose colour is too near to what is behind it (WCAG 2.2, 1.4.3).

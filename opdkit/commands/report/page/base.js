@@ -92,7 +92,7 @@ const plural = (n, one, many = one + "s") => count(n) + " " + (n === 1 ? one : m
 
 // -- tables ------------------------------------------------------------------------------------------------------------
 
-// A cell is a string, a node, or {number: "1,234"}. The first of a row names it.
+// A cell is a string, a node, or {number: "1,234"}. The first of a row names it. Not a landmark: there are too many.
 function table(head, rows, caption = null) {
   const cell = (tag, value, scope) =>
     value && value.number !== undefined
@@ -105,8 +105,8 @@ function table(head, rows, caption = null) {
     {
       class: "scroll",
       tabindex: "0",
-      role: "region",
-      "aria-label": caption || head.filter((h) => typeof h === "string").join(", "),
+      role: "group",
+      "aria-label": caption || "table: " + head.map((h) => h.textContent ?? h.number ?? h.node ?? h).filter(Boolean).join(", "),
     },
     el(
       "table",
@@ -118,7 +118,7 @@ function table(head, rows, caption = null) {
         el(
           "tr",
           {},
-          head.map((value) => cell("th", value, "col")),
+          head.map((value) => (value && value !== BAR ? cell("th", value, "col") : cell("td", value))),
         ),
       ),
       el(
@@ -138,14 +138,14 @@ function table(head, rows, caption = null) {
 
 const BAR = {kind: "bar", node: ""}; // the head of a column of bars, which have their number beside them
 
-// [name, number, kind of bar] rows with a bar each. `whole` is what 100% is.
+// [name, number, kind of bar, filters that show what is counted] rows with a bar each. `whole` is what 100% is.
 function barTable(head, rows, whole = null) {
   const largest = Math.max(1, ...rows.map((row) => row[1]));
   return table(
     [...head.slice(0, 1), {number: head[1]}, ...(whole ? [{number: "share"}] : []), BAR],
-    rows.map(([name, number, kind]) => [
+    rows.map(([name, number, kind, filters]) => [
       typeof name === "string" ? quoted(name) : name,
-      {number: count(number)},
+      {number: linked(number, filters)},
       ...(whole ? [{number: share(number, whole)}] : []),
       {kind: "bar", node: bar(number / largest, kind)},
     ]),

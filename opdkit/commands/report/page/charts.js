@@ -128,7 +128,8 @@ function verticalLine(plot, x) {
 }
 
 // Bars of one width, [start, count] each; those that start below zero are drawn as less. `steep`: heights by asinh.
-function histogram(title, meaning, xLabel, width, bars, digits, steep = false) {
+// `filters`: those that show the turns of the bar that starts at a value.
+function histogram(title, meaning, xLabel, width, bars, digits, {steep = false, filters = null} = {}) {
   const xs = bars.map(([start]) => start),
     less = bars.map(([start, n]) => (start < 0 ? n : null)),
     more = bars.map(([start, n]) => (start < 0 ? null : n));
@@ -153,6 +154,7 @@ function histogram(title, meaning, xLabel, width, bars, digits, steep = false) {
           y: {distr: steep ? 4 : 1, asinh: 1, range: (plot, low, high) => [0, Math.max(1, high * (steep ? 1.5 : 1.1))]},
         },
         axes: axes(xLabel, ""),
+        hooks: filters ? {ready: [(plot) => plot.over.addEventListener("click", () => goToBar(plot))]} : {},
         series: [
           {label: xLabel, value: (plot, x) => (x === null ? MISSING : name(x))},
           ...(two ? [series("below 0", "less")] : []),
@@ -160,6 +162,14 @@ function histogram(title, meaning, xLabel, width, bars, digits, steep = false) {
         ],
       },
     }),
-    {head: [xLabel, {number: "count"}], body: () => bars.map(([start, n]) => [name(start), {number: count(n)}])},
+    {
+      head: [xLabel, {number: "count"}],
+      body: () => bars.map(([start, n]) => [name(start), {number: linked(n, filters?.(start))}]),
+    },
   );
+
+  function goToBar(plot) {
+    const [start, n] = bars[plot.cursor.idx] ?? [];
+    if (n) location.hash = addressOf(filters(start));
+  }
 }

@@ -7,7 +7,11 @@ function showHintChecks(checks) {
     "hints",
     el("h3", {}, "Do the hints help?"),
     el("p", {class: "faint small"}, "Fresh replies of the student to the same prompt, judged by what the hint asks."),
-    barTable(["status", "hints"], checks.statuses, sum(Object.fromEntries(checks.statuses))),
+    barTable(
+      ["status", "hints"],
+      list.turns.some((turn) => turn.checked !== null) ? linkedRows(checks.statuses, "checked") : checks.statuses,
+      sum(Object.fromEntries(checks.statuses)),
+    ),
   );
   if (checks.examples.length)
     fill(
@@ -20,7 +24,7 @@ function showHintChecks(checks) {
           {number: share(row.with_hint, 1)},
           {number: share(row.without_hint, 1)},
           {kind: "texts", node: quoted(row.reply || "")},
-          {node: row.turn_id},
+          {node: el("a", {href: addressOf({turn: row.turn_id})}, quoted(row.turn_id))},
         ]),
       ),
     );
@@ -32,7 +36,7 @@ function showHints(hints) {
   fill(
     "hints",
     facts(
-      ["turns with a hint", count(hints.count)],
+      ["turns with a hint", linked(hints.count, {hinted: "yes"})],
       ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
       ["candidates refused because they leak the reaction", count(leaks)],
       ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))],
@@ -51,11 +55,12 @@ function showHints(hints) {
             hints.width,
             hints.lengths,
             0,
+            {filters: (length) => ({length})},
           )
         : null,
       part(
         "How each hint came about",
-        barTable(["status", "turns"], hints.statuses, sum(Object.fromEntries(hints.statuses))),
+        barTable(["status", "turns"], linkedRows(hints.statuses, "hint"), sum(Object.fromEntries(hints.statuses))),
       ),
       hints.rejected.length ? part("Candidates refused", barTable(["why", "candidates"], hints.rejected)) : null,
     ),
@@ -95,8 +100,8 @@ function drawGroups(hints) {
         "from",
       ],
       hints.groups.map((group, number) => [
-        texts([el("strong", {}, quoted(group.wordings[0][0])), el("div", {class: "small"}, wordings(group))]),
-        {number: linkTo(`turns?asks=${number}`, count(group.turns))},
+        texts([el("strong", {}, groupName(number)), el("div", {class: "small"}, wordings(group))]),
+        {number: linked(group.turns, {asks: number})},
         ...(reviewing() ? [texts(groupDecision(group, number))] : []),
         ...(scored
           ? [{number: group.scored ? share(group.still, group.scored) : MISSING}, {number: fixed(group.effect, 2)}]
@@ -143,13 +148,13 @@ const resultOf = (row) =>
       ];
 
 const wordings = (group) => [
-  group.wordings.slice(0, 8).map(([text, n], place) => [
+  (data.summary.redacted ? [] : group.wordings.slice(0, 8)).map(([text, n], place) => [
     place ? " · " : "",
     quoted(text),
     " ",
     linkTo(turnsThatSay(text), count(n)),
   ]),
-  group.texts > 8 ? ` and ${count(group.texts - 8)} more` : "",
+  group.texts > 8 && !data.summary.redacted ? ` and ${count(group.texts - 8)} more` : "",
 ];
 
 function showMoved(moved) {

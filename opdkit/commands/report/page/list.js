@@ -1,5 +1,5 @@
 "use strict";
-// The list of turns: searched, filtered, sorted, a page at a time. The address holds search and filters:
+// The list of turns: searched, filtered, sorted, a page at a time. The address holds search, filters and the turn:
 // #turns?search=%22in+Celsius%22&reward=-1&turn=ID
 
 const PAGE = 50;
@@ -13,6 +13,7 @@ const list = {
   decisions: dictionary({}),
   groups: [], // of a review: the turns of each group of hints
   queued: false,
+  linked: new Map(), // filters that a link has set and no field shows: name -> value
   whole: new Set(), // ids of the turns that the file shows whole
   tokens: new Set(), // and of those that it shows token by token
 };
@@ -41,6 +42,11 @@ function readTurns(rows) {
       reply: rows.reply[n],
       answer: rows.answer[n],
       hint: rows.hint[n],
+      hinted: rows.hinted[n] === 1,
+      hintLength: rows.hint_length[n],
+      checked: word("checked", n),
+      scoredReward: rows.scored_reward[n],
+      session: id.replace(/:\d+$/, "").replace(/(?::\d+\/rollout-\d+)+$/, ""),
     };
     list.byId.set(id, turn);
     turn.words = [id, turn.source, turn.asked, turn.reply, turn.answer, turn.hint].join("\n").toLowerCase();
@@ -63,7 +69,7 @@ const REWARD_WORDS = {1: "+1", 0: "0", "-1": "−1"};
 const FILTERS = {
   reward: ["Reward", (turn) => rewardOf(turn), (value) => REWARD_WORDS[value] ?? "no reward"],
   state: ["How far it came", (turn) => turn.state, (value) => STATE_WORDS[value]],
-  hint: ["Hint", (turn) => turn.hintStatus, (value) => (value === "ok" ? "ok: has a hint" : (value ?? "not judged"))],
+  hint: ["Hint", hintStatusOf, (value) => (value === "ok" ? "ok: has a hint" : (value ?? "not judged"))],
   asks: ["Hint asks for", (turn) => turn.asks, (value) => (value === null ? "nothing of the table" : wordingOf(value))],
   vote: ["Votes", (turn) => turn.rewardStatus, (value) => value ?? "not judged"],
   skip: ["Why not trainable", (turn) => turn.skipReason, (value) => value ?? "trainable"],
@@ -84,9 +90,6 @@ const SORTS = {
   certainty: ["least certain votes first", (turn) => turn.certainty ?? 2],
   tokens: ["longest first", (turn) => -(turn.tokens ?? -1)],
 };
-
-// The commonest wording of a group of hints.
-const wordingOf = (number) => data.summary.hints.groups[number].wordings[0][0];
 
 // What holds now, after a person's decision.
 function rewardOf(turn) {
@@ -180,6 +183,7 @@ function makeFilters(reviewing) {
         id: "show-all",
         onclick: () => {
           form.reset();
+          list.linked.clear();
           filterAndKeep();
         },
       },
@@ -198,24 +202,27 @@ function held() {
     const select = byId(`filter-${name}`);
     if (select?.value) found.set(name, String(select.choices[Number(select.value)]));
   }
+  for (const [name, value] of list.linked) found.set(name, value);
   return found;
 }
 
 function filterAndKeep() {
   refilter();
   const filters = held();
-  history.replaceState(null, "", filters.size ? "#turns?" + filters : "#turns");
+  history.replaceState(null, "", filters.size ? addressOf(filters) : "#turns");
 }
 
 // Set the filters that an address names, go to the list, and choose the turn that it names.
 function filterBy(hash) {
   byId("filters").reset();
+  list.linked.clear();
   const wanted = new URLSearchParams(hash.slice("#turns?".length));
   byId("search").value = wanted.get("search") ?? "";
-  for (const name of Object.keys(FILTERS)) {
-    const select = wanted.has(name) && byId(`filter-${name}`),
-      place = select ? select.choices.findIndex((one) => String(one) === wanted.get(name)) : -1;
+  for (const [name, value] of wanted) {
+    const select = byId(`filter-${name}`),
+      place = select ? select.choices.findIndex((one) => String(one) === value) : -1;
     if (place >= 0) select.value = String(place);
+    else if (valueOf(name)) list.linked.set(name, value);
   }
   refilter();
   const place = list.shown.findIndex((turn) => turn.id === wanted.get("turn"));
@@ -240,6 +247,10 @@ function refilter() {
   for (const [name, [, value]] of Object.entries(FILTERS)) {
     const select = byId(`filter-${name}`);
     if (select?.value) chosen.push([value, select.choices[Number(select.value)]]);
+  }
+  for (const [name, wanted] of list.linked) {
+    const value = valueOf(name);
+    chosen.push([(turn) => String(value(turn)), wanted]);
   }
   list.terms = termsOf(byId("search").value);
   list.shown = list.turns.filter(
@@ -273,7 +284,10 @@ function showPage(page) {
     el("span", {}, `page ${page + 1} of ${pages}`),
     el("button", {type: "button", disabled: page + 1 >= pages, onclick: () => showPage(page + 1)}, "Later"),
   );
-  byId("found").textContent = `${count(list.shown.length)} of ${plural(list.turns.length, "turn")}${list.note}`;
+  byId("found").replaceChildren(
+    `${count(list.shown.length)} of ${plural(list.turns.length, "turn")}${list.note}; ${plural(sessionsOf(list.shown), "session")}`,
+    ...[...list.linked].map(([name, value]) => ["; only ", (FILTERS[name] ?? LINKED[name])[0], ": ", quoted(value)]).flat(),
+  );
   markCurrent();
 }
 
@@ -312,7 +326,7 @@ function badges(turn) {
           : quoted(turn.skipReason)
         : `reward ${REWARD_WORDS[reward]}`,
     ),
-    hintOf(turn) ? el("span", {class: "badge"}, "hint") : null,
+    hasHint(turn) ? el("span", {class: "badge"}, "hint") : null,
     turn.strength === null ? null : el("span", {class: "badge"}, `|A| ${fixed(turn.strength)}`),
     list.tokens.has(turn.id) ? el("span", {class: "badge"}, "tokens") : null,
     word === "undecided" ? null : el("span", {class: "badge decided"}, word),
@@ -338,7 +352,7 @@ function choose(place, follow = false, queued = false) {
   const turn = list.shown[list.at];
   const filters = held();
   filters.set("turn", turn.id);
-  history.replaceState(null, "", filters.size > 1 ? "#turns?" + filters : "#turn=" + encodeURIComponent(turn.id));
+  history.replaceState(null, "", addressOf(filters));
   const shown = showWhole(turn);
   if (follow && matchMedia("(max-width: 60rem)").matches) byId("whole").scrollIntoView({block: "start"});
   return shown;

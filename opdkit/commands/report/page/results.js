@@ -13,14 +13,12 @@ function showAnswer(summary) {
       el("p", {class: "sentence"}, el("strong", {class: found.word.replaceAll(" ", "-")}, word + ":"), rest.join(":")),
       el("ul", {class: "facts"}, found.numbers.map(scoreOf)),
       ...found.watch.map((line) => el("p", {class: "notice"}, "Look: ", line, ". ", linkTo("evaluation", "Before and after"))),
-      quoted(found.next, "p"),
+      found.next && quoted(found.next, "p"),
     );
   }
   const hints = summary.hints?.groups.slice(0, 5) ?? [],
-    skips = new Set(list.turns.map((turn) => turn.skipReason)),
     dropped = summary.funnel
-      .flatMap((level) => level.dropped)
-      .map(([why, n]) => [why, n, skips.has(why) ? "turns?" + new URLSearchParams({skip: why}) : "overview"])
+      .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n)]))
       .sort(([, a], [, b]) => b - a);
   fill(
     "answer",
@@ -39,7 +37,11 @@ function showAnswer(summary) {
             el(
               "ul",
               {},
-              dropped.slice(0, 4).map(([reason, n, place]) => el("li", {}, quoted(reason), " ", linkTo(place, count(n)))),
+              dropped
+                .slice(0, 4)
+                .map(([why, n, link]) =>
+                  el("li", {}, quoted(why), " ", link instanceof Node ? link : linkTo("overview", link)),
+                ),
             ),
           )
         : "",
@@ -47,19 +49,16 @@ function showAnswer(summary) {
   );
 }
 
-// A group of hints: those of one wording lead to their turns, several to the table of all wordings.
-function wish(group) {
-  const [text] = group.wordings[0],
-    target = group.texts === 1 ? turnsThatSay(text) : "hints";
-  return el(
+// A group of hints, with all of its turns and all of its wordings.
+const wish = (group, number) =>
+  el(
     "li",
     {},
-    quoted(text),
+    groupName(number),
     " ",
-    linkTo(target, plural(group.turns, "turn")),
-    group.texts > 1 ? ` in ${count(group.texts)} wordings` : "",
+    linked(group.turns, {asks: number}, plural(group.turns, "turn")),
+    group.texts > 1 ? [" in ", linkTo("hints", `${count(group.texts)} wordings`)] : "",
   );
-}
 
 // The address of the turns that hold a text: the search reads the first characters, and a phrase has no quotation marks.
 function turnsThatSay(text) {
@@ -293,14 +292,14 @@ function judged(row, better) {
 function interval(row, widest, judgement) {
   const made = el("div", {class: "interval", "aria-hidden": "true"});
   if (row.difference === null || !widest) return made;
-  const at = (x) => `${50 + (48 * x) / widest}%`;
+  const at = (x) => `${50 + (46 * x) / widest}%`; // the point itself is some percent wide
   const zero = el("u"),
     range = el("i"),
     point = el("b", {class: "change " + judgement});
   zero.style.left = at(0);
   if (row.low !== null) {
     range.style.left = at(row.low);
-    range.style.width = `${(48 * (row.high - row.low)) / widest}%`;
+    range.style.width = `${(46 * (row.high - row.low)) / widest}%`;
   }
   point.style.left = at(row.difference);
   made.append(zero, range, point);

@@ -18,9 +18,14 @@ function showOverview(summary) {
       ["level", {number: "count"}, BAR, "dropped on the way, and why"],
       summary.funnel.map((level) => [
         level.part_of ? el("span", {class: "faint"}, "↳ " + level.name) : level.name,
-        {number: count(level.count) + (level.name.includes(level.unit) ? "" : " " + level.unit)},
+        {
+          number: [
+            levelLink(level),
+            level.name.includes(level.unit) ? "" : " " + level.unit,
+          ],
+        },
         {kind: "bar", node: bar(level.count / (largest[level.unit] || 1), level.part_of ? "none" : "")},
-        {kind: "texts", node: reasons(level.dropped)},
+        {kind: "texts", node: reasons(level)},
       ]),
       "A bar compares levels with the same unit.",
     ),
@@ -37,10 +42,10 @@ function showOverview(summary) {
             el(
               "div",
               {},
-              el("h4", {}, stage.stage),
+              el("h3", {}, stage.stage),
               table(
                 ["counted", {number: "count"}],
-                stage.extra.map(([name, n]) => [quoted(name), {number: count(n)}]),
+                stage.extra.map(([name, n]) => [quoted(name), {number: linked(n, counted(stage.stage, name))}]),
               ),
             ),
           ),
@@ -55,8 +60,17 @@ function stageState(stage) {
   return el("li", {}, el("strong", {}, stage.stage), ` ${parts}, ${count(stage.seconds)} s`);
 }
 
-const reasons = (dropped) =>
-  dropped.length ? dropped.map(([reason, n], place) => [place ? ", " : "", quoted(reason), ` ${count(n)}`]) : MISSING;
+const reasons = (level) =>
+  level.dropped.length
+    ? level.dropped.map(([why, n], place) => [place ? ", " : "", quoted(why), " ", lostLink(level, why, n)])
+    : MISSING;
+
+// What a stage counted beside rows and the list can show: the filters, else null.
+function counted(stage, name) {
+  if (stage === "extract" && name.startsWith("skipped: ")) return {skip: name.slice("skipped: ".length)};
+  if (stage === "judge" && name.startsWith("rewards: ")) return {voted: name.slice("rewards: ".length)};
+  return {"extract turns": {}, "extract trainable": {trainable: "yes"}}[`${stage} ${name}`] ?? null;
+}
 
 const REWARDS = [
   ["+1", ""],
@@ -64,8 +78,15 @@ const REWARDS = [
   ["-1", "less"],
   ["none", "none"],
 ];
-const rewardRows = (counts) =>
-  REWARDS.filter(([value]) => counts[value]).map(([value, kind]) => [value.replace("-", "−"), counts[value], kind]);
+const rewardRows = (counts, filters = () => null) =>
+  REWARDS.filter(([value]) => counts[value]).map(([value, kind]) => [
+    value.replace("-", "−"),
+    counts[value],
+    kind,
+    filters(value),
+  ]);
+// [value, count] rows whose count leads to the turns with this value of a property.
+const linkedRows = (rows, property) => rows.map(([value, n]) => [value, n, "", {[property]: value}]);
 const sum = (counts) => Object.values(counts).reduce((a, b) => a + b, 0);
 
 function showFeedback(votes) {
@@ -73,11 +94,11 @@ function showFeedback(votes) {
   fill(
     "feedback",
     facts(
-      ["turns judged", count(votes.judged)],
+      ["turns judged", linked(votes.judged, {judged: "yes"})],
       ["mean agreement of the valid votes", votes.mean_agreement === null ? MISSING : share(votes.mean_agreement, 1)],
       ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)],
       ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
-      ["decided by a person instead", count(data.summary.reviewed)],
+      ["decided by a person instead", linked(data.summary.reviewed, {decided: "yes"})],
     ),
   );
   fill(
@@ -85,7 +106,7 @@ function showFeedback(votes) {
     el(
       "div",
       {class: "cards"},
-      part("Rewards of the turns", barTable(["reward", "turns"], rewardRows(votes.rewards), votes.judged)),
+      part("Rewards of the turns", barTable(["reward", "turns"], rewardRows(votes.rewards, (voted) => ({voted})), votes.judged)),
       part("Reward votes", barTable(["vote", "votes"], rewardRows(votes.scores), sum(votes.scores))),
       part(
         "Hint votes: does the reaction show what was wanted?",
@@ -102,11 +123,11 @@ function showFeedback(votes) {
         "Agreement with the reward",
         barTable(
           ["share of the valid votes", "turns"],
-          votes.agreement.map(([value, n]) => [share(value, 1), n]),
+          votes.agreement.map(([agreement, n]) => [share(agreement, 1), n, "", {agreement}]),
           sum(Object.fromEntries(votes.agreement)),
         ),
       ),
-      part("How each reward came about", barTable(["status", "turns"], votes.statuses, votes.judged)),
+      part("How each reward came about", barTable(["status", "turns"], linkedRows(votes.statuses, "vote"), votes.judged)),
       votes.errors.length ? part("Votes without an answer", barTable(["why", "votes"], votes.errors)) : null,
     ),
   );
@@ -145,7 +166,7 @@ function showAdvantages(advantages) {
         advantages.bar,
         advantages.bars,
         2,
-        true,
+        {steep: true},
       ),
     );
   } else fill("advantages", el("p", {class: "faint"}, "No target has a hint, so no token has a teacher's advantage."));
@@ -188,8 +209,8 @@ function showRewardsByLength(found) {
         .filter(([, , , n]) => n)
         .map(([low, high, counts, n]) => [
           low === high ? String(low) : `${count(low)} to ${count(high)}`,
-          {number: count(n)},
-          ...kinds.map(([value]) => ({number: count(counts[value])})),
+          {number: linked(n, {tokens: low, weighed: "yes"})},
+          ...kinds.map(([value]) => ({number: linked(counts[value], {tokens: low, scored: value})})),
           {number: signed((counts["+1"] - counts["-1"]) / n)},
           {kind: "bar", node: stackedBar(kinds.map(([value, kind]) => [counts[value] / n, kind]))},
         ]),
@@ -232,15 +253,17 @@ function showRewardAdvantages(found) {
 
 // -- who decides -------------------------------------------------------------------------------------------------------
 
+// key, words, filters that show what is counted
 const SHARED = [
-  ["turns", "turns"],
-  ["judged", "judged"],
-  ["hints", "hints"],
-  ["reward +1", "+1"],
-  ["reward -1", "−1"],
-  ["targets", "targets"],
-  ["tokens", "target tokens"],
-  ["trained", "trained turns"],
+  ["sessions", "sessions", {}],
+  ["turns", "turns", {}],
+  ["judged", "judged", {judged: "yes"}],
+  ["hints", "hints", {hinted: "yes"}],
+  ["reward +1", "+1", {reward: 1, judged: "yes"}],
+  ["reward -1", "−1", {reward: -1, judged: "yes"}],
+  ["targets", "targets", {target: "yes"}],
+  ["tokens", "target tokens", null],
+  ["trained", "trained turns", {state: "trained"}],
 ];
 
 function showShares(shares) {
@@ -249,18 +272,20 @@ function showShares(shares) {
   const shareTable = (what, named, columns) =>
     table(
       [what, {number: "share"}, BAR, ...columns.map(([, name]) => ({number: name}))],
-      named.map(([name, counts]) => [
+      named.map(([name, counts, own]) => [
         {kind: "texts", node: name},
         {number: share(counts[last], total[last])},
         {kind: "bar", node: bar((counts[last] || 0) / (total[last] || 1))},
-        ...columns.map(([key]) => ({number: count(counts[key] || 0)})),
+        ...columns.map(([key, , filters]) => ({
+          number: linked(counts[key] || 0, filters && {...own, ...filters}, undefined, key === "sessions" ? key : "turns"),
+        })),
       ]),
       `The share is that of all ${last === "tokens" ? "target tokens" : "turns"}.`,
     );
   const known = SHARED.filter(([key]) => total[key]),
     rest = shares.other_sources;
-  const sources = shares.sources.map((one) => [quoted(one.source), one]);
-  if (rest) sources.push([plural(rest.count, "other source"), rest]);
+  const sources = shares.sources.map((one) => [quoted(one.source), one, {source: one.source}]);
+  if (rest) sources.push([plural(rest.count, "other source"), rest, {rest: "yes"}]);
   fill(
     "shares",
     el(
@@ -269,12 +294,12 @@ function showShares(shares) {
       "Feedback can be wrong on purpose. A source or session that has most of what is trained on decides what is learned.",
     ),
     el("h3", {}, "Sources"),
-    shareTable("source", sources, [["sessions", "sessions"], ...known]),
-    el("h3", {}, `Largest of ${plural(shares.session_count, "session")}`),
+    shareTable("source", sources, known),
+    el("h3", {}, "Largest of ", linked(shares.session_count, {}, plural(shares.session_count, "session"), "sessions")),
     shareTable(
       "session",
-      shares.sessions.map((one) => [quoted(one.session), one]),
-      known,
+      shares.sessions.map((one) => [quoted(one.session), one, {source: one.source, session: one.session}]),
+      known.filter(([key]) => key !== "sessions"),
     ),
   );
 }

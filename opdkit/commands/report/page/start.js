@@ -66,8 +66,10 @@ function arrange() {
     byId("turns").after(byId("hints"));
     byId("title").textContent = "opdkit review";
   }
-  document.title = (reviewing() ? "opdkit review " : "opdkit report ") + summary.run;
-  byId("run").append(...said(summary.run));
+  document.title = (reviewing() ? "opdkit review " : "opdkit report ") + (summary.redacted ? "(redacted)" : summary.run);
+  byId("run").append(
+    ...(summary.redacted ? ["without texts: numbers alone, names are numbered"] : said(summary.run)),
+  );
   if (!summary.comparison) byId("comparison").remove();
   const sections = [...document.querySelectorAll("main section")];
   byId("sections").append(
@@ -136,23 +138,10 @@ async function start() {
     clearTimeout(resized);
     resized = setTimeout(redrawCharts, 150);
   });
-  const wanted = location.hash.startsWith("#turn=") ? decoded(location.hash.slice(6)) : null;
-  const place = wanted === null ? -1 : list.shown.findIndex((turn) => turn.id === wanted);
-  if (place >= 0) {
-    choose(place);
-    byId("turns").scrollIntoView();
-  } else if (!location.hash.startsWith("#turns?")) openFirst();
-  follow(location.hash);
+  const {hash} = location; // as the reader gave it: to open a turn changes it
+  if (!hash.startsWith("#turns?")) openFirst();
+  follow(hash);
   document.documentElement.dataset.ready = "true";
-}
-
-// The part of an address may be anything.
-function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return null;
-  }
 }
 
 start();

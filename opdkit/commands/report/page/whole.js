@@ -38,7 +38,15 @@ function inShort(turn) {
     line("reply", turn.reply, "reply"),
     line("reaction", turn.answer, "next"),
     turn.hint ? el("p", {}, "Hint: ", quoted(turn.hint)) : null,
-    reviewing()
+    data.summary.redacted
+      ? facts(
+          ["tokens of the reply", count(turn.tokens)],
+          ["mean absolute advantage (nats)", fixed(turn.strength, 3)],
+          ["characters of the hint", count(turn.hintLength)],
+          ["of the valid votes agree", turn.agreement === null ? MISSING : share(turn.agreement, 1)],
+        )
+      : null,
+    reviewing() || data.summary.redacted
       ? null
       : el(
           "div",

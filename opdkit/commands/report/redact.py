@@ -1,0 +1,91 @@
+"""Report without the texts of users: numbers stay, names become numbers, and of words only opdkit's own are left.
+
+A text is left out unless it is known, so that a new field of the report does not show one by accident. No turn is shown
+whole: whoever has the model could guess a reply from the log-probs of its tokens.
+"""
+
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from opdkit.config.commands import COMMANDS
+from opdkit.config.fields import JSON, fields_of
+from opdkit.store.turn_ids import logged_session_id
+
+_ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of a log's session in a turn's id
+_NUMBERED = ("source", "session", "domain")
+_KEPT = ("opdkit", "sentence", "watch", "training")  # opdkit's own sentences and numbers
+_EMPTIED: JSON = {"run": "", "next": "", "replies": [], "examples": [], "moved": [], "largest": [], "models": [],
+                  "comparison": None}  # fmt: skip
+_OTHER = "not shown"
+
+
+class Names:
+    """Numbers in place of names, in the order in which they are first asked for: "source 1"."""
+
+    def __init__(self) -> None:
+        self._numbers = defaultdict[str, dict[str, int]](dict)
+
+    def number(self, kind: str, name: str) -> str:
+        """Return "KIND N", the same for the same name."""
+        known = self._numbers[kind]
+        return f"{kind} {known.setdefault(name, len(known) + 1)}"
+
+    def turn(self, turn_id: str) -> str:
+        """Return "session N:INDEX"."""
+        session = logged_session_id(turn_id.rpartition(":")[0])
+        ordinal = turn_id.removeprefix(session)
+        return self.number("session", session) + (ordinal if _ORDINAL.fullmatch(ordinal) else ":0")
+
+
+@cache
+def own_words() -> frozenset[str]:
+    """Return the words under which opdkit counts, and the names and choices of its options: they name no content."""
+    fields = [field for command in COMMANDS.values() for field in fields_of(command.config)]
+    options = {word for field in fields for word in (field.name, *field.choices)}
+    counted = Path(__file__).with_name("own_words.txt").read_text(encoding="utf-8").splitlines()
+    return frozenset(options | COMMANDS.keys() | set(counted))
+
+
+def own_word(label: str) -> str:
+    """Return a word of opdkit's own, with or without a detail that is one, too; for any other text "not shown"."""
+    head, colon, detail = label.partition(": ")
+    if colon and label not in own_words():
+        return f"{own_word(head)}: {own_word(detail)}"
+    return label if label in own_words() else _OTHER
+
+
+def redact(value: Any, names: Names, key: str = "") -> Any:
+    """Return a JSON value that is found under `key` without any text that is not opdkit's own."""
+    if key in _KEPT:
+        return value
+    if key in _EMPTIED:
+        return _EMPTIED[key]
+    if isinstance(value, dict):
+        return {name: redact(one, names, key if name == "words" else name) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [redact(one, names, key) for one in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if key == "id":
+        return names.turn(value)
+    kind = key.removesuffix("s")
+    return names.number(kind, value) if kind in _NUMBERED and value not in own_words() else own_word(value)
+
+
+def redact_summary(summary: JSON, names: Names) -> JSON:
+    """Return the summary of the page without a text, a path or a name of the run, its logs and its prompts."""
+    number = len(summary["notices"])
+    notices = [f"{number} of the report's notices may quote names and are left out here"] if number else []
+    return redact(summary, names) | {"redacted": True, "notices": notices}
+
+
+def redact_columns(table: JSON, names: Names) -> JSON:
+    """Return the list of turns, its texts cut to nothing, with numbers in place of ids and sources."""
+    reviews = JSON()
+    for turn_id, review in table["reviews"].items():
+        decided = {name: review[name] for name in ("reward", "hint") if name in review}
+        reviews[names.turn(turn_id)] = decided | ({"hint": ""} if decided.get("hint") else {})
+    return redact(table | {"reviews": {}}, names) | {"reviews": reviews}
