@@ -406,7 +406,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         "accuracy 1.000",
         "train: ",
         "did you mean 'local'",
-        "the teacher would say it ",
+        "to the teacher a token is ",
         "Before and after training",
         " before, ",
         "Give temperatures in degrees Celsius.",

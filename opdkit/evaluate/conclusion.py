@@ -64,7 +64,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     shares = list[str]()
     for row in measured:
         of_what = "" if shares else " of its replies are right"
-        shares.append(f"{WHERE[row['domain']]}, {row['after']:.0%}{of_what}, {row['before']:.0%} before")
+        shares.append(f"{WHERE[row['domain']]}, {row['after']:.0%}{of_what} ({row['before']:.0%} before)")
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
@@ -101,8 +101,8 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     found = []
     if drift and drift["after"] > _DRIFT:
         size = "much" if drift["after"] > _MUCH_DRIFT else "more than usual"
-        found.append(f"the replies drifted by {drift['after']:.2f} nats per token, which is {size}; some hundredths "
-                     "are usual")  # fmt: skip
+        found.append(f"the replies drifted by {drift['after']:.2f} nats per token, which is {size} (some hundredths "
+                     "are usual): read those that drifted most")  # fmt: skip
     if length and length["before"] and not 1 / _LENGTH < (times := length["after"] / length["before"]) < _LENGTH:
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
     if cut and cut["low"] is not None and cut["low"] > 0:

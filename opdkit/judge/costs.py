@@ -81,7 +81,7 @@ def describe_work(
         "  given before, and kept": work[KNOWN],
         "  questions that cannot be put": work[UNASKED],
         "tokens to read" if is_local or scale or judge.encode else "tokens to read, about": read,
-        f"  {'without' if is_local else 'with'} a prefix cache": other,
+        f"  read {'without' if is_local else 'with'} a prefix cache": other,
         "  counted": "" if is_local else counted,
         f"tokens to write, {'at most' if completion is None else 'about'}": written,
     }

@@ -20,7 +20,7 @@ def describe_costs(
     if price is not None:
         amount = sum(p * n for p, n in zip(parse_price(price), (read, written), strict=True)) / 1e6
         lines["money, at most" if is_bound else "money, about"] = (
-            f"{amount:{',.2f' if amount >= 1 else '.2g'}} at --price {price}"
+            f"{amount:{',.2f' if amount >= 1 else '.2g'}} at --price {price} per million tokens"
         )
     return lines
 

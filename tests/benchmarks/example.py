@@ -55,7 +55,7 @@ def main() -> None:
         "hinted": hinted,
         "votes": VOTES,
         "judge": {"requests": judge["requests"], "uncached": judge["tokens to read"],
-                  "cached": judge["with a prefix cache"]},
+                  "cached": judge["read with a prefix cache"]},
         "teacher": {"once": once["tokens to read, with prompts"], "read": plain["tokens to read, with prompts"],
                     "scored": plain["tokens to score"], "saved": plain["saved by shared prefixes"]},
     }  # fmt: skip

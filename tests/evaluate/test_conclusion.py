@@ -67,8 +67,8 @@ def test_the_sentence_has_the_shares() -> None:
     scores = [row("passed_sampled", "all"), row("passed_sampled", "corrected", (0.88, 0.95), before=0.06, after=0.98),
               row("passed_sampled", "uncorrected", FLAT, before=0.97, after=0.98)]  # fmt: skip
     assert conclude(scores, RUN).sentence == (
-        "Better: where users corrected the model, 98% of its replies are right, 6% before; where nobody complained, "
-        "98%, 97% before."
+        "Better: where users corrected the model, 98% of its replies are right (6% before); where nobody "
+        "complained, 98% (97% before)."
     )
     assert conclude(scores, RUN).next == "The better model is in runs/mine/train/model."
 
@@ -76,7 +76,7 @@ def test_the_sentence_has_the_shares() -> None:
 def test_without_the_field_corrected_all_prompts_conclude() -> None:
     found = conclude([row("passed_sampled", span=UP)], RUN)
     assert found.word == BETTER
-    assert "on all prompts, 70% of its replies are right, 50% before" in found.sentence
+    assert "on all prompts, 70% of its replies are right (50% before)" in found.sentence
 
 
 def test_greedy_replies_conclude_where_none_was_sampled() -> None:

@@ -83,7 +83,7 @@ def test_a_server_whose_tokenizer_is_here_is_counted_token_by_token(
     assert number(shown["tokens to read"]) == pytest.approx(
         counters.total("prompt tokens"), rel=0 if not options else 0.01
     )
-    assert 0 < number(shown["with a prefix cache"]) < number(shown["tokens to read"]) / 3
+    assert 0 < number(shown["read with a prefix cache"]) < number(shown["tokens to read"]) / 3
     if options:
         assert number(shown["tokens to write about"]) == pytest.approx(counters.total("completion tokens"), rel=0.1)
         assert "server" in shown["counted"]

@@ -80,7 +80,7 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
     prompt, cached = found.total("prompt tokens"), found.total("cached prompt tokens")
     assert int(shown["tokens to read"]) == sum(fed) == prompt - cached
     assert 0.97 * read < sum(fed) < read  # neighbouring turns share the rules
-    assert int(shown["without a prefix cache"]) == prompt
+    assert int(shown["read without a prefix cache"]) == prompt
     assert 12 * 2 * 3 <= found.total("completion tokens") <= int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
     assert shown["writes"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
 

@@ -62,12 +62,12 @@ def print_likely(tokens: Sequence[JSON], console: Console) -> None:
 
 def legend(*, colour: bool) -> Text:
     """Return the meaning of the colours or marks."""
-    line = Text("  the teacher would say it ")
+    line = Text("  to the teacher a token is ")
     for n, strength in enumerate(strength for strength in _WORDS if colour or strength in _MARKS):
         opening, closing = ("", "") if colour else _MARKS[strength]
         line.append(" " if n else "").append(opening + _WORDS[strength] + closing, _STYLES[strength] if colour else "")
     bounds = STEPS if colour else STEPS[1:]
-    return line.append(f"   (from {', '.join(f'{step:g}' for step in bounds)} nats)")
+    return line.append(f" likely (by {', '.join(f'{step:g}' for step in bounds)} nats or more)")
 
 
 def print_logprobs(tokens: Sequence[JSON], console: Console, *, colour: bool) -> None:

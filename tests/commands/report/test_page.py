@@ -195,7 +195,7 @@ def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, ope
 
 def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, opened: Opening) -> None:
     watched = opened(report)
-    watched.says("#training", "step 2, whose state was handed out")
+    watched.says("#training", "step 2: the best state, which was handed out (hint_kl 0.25, kept_kl 0.12)")
     chart = watched.page.locator("#training .chart").first
     chart.scroll_into_view_if_needed()
     assert chart.locator(".u-legend .u-label").all_inner_texts() == ["step", "hint_kl", "kept_kl"]

@@ -245,7 +245,7 @@ def test_who_asks_for_a_few_turns_sees_them_whole(scored, capsys, options):
     out, err = capsys.readouterr()
     shown = [line.split()[1] for line in out.splitlines() if line.startswith("turn ")]
     assert shown == ids(scored, **options)
-    assert "the teacher would say it" in out
+    assert "to the teacher a token is" in out
     assert err == ""
 
 

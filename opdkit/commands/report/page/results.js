@@ -18,7 +18,7 @@ function showAnswer(summary) {
   }
   const hints = summary.hints?.groups.slice(0, 5) ?? [],
     dropped = summary.funnel
-      .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n)]))
+      .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n), UNITS[level.name] ?? "turns"]))
       .sort(([, a], [, b]) => b - a);
   fill(
     "answer",
@@ -39,8 +39,8 @@ function showAnswer(summary) {
               {},
               dropped
                 .slice(0, 4)
-                .map(([why, n, link]) =>
-                  el("li", {}, quoted(why), " ", link instanceof Node ? link : linkTo("overview", link)),
+                .map(([why, n, link, unit]) =>
+                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit),
                 ),
             ),
           )
@@ -48,6 +48,9 @@ function showAnswer(summary) {
     ),
   );
 }
+
+// What a level of the funnel loses, where that is no turn.
+const UNITS = {sessions: "lines", turns: "lines", "trained replies": "replies"};
 
 // A group of hints, with all of its turns and all of its wordings.
 const wish = (group, number) =>
@@ -73,8 +76,8 @@ function scoreOf(row) {
     value = isDrift ? fixed(row.after) : `${fixed(row.before)} → ${fixed(row.after)}`,
     span = row.low === null ? "too few for an interval" : `95% interval ${signed(row.low)} to ${signed(row.high)}`,
     what = isDrift
-      ? "drift of the replies, nats per token"
-      : `right, ${row.domain}: ${signed(row.difference)} (${span}), ${plural(row.count, "prompt")}`;
+      ? "drift of the replies, nats per token: 0 is as before"
+      : `right replies, ${row.domain}: ${signed(row.difference)} (${span}), ${plural(row.count, "prompt")}`;
   return el("li", {}, el("strong", {}, linkTo("evaluation", value)), " ", what);
 }
 
@@ -122,7 +125,9 @@ function showTraining(training) {
 
 function showValidations(found) {
   if (!found.step.length) return;
-  const names = ["hint_kl", "kept_kl"].filter((name) => found[name].some((kl) => kl !== null));
+  const names = ["hint_kl", "kept_kl"].filter((name) => found[name].some((kl) => kl !== null)),
+    place = found.step.indexOf(found.kept),
+    atKept = names.map((name) => `${name} ${fixed(found[name][place])}`).join(", ");
   fill(
     "training",
     el(
@@ -132,7 +137,7 @@ function showValidations(found) {
         "Distance of the model's own replies",
         "In nats per reply, on prompts kept out of training: hint_kl falls as the replies become those of the teacher " +
           "that reads the hint, kept_kl rises as they move away from those before training where nobody complained; " +
-          `the dashed line is step ${count(found.kept)}, whose state was handed out.`,
+          `the dashed line is step ${count(found.kept)}: the best state, which was handed out (${atKept}).`,
         "step",
         found.step,
         names.map((name) => [name, found[name]]),
@@ -149,8 +154,8 @@ function showEvaluation(found) {
     el(
       "p",
       {},
-      "On prompts that were held out. The interval holds 95% of resamples; where it keeps clear of 0, the change is more than chance. " +
-        `Fewer than ${found.fewest} prompts, turns or passages are too few for one.`,
+      "On prompts that are not in the log. Each change has a 95% interval; if 0 lies outside of it, the change is more than chance. " +
+        `Fewer than ${found.fewest} prompts are too few for an interval.`,
     ),
     el(
       "p",
