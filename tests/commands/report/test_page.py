@@ -230,6 +230,7 @@ def test_several_trainings_have_a_section_and_one_has_none(
     watched.says("#sections", "Trainings")
     watched.says("#comparison", "--objective")
     watched.page.locator("#comparison summary").click()
+    watched.says("#comparison", "share passed")  # written when it opens
     rows = watched.page.locator("#comparison .scroll").nth(1).locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows] == score_rows(found.scores["b"])[1:]
 
