@@ -253,7 +253,7 @@ class TrainOptions(TypedDict, total=False):
     aggregation: Literal["token-mean", "turn-mean"] | None
     """mean over tokens, or over turns; token-mean: all tokens of a step; turn-mean: the means of its turns"""
     epochs: int | None
-    """passes over the targets"""
+    """passes over the targets; default: as many as make 100 steps, at most 10"""
     learning_rate: float | None
     """peak learning rate; default: found by --step-limit"""
     step_limit: float | None

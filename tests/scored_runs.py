@@ -99,7 +99,7 @@ def write_run(
 
 def train_config(run: Path, model: Path, **options: Any) -> TrainConfig:
     """Training of a toy run: a rate that is seen at once, the simplest objective, and nothing beside it."""
-    defaults = {"objective": "opd", "batch_turns": 4, "learning_rate": 1e-2, "device": "cpu"}
+    defaults = {"objective": "opd", "batch_turns": 4, "epochs": 1, "learning_rate": 1e-2, "device": "cpu"}
     return TrainConfig(run=run, model=str(model), **(defaults | ALONE | options))
 
 

@@ -37,7 +37,7 @@ def configurations(directory: Path) -> list[tuple[str, str, StageConfig]]:
     """Return (stage, what it does in a newcomer's words, its configuration) for each stage, in order."""
     data = sample_data()
     model = str(data / "model")
-    train = TrainConfig(run=directory, model=model)
+    train = TrainConfig(run=directory, model=model, epochs=1)  # a second pass would take half a minute
     evaluation = EvalConfig(run=directory, prompts=str(data / "prompts.jsonl"), max_new_tokens=64)
     return [
         ("extract", "read the logs of a tiny assistant", ExtractConfig(run=directory, logs=(str(data / "logs"),))),

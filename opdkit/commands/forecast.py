@@ -26,6 +26,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.forecast import ForecastConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted, duration, print_facts
 from opdkit.errors import OpdkitError
@@ -49,9 +50,9 @@ from opdkit.teacher.stage import measure_scoring
 
 SAMPLES = 8  # replies with each hint, and without
 # Fitted to 24 trainings of other builds of eight worlds in tests/benchmarks/worlds.
-HALF_LEARNED = 8.0  # turns of which half of the gain is learned; UNSURE times less or more at the ends of the interval
+HALF_LEARNED = 2.5  # turns of which half of the gain is learned; UNSURE times less or more at the ends of the interval
 UNSURE = 3.0
-SPREAD = 0.08  # standard deviation of measured around expected gains, beside that of the drawn turns
+SPREAD = 0.1  # standard deviation of measured around expected gains, beside that of the drawn turns
 _NORMAL_90 = 1.645
 WORTH = 0.02  # gain that the lower end of the interval must exceed for "go"
 LEAST_SKILL = 0.5  # of a judge whose verdicts say anything
@@ -118,6 +119,7 @@ def predict(config: ForecastConfig) -> JSON:
     logged, written, sampling = (total / len(drawn) for total in (read, both - read, longer - seconds))
     training = round(logged / 2 * len(verdicts) * scale + written / 2 * count)  # half is read without the hint
     scoring, speed = training + round((logged + written) / 2 * count), len(drawn) * logged / seconds
+    training *= epochs_over(round(len(verdicts) * scale + teacher.samples * count), TrainConfig.batch_turns)
     return {
         "go": low > WORTH and not is_blind, "reason": reason, "gain": gain, "low": low, "high": high,
         "judged_turns": len(verdicts), "complaints": rewards.count(-1) / len(rewards), "hinted_turns": round(count),

@@ -10,6 +10,7 @@ from opdkit.config.fields import JSON, StageConfig, convert, did_you_mean, field
 from opdkit.config.judge import WARNINGS
 from opdkit.config.run import ORDER, PipelineConfig, RunConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
@@ -80,7 +81,9 @@ def bounds(
     scoring = stages["teacher"]
     assert isinstance(scoring, TeacherConfig)
     replies = turns * (1 + scoring.samples)
-    steps = math.ceil(replies / options["train"]["batch_turns"]) * options["train"]["epochs"]
+    steps = math.ceil(replies / options["train"]["batch_turns"])
+    epochs = options["train"]["epochs"]
+    steps = steps * epochs if epochs else min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)  # see epochs_over
     counts = {
         "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"]},
         "teacher": {"replies to score": replies},

@@ -1,6 +1,7 @@
 """Options of `opdkit train`."""
 
 import importlib.util
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,12 @@ from opdkit.config.shared import OBJECTIVES, ModelOptions, NamedTraining, shared
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
+ENOUGH_STEPS, MOST_EPOCHS = 100, 10  # a small log teaches more in more passes; beyond these it hardly does
+
+
+def epochs_over(turns: int, batch_turns: int) -> int:
+    """Return the passes over so many turns that make ENOUGH_STEPS optimizer steps: 1 to MOST_EPOCHS."""
+    return min(MOST_EPOCHS, math.ceil(ENOUGH_STEPS / max(1, math.ceil(turns / batch_turns))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +100,12 @@ class TrainConfig(NamedTraining, ModelOptions):
         "mean over tokens, or over turns; token-mean: all tokens of a step; turn-mean: the means of its turns",
         choices=("token-mean", "turn-mean"),
     )
-    epochs: int = HOW.option(1, "passes over the targets", unit="epochs", low=1)
+    epochs: int | None = HOW.option(
+        None,
+        f"passes over the targets; default: as many as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}",
+        unit="epochs",
+        low=1,
+    )
     learning_rate: float | None = HOW.option(None, "peak learning rate; default: found by --step-limit", low=0.0)
     step_limit: float = HOW.expert(
         1.0, "largest KL of one optimizer step; on some of its own replies; a larger step is made smaller; 0 is off",

@@ -11,7 +11,7 @@ from opdkit.errors import OpdkitError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
-WORSE = 1.25  # times the distance from the hints before training: such a state is broken; less can be chance
+WORSE = 1.5  # times the distance from the hints before training: such a state is broken; less can be chance
 _NAMED = 8  # turns that an error names
 _DISTANCES = {"hint_kl": "from the hinted teacher", "kept_kl": "from the student before training"}
 

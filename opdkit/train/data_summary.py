@@ -41,7 +41,10 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
-    say(f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')}")
+    say(
+        f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')} "
+        f"in {counted(data.epochs, 'epoch')}"
+    )
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
     if warning := WARNINGS.get(judge_of(config.run) or ""):
         warn(warning)
@@ -133,7 +136,7 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
         cuts = zip(_QUANTILES, np.quantile(values, _QUANTILES), strict=True) if len(values) else ()
         quantiles = "".join(f", {q:.0%} {with_sign(float(cut), 3)}" for q, cut in cuts)
         lines.append((f"{name} advantages", counted(len(values), "token") + quantiles))
-    lines.append(("optimizer steps", f"{len(steps):,}"))
+    lines += [("epochs", f"{data.epochs:,}"), ("optimizer steps", f"{len(steps):,}")]
     print_facts(lines)
 
 

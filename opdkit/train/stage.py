@@ -57,7 +57,7 @@ def run(config: TrainConfig) -> Summary:
     turns = data.turns
     sessions = [turn.session_id for turn in turns] if config.batch_by == "session" else None
     steps = optimizer_steps(
-        data.phases, data.strengths, sessions, config.batch_turns, config.epochs, config.seed, config.order
+        data.phases, data.strengths, sessions, config.batch_turns, data.epochs, config.seed, config.order
     )
     check_signal(data, steps, config, phases)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
@@ -92,7 +92,7 @@ def run(config: TrainConfig) -> Summary:
         validations = None
         if data.validation and config.sharding == "none":
             validation = open_validation(data.validation, chat, config, accelerator)
-            checked = steps_to_check(len(steps), tokens_to_train(turns, config.epochs), validation.cost)
+            checked = steps_to_check(len(steps), tokens_to_train(turns, data.epochs), validation.cost)
             validations = Validations(validation, len(steps), folder, state["validations"] if state else [])
             if not validations.rows:
                 validations.measure(student, 0)

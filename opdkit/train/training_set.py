@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat
-from opdkit.config.train import TrainConfig
+from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import logged_session_id
 from opdkit.train.batches import tokens_of
@@ -34,6 +34,7 @@ class TrainingSet:
     scored: int  # turns before any was dropped
     dropped: Counter[str]
     validation: list[Turn]  # kept out of training
+    epochs: int  # passes over the turns
 
 
 def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Chat) -> tuple[TrainingSet, Prompts]:
@@ -42,14 +43,15 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
     turns, dropped = select_turns(scored, terms, config.holdout)
-    inside = [turn for turn in scored if not is_held_out(turn.session_id, config.holdout)]
-    validation = choose_turns(inside, config.validate, config.epochs)
-    turns, kept_out = keep_out(turns, validation)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
+    epochs = config.epochs or epochs_over(len(turns), config.batch_turns)
+    inside = [turn for turn in scored if not is_held_out(turn.session_id, config.holdout)]
+    validation = choose_turns(inside, config.validate, epochs)
+    turns, kept_out = keep_out(turns, validation)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
     data = build_training_set(turns, phases, len(scored), dropped + kept_out + over_limit)
-    return replace(data, validation=validation), prompts
+    return replace(data, validation=validation, epochs=epochs), prompts
 
 
 def keep_out(turns: Sequence[Turn], validation: Sequence[Turn]) -> tuple[list[Turn], Counter[str]]:
@@ -134,7 +136,7 @@ def build_training_set(
     A turn belongs to the last phase that can use it. Advantages over a support are measured on the logged token, which
     shows as well where teacher and student differ.
     """
-    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped), [])
+    data = TrainingSet([], [], [], {}, 0, scored, Counter(dropped), [], 1)
     advantages: dict[str, list[NDArray[np.float32]]] = {"reward": [], "teacher": []}
     trained_tokens = 0
     members: list[list[Turn]] = [[] for _ in phases]

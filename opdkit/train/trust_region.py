@@ -187,6 +187,7 @@ def measure_movement(
     release_weights(model)
     width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
     bins = slice(1, width) if width > 1 else slice(0, 1)
-    before_NK = torch.cat([x_RK[:, bins] for x_RK in before]).to(now_NK)
-    kl = divergence(now_NK[:, bins], before_NK, 0.0).sum() / len(turns)
-    return float(accelerator.reduce(kl, "mean"))
+    # In float64: the terms of a small KL nearly cancel, and a rate that is found carries the rounding of its root.
+    now, then = (x_NK.cpu().double() for x_NK in (now_NK[:, bins], torch.cat([x_RK[:, bins] for x_RK in before])))
+    kl = divergence(now, then, 0.0).sum() / len(turns)
+    return float(accelerator.reduce(kl.to(device, torch.float32), "mean"))

@@ -44,7 +44,7 @@ from opdkit.train.targets import Turn, prompt_messages
 MOST_SHARE = 0.1  # of the turns of a kind are kept out of training for validation, at most
 MOST_CALM = 0.25  # of the turns in sessions without a complaint, at most
 FEWEST = 3  # with fewer prompts than this of a kind there is no validation
-COST = 0.1  # share of the training's tokens that validation may read and write, but for the hints
+COST = 0.08  # share of the training's tokens that validation may read and write, but for the hints
 CHECKS = 3  # the fewest measurements; that before training comes to them, and costs half
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
@@ -53,7 +53,7 @@ HINTS = 4  # of other turns: a reply that one of them explains is the wanted cha
 LONGEST = 512  # tokens of a sampled reply, at most
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ValidationPrompt:
     """Prompt of a logged turn, and the prompts after which the student before training reads the same reply.
 
@@ -92,17 +92,25 @@ class Validation:
         autocast = torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
         mine = prompts[accelerator.process_index :: accelerator.num_processes]
         with _evaluating(student) as model, autocast:
-            results, tokens = self._measure(model, mine) if mine else ([], 0)
-        row = _row(gather_object(results), sum(gather_object([tokens])), step)
+            results, tokens = self._answer(model, mine, 0)
+            lost = [p for p in mine if not p.hinted and results.get(p, {}).get("lost")]
+            again, more = self._answer(model, lost, 1)
+        for prompt in lost:  # one reply can be odd by chance: of two, both have to be lost
+            results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)
+        row = _row(gather_object(list(results.values())), sum(gather_object([tokens + more])), step)
         return row if step or len(hinted) == len(self.prompts) else row | {"kept_kl": 0.0, "forgotten": 0.0}
 
-    def _measure(self, student: Any, prompts: Sequence[ValidationPrompt]) -> tuple[list[JSON], int]:
-        """Return the results of a reply to each prompt, and the tokens that both models read and wrote for them.
+    def _answer(
+        self, student: Any, prompts: Sequence[ValidationPrompt], draw: int
+    ) -> tuple[dict[ValidationPrompt, JSON], int]:
+        """Return the result of a reply to each prompt, and the tokens that both models read and wrote for them.
 
-        A reply that does not fit into memory has no tokens, and no result.
+        `draw` numbers the replies to a prompt. A reply that does not fit into memory has no tokens, and no result.
         """
+        if not prompts:
+            return {}, 0
         size = self.config.micro_batch_tokens
-        streams = [[token_generator(self.config.seed, "validation", p.turn_id, 0)] for p in prompts]
+        streams = [[token_generator(self.config.seed, "validation", p.turn_id, draw)] for p in prompts]
         requests = [Request(p.prompt_ids, some) for p, some in zip(prompts, streams, strict=True)]
         samples = sample(student, requests, temperature=1.0, max_new_tokens=self.max_new_tokens,
                          stop_ids=self.chat.stop_ids, batch_tokens=size, top=TOP)  # fmt: skip
@@ -114,14 +122,14 @@ class Validation:
         others, read_again = self._compare([(ids, answered[i][1]) for i, ids in again])
         for (i, _), kl in zip(again, others, strict=True):
             kls[i] = min(kls[i], kl)
-        results = [{
+        results = {prompt: {
             "hinted": prompt.hinted,
             "kl": min(kl, _cap(reply)),
             "lost": kl > LOST * _cap(reply),
             "ended": reply.finish_reason == "stop",
             "looped": ends_in_loop(np.array(reply.ids, np.int32)),
             "broke_call": "<tool_call>" in split_calls(self.chat.text(reply.ids))[0],  # one that cannot be read
-        } for (prompt, reply), kl in zip(answered, kls, strict=True)]  # fmt: skip
+        } for (prompt, reply), kl in zip(answered, kls, strict=True)}  # fmt: skip
         return results, tokens + read + read_again
 
     def _compare(self, replies: Sequence[tuple[list[int], Sample]]) -> tuple[list[float], int]:

@@ -13,6 +13,7 @@ from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
 from opdkit.config.rollout import RolloutConfig
+from opdkit.config.train import epochs_over
 from opdkit.errors import OpdkitError
 from opdkit.store.counters import ADVANTAGES
 from opdkit.store.part_writer import Stage
@@ -42,6 +43,16 @@ def test_thin_signal_is_said_in_words_with_counts() -> None:
     assert "40 teacher advantages" in warning
     cancelled = [replace(toy_turn(f"{n}", reward=r), advantage=0.0) for n, r in enumerate((1, -1))]
     assert "all 4 reward advantages" in thin_signal(set_of(*cancelled), {"reward"}, 1)[0]
+
+
+def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:
+    """12 turns with a reward make 3 steps of 4: ten epochs, the most."""
+    train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3, dry_run=True))
+    told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
+    train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3))
+    rows = list(read_all(run, "metrics"))
+    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["turns to train on"]), 4) == 10
+    assert f"{len(rows)} optimizer steps in 10 epochs" in capsys.readouterr().err
 
 
 def test_rewards_of_0_teach_nothing_but_their_length_penalty(tmp_path, plain_model_dir) -> None:
@@ -112,6 +123,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     trained = [t for t in load_turns(run) if not is_held_out(t.session_id, 0.3)]
     assert int(told["turns to train on"]) == len(trained) == summary.counters.rows_out
     assert int(told["dropped: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
+    assert (told["epochs"], rows[-1]["epoch"]) == ("3", 3.0)
     assert int(told["optimizer steps"]) == len(rows) == summary.counters.total("steps")
     assert [int(told[f"reward {r}"]) for r in ("+1", "0", "-1")] == [sum(t.reward == r for t in trained)
                                                                       for r in (1, 0, -1)]  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 from safetensors.torch import load_file
 from scored_runs import train_config
 
+from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS, epochs_over
 from opdkit.errors import ConfigError
 from opdkit.store.reading import read_all
 from opdkit.train import stage as train
@@ -49,6 +50,16 @@ def test_every_number_of_the_formulas_is_an_option() -> None:
     assert objectives(train_config(Path("run"), Path("model"), objective="opd", **changed)) == [
         Objective({"teacher": 1.0}, **changed)
     ]
+
+
+def test_as_many_epochs_as_make_enough_steps() -> None:
+    """204 turns make 13 steps of 16, and 8 epochs of 13 steps make 104."""
+    assert {turns: epochs_over(turns, 16) for turns in (0, 1, 160, 161, 204, 1600, 1601, 10**6)} == {
+        0: 10, 1: 10, 160: 10, 161: 10, 204: 8, 1600: 1, 1601: 1, 10**6: 1,
+    }  # fmt: skip
+    for turns in range(1, 3000):
+        steps, epochs = math.ceil(turns / 16), epochs_over(turns, 16)
+        assert epochs == MOST_EPOCHS or ENOUGH_STEPS <= epochs * steps < ENOUGH_STEPS + steps
 
 
 def test_clip_bounds_move_linearly_from_the_first_step_to_the_last() -> None:

@@ -162,7 +162,30 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, pl
     assert [rows[name]["forgotten"] for name in ("lost", "explained", "by none")] == [1.0, 0.0, 1.0]
     assert rows["explained"]["kept_kl"] == pytest.approx(0.0, abs=1e-6)
     assert rows["by none"]["kept_kl"] <= rows["lost"]["kept_kl"]
-    assert rows["lost"]["tokens_read"] < rows["explained"]["tokens_read"], "only a lost reply is read again"
+
+
+def test_a_prompt_is_lost_where_two_replies_to_it_are(run, plain_model_dir, monkeypatch) -> None:
+    """One reply can be odd by chance. The second is read for the first that are lost, and for no other."""
+    config = train_config(run, plain_model_dir, **VALIDATED)
+    before, after = (load_model(str(plain_model_dir), device="cpu", dtype="float32") for _ in range(2))
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    chat = Chat(load_tokenizer(str(plain_model_dir)), {}, before.generation_config.eos_token_id)
+    opened = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
+    prompts = [replace(p, readings=p.readings[:1]) for p in opened.prompts if not p.hinted]
+    opened = replace(opened, prompts=prompts)
+    first, second = ([r["kl"] for r in opened._answer(after, prompts, draw)[0].values()] for draw in (0, 1))
+    assert max(first + second) < CAP
+    limit = next(b for a, b in zip(first, second, strict=True) if a > b)
+    monkeypatch.setattr(validating, "LOST", limit / CAP)
+    lost = [kl > limit for kl in first]
+    both = [a and b > limit for a, b in zip(lost, second, strict=True)]
+    row = opened.measure(after, 1)
+    assert row["forgotten"] == np.mean(both) < np.mean(lost)
+    assert row["kept_kl"] == pytest.approx(np.mean(first)), "the distance is that of the first replies"
+    again = [p for p, is_lost in zip(prompts, lost, strict=True) if is_lost]
+    assert row["tokens_read"] == sum(opened._answer(after, some, draw)[1] for some, draw in ((prompts, 0), (again, 1)))
 
 
 def test_adapters_are_compared_with_the_model_without_them(run, tmp_path, plain_model_dir, any_state) -> None:
@@ -297,7 +320,7 @@ def test_a_training_ends_where_it_is_in_vain() -> None:
 
 def test_two_broken_states_are_no_place_to_go_on_from() -> None:
     """Broken: further from the hints than before training, or too far from what nobody complained of."""
-    before, better, worse, forgot = _row(0, 0.3, 0.0), _row(5, 0.1, 2.0), _row(9, 0.4, 0.2), _row(9, 0.1, 2.6)
+    before, better, worse, forgot = _row(0, 0.3, 0.0), _row(5, 0.1, 2.0), _row(9, 0.5, 0.2), _row(9, 0.1, 2.6)
     assert [is_broken(row, before) for row in (before, better, worse, forgot)] == [False, False, True, True]
     assert is_worse([before, worse, worse])
     assert is_worse([before, better, worse, forgot])
@@ -358,8 +381,8 @@ def scored_as(monkeypatch):
     return give
 
 
-BACK_TO_0 = {0: 1.0, 2: 1.3, 4: 1.4, 6: 0.5}  # scores after steps; after the fourth the training goes back
-BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.3, 4: 1.4, 6: 0.4}
+BACK_TO_0 = {0: 1.0, 2: 1.6, 4: 1.7, 6: 0.5}  # scores after steps; after the fourth the training goes back
+BACK_TO_1 = {0: 1.0, 1: 0.5, 2: 1.6, 4: 1.7, 6: 0.4}
 BACK = VALIDATED | {"step_limit": 0.4, "batch_turns": 30}
 
 

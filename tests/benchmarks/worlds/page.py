@@ -74,8 +74,10 @@ def _head(results: Results) -> str:
             "talks with users, and requests that the log never mentions. *Corrected* is the share of replies to such "
             "requests that are as the users want, where the log corrects the model. *Uncorrected* is the share that is "
             "right where nobody complains. Pairs of numbers are corrected / uncorrected. All trainings take "
-            f"{EPOCHS} epochs. Replies are sampled at temperature 1, {replies} of each kind: a share of so many has a "
-            f"standard error of up to {number(0.5 / sqrt(replies))}.",
+            f"{EPOCHS} epochs; since they were measured, `opdkit train` finds the number of epochs, and its validation "
+            "reads less and counts a prompt as forgotten only where two replies are lost. Replies are sampled at "
+            f"temperature 1, {replies} of each kind: a share of so many has a standard error of up to "
+            f"{number(0.5 / sqrt(replies))}.",
             f"The worlds are built with seed {BUILD}; other builds were looked at while the defaults were chosen. What "
             f"is searched for is searched with seed {SEARCH}; what is reported has the seeds "
             f"{', '.join(map(str, SEEDS))}.",
