@@ -23,7 +23,7 @@ Check = Callable[[str, JSON], bool]
 class ExtractOptions(TypedDict, total=False):
     limit: int | None
     """only the first N sessions, for a cheap trial"""
-    format: Literal["auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat", "lmsys", "langfuse", "otel"] | Reader | None
+    format: Literal["auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "codex", "sweagent", "wildchat", "lmsys", "langfuse", "otel", "langsmith", "litellm", "openai_stored", "claude_ai", "librechat", "anythingllm"] | Reader | None
     """the log format; auto looks at the data"""
     map: Text | None
     """TOML file that says where the fields are; for logs of no known format, see docs/logs.md"""
@@ -72,6 +72,8 @@ class JudgeOptions(TypedDict, total=False):
     """reward +1, without a vote, where this holds; a condition as for extract --filter (metadata.stars>=4) on the session or on the call that wrote the turn; may be given repeatedly, then all must hold"""
     bad: Texts | None
     """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
+    conflicts: Literal["rating", "hint", "neither"] | None
+    """what holds where a reply was rated +1, and was edited, given up for another one, or complained of next; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
     votes: int | None
     """per question and turn; rules always give one"""
     weigh_votes: bool | None
@@ -487,8 +489,8 @@ class SlurmOptions(TypedDict, total=False):
 
 
 class ExportOptions(TypedDict, total=False):
-    to: Literal["trl-sdft", "trl-kto", "trl-sft", "verl", "openai", "review-csv", "rules"] | None
-    """who reads the file; TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model (the hints as rules of its system prompt)"""
+    to: Literal["trl-sdft", "trl-kto", "trl-dpo", "trl-sft", "verl", "openai", "review-csv", "rules"] | None
+    """who reads the file; TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model (the hints as rules of its system prompt)"""
     import_reviews: Text | None
     """read decisions back from what --to review-csv wrote"""
     include_neutral: bool | None

@@ -23,14 +23,14 @@ def message(role: str, content: str | None, **fields) -> dict:
 
 def session(session_id: str, *messages: dict, tools: str | None = None) -> dict:
     return {"session_id": session_id, "source": "log", "line": 1, "format": "openai", "model": None,
-            "messages": list(messages), "tools": tools, "metadata": None}  # fmt: skip
+            "messages": list(messages), "tools": tools, "metadata": None, "tree": None}  # fmt: skip
 
 
 def turn(turn_id: str, **fields) -> dict:
     session_id, _, index = turn_id.rpartition(":")
     return {"turn_id": turn_id, "session_id": session_id, "message_index": int(index), "next_count": 1,
             "next_role": "user", "kind": "main", "trainable": True, "skip_reason": None, "finish_reason": None,
-            "response_token_ids": None, "behavior_logprobs": None} | fields  # fmt: skip
+            "response_token_ids": None, "behavior_logprobs": None, "decision": None} | fields  # fmt: skip
 
 
 def verdict(turn_id: str, hint: str | None = None, reward: int | None = None) -> dict:

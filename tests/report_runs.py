@@ -72,13 +72,14 @@ def message(role: str, content: str | None, **fields: Any) -> Row:
 def _conversation(name: str, words: Callable[[int], str]) -> Row:
     said = [message("user" if n % 2 == 0 else "assistant", words(25)) for n in range(2 * TURNS_A_SESSION + 1)]
     return {"session_id": name, "source": f"{name.partition(':')[0]}.jsonl", "line": int(name.partition(":")[2]) + 1,
-            "format": "openai", "model": None, "messages": said, "tools": None, "metadata": None}  # fmt: skip
+            "format": "openai", "model": None, "messages": said, "tools": None, "metadata": None,
+            "tree": None}  # fmt: skip
 
 
 def turn_row(session_id: str, index: int, **fields: Any) -> Row:
     return {"turn_id": f"{session_id}:{index}", "session_id": session_id, "message_index": index, "next_count": 1,
             "next_role": "user", "kind": "main", "trainable": True, "skip_reason": None, "finish_reason": None,
-            "response_token_ids": None, "behavior_logprobs": None} | fields  # fmt: skip
+            "response_token_ids": None, "behavior_logprobs": None, "decision": None} | fields  # fmt: skip
 
 
 def _verdict(turn_id: str, reward: int | None, hint: str | None, words: Callable[[int], str]) -> Row:
@@ -163,7 +164,7 @@ def _hostile_session(bad: Callable[[], str]) -> Row:
         message(bad(), bad(), name=bad(), tool_call_id=bad()),
     ]
     return {"session_id": bad(), "source": bad(), "line": 1, "format": bad(), "model": bad(), "messages": said,
-            "tools": bad(), "metadata": json.dumps({bad(): bad()})}  # fmt: skip
+            "tools": bad(), "metadata": json.dumps({bad(): bad()}), "tree": None}  # fmt: skip
 
 
 def _hostile_verdict(turn_id: str, number: int, bad: Callable[[], str]) -> Row:

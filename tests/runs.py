@@ -65,6 +65,7 @@ def _session(session_id: str, line: int, messages: Messages) -> dict[str, Any]:
         "messages": messages,
         "tools": None,
         "metadata": json.dumps({"written": "by a test"}),
+        "tree": None,
     }
 
 
@@ -85,6 +86,7 @@ def _turns(session_id: str, messages: Messages) -> list[dict[str, Any]]:
             "finish_reason": None,
             "response_token_ids": None,
             "behavior_logprobs": None,
+            "decision": None,
         })  # fmt: skip
     return rows
 

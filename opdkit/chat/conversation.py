@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 JSON = dict[str, Any]
+NO_DECISION: JSON = {"rating": None, "comment": None, "tags": [], "edited": None, "kept": None}
 # How the reasons begin for records that were read but not kept; these are counted, not rejected.
 LEFT_OUT = "left out: "
 
@@ -25,6 +26,15 @@ class Note:
     kind: str = "main"
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    decision: JSON | None = None  # `decision` of tables.toml
+    # Its id in a tree of messages. Each branch through the message holds a copy of it; the first one counts.
+    message_id: str | None = None
+
+    def add_decision(self, **fields: Any) -> None:
+        """Add fields of `decision` in tables.toml. None, "" and [] add nothing."""
+        known = {name: value for name, value in fields.items() if value not in (None, "", [])}
+        if known:
+            self.decision = (self.decision or NO_DECISION) | known
 
 
 @dataclass(slots=True)
@@ -39,3 +49,4 @@ class Conversation:
     metadata: JSON = field(default_factory=dict)
     notes: dict[int, Note] = field(default_factory=dict)  # message index -> what the log says about that turn
     machine: set[int] = field(default_factory=set)  # indices of user messages that a program wrote, not a person
+    branch: int = 0  # number in its tree, from 1; a reader returns the branches of a tree in a row. 0: no branch

@@ -51,6 +51,11 @@ def first_text(*values: Any) -> str | None:
     return None
 
 
+def as_list(value: Any) -> list[Any]:
+    """Return a value if it is a list, and else an empty list."""
+    return value if isinstance(value, list) else []
+
+
 def message_key(record: JSON, keys: Iterable[str], field: str = "role") -> str | None:
     """Return the first of `keys` that holds a list of objects with `field`, judged by the first object."""
     for key in keys:

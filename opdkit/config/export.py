@@ -7,7 +7,7 @@ from opdkit.config.fields import CommandConfig, argument, option
 from opdkit.config.shared import shared_option
 from opdkit.errors import ConfigError
 
-TARGETS = ("trl-sdft", "trl-kto", "trl-sft", "verl", "openai")
+TARGETS = ("trl-sdft", "trl-kto", "trl-dpo", "trl-sft", "verl", "openai")
 REVIEW, RULES = "review-csv", "rules"
 MAX_RULES = 20
 WITH_NEUTRAL = ("trl-sft", "openai")
@@ -23,8 +23,8 @@ class ExportConfig(CommandConfig):
     )
     to: str | None = option(
         None,
-        "who reads the file; TRL's SDFT, KTO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a model "
-        "(the hints as rules of its system prompt)",
+        "who reads the file; TRL's SDFT, KTO, DPO or SFT trainer, verl, OpenAI's fine-tuning, people who decide, a "
+        "model (the hints as rules of its system prompt)",
         choices=(*TARGETS, REVIEW, RULES),
     )
     import_reviews: Path | None = option(None, f"read decisions back from what --to {REVIEW} wrote")

@@ -10,8 +10,9 @@ from opdkit.config.fields import JSON, SPEED, WHAT, WHERE, Panel, StageConfig, a
 from opdkit.config.shared import REPEAT, shared_option
 from opdkit.errors import ConfigError
 
-FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "sweagent", "wildchat",
-           "lmsys", "langfuse", "otel")  # fmt: skip
+FORMATS = ("auto", "openai", "anthropic", "sharegpt", "openclaw_rl", "pi", "claude_code", "codex", "sweagent",
+           "wildchat", "lmsys", "langfuse", "otel", "langsmith", "litellm", "openai_stored", "chatgpt", "open_webui",
+           "claude_ai", "librechat", "anythingllm")  # fmt: skip
 PRIVACY = Panel("Privacy")
 
 
@@ -21,7 +22,7 @@ class ExtractConfig(StageConfig):
 
     logs: tuple[str, ...] = argument(
         ...,
-        "log files or folders of them, -, or hf:NAME[:SPLIT]; JSON, JSONL (both also .gz, .zst) or Parquet; - is stdin",
+        "log files or folders of them, -, or hf:NAME[:SPLIT]; JSON, JSONL (also .gz, .zst), Parquet or zip; - is stdin",
         plan=False,
     )
     limit: int | None = shared_option("limit", WHAT)

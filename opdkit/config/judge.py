@@ -35,6 +35,12 @@ class JudgeConfig(WordedOptions):
     bad: tuple[str, ...] = WHAT.option(
         (), "reward -1, without a vote, where this holds; as --good; both or none: votes decide", check=parse_filters
     )
+    conflicts: str = WHAT.expert(
+        "rating",
+        "what holds where a reply was rated +1, and was edited, given up for another one, or complained of next; "
+        "rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing",
+        choices=("rating", "hint", "neither"),
+    )
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1, high=255)
     weigh_votes: bool = HOW.option(
         False,

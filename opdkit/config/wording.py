@@ -16,6 +16,8 @@ _DECISIONS = (r"\boxed{1}", r"\boxed{-1}")
 _NEEDED = {
     ("judge", "hint"): (*_DECISIONS, "[HINT_START]", "[HINT_END]"),
     ("judge", "reward"): _DECISIONS,
+    ("judge", "edited"): ("{reply}",),
+    ("judge", "kept"): ("{reply}",),
     ("criterion", "question"): ("{criterion}", *_DECISIONS),
     ("teacher", "hint"): ("{hint}",),
 }

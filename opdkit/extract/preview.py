@@ -35,6 +35,9 @@ def copy_head(entry: Input, path: Path, line_limit: int) -> tuple[Input, str]:
     A line of more than `line_limit` bytes stays one. What lies behind damage is left out.
     """
     count = 0
+    if entry.problem is not None:
+        path.touch()
+        return replace(entry, path=path), WHOLE
     try:
         with path.open("wb") as out:
             if packing(entry.path) == "parquet":

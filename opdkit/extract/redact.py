@@ -23,8 +23,9 @@ from opdkit.store.tables import TURNS
 
 CACHED, CACHED_CHARS = 16_384, 8_192  # texts whose result is kept, and the longest: logs repeat prompts and field names
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
-_MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS = map(
-    TURNS.schema.get_field_index, ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs")
+_MESSAGE_INDEX, _FINISH_REASON, _TOKEN_IDS, _LOGPROBS, _DECISION = map(
+    TURNS.schema.get_field_index,
+    ("message_index", "finish_reason", "response_token_ids", "behavior_logprobs", "decision"),
 )
 _ASCII_ESCAPE = re.compile(r"\\u00([2-7][0-9a-fA-F])")
 _ONE_WORD = re.compile(r"[\w.:/@-]*", re.ASCII)  # an id, the name of a tool or a field: no model is asked about it
@@ -195,6 +196,8 @@ def redact_session(session: JSON, turns: Sequence[tuple[Any, ...]], redactor: Re
     for turn in map(list, turns):
         if turn[_FINISH_REASON]:
             turn[_FINISH_REASON] = redactor.text(turn[_FINISH_REASON])
+        if turn[_DECISION]:
+            turn[_DECISION] = {key: redactor.value(value) for key, value in turn[_DECISION].items()}
         if turn[_MESSAGE_INDEX] in changed:
             turn[_TOKEN_IDS] = turn[_LOGPROBS] = None
         rows.append(tuple(turn))

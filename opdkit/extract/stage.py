@@ -38,8 +38,9 @@ from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
-from opdkit.store.skip_reasons import NO_NEXT, SIDE
+from opdkit.store.skip_reasons import DUPLICATE, NO_NEXT, SIDE
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, to_arrow
+from opdkit.store.turn_ids import branch_session_id
 
 TABLES = [SESSIONS, TURNS, REJECTED]
 _MB = 1_000_000
@@ -123,8 +124,11 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
     if unit.problem is not None:
         write_rejected(Line(unit.log.input.source, 0, b"").reject(unit.problem), out, redactor)
         return
-    sessions = left_out = 0
+    ordinal = sessions = left_out = 0
+    written: set[str | None] = set()  # replies of a tree that an earlier branch holds
     for item in unit.log.reader.read(unit.lines):
+        # A filter decides which sessions are kept, not their ids.
+        ordinal += isinstance(item, Conversation) and item.branch < 2
         if isinstance(item, Rejected):
             write_rejected(item, out, redactor)
         elif isinstance(item, LeftOut):
@@ -133,10 +137,13 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
         elif filters and (reason := find_rejection(filters, item, unit.log.format or "")) is not None:
             counters.drop(reason)
             left_out += 1
-            sessions += 1  # a filter decides which sessions are kept, not their ids
         else:
+            ids = {note.message_id for note in item.notes.values()} - {None}
+            for note in item.notes.values():
+                if note.message_id in written:
+                    note.skip_reason, note.decision = DUPLICATE, None
             try:
-                row = session_row(item, unit, sessions + 1, redactor)
+                row = session_row(item, unit, ordinal, redactor)
                 rows = turns(row["session_id"], item)  # of the text as it was logged: placeholders are all alike
                 if redactor is not None:
                     rows = redact_session(row, rows, redactor)
@@ -144,13 +151,25 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
                 write_rejected(Line(item.source, item.line, b"").reject(why), out, redactor)
                 continue
             sessions += 1
+            written |= ids
             out.rows("sessions", [row])
             out.rows("turns", rows)
             counters.count(_TURNS, len(rows))
+            count_decisions(item, counters)
             for skipped, count in Counter(map(_SKIP_REASON, rows)).items():
                 counters.count(_TRAINABLE if skipped is None else _SKIPPED, count, label=skipped or "")
     if not sessions and not left_out:
         counters.count(_UNREAD)
+
+
+def count_decisions(conversation: Conversation, counters: Counters) -> None:
+    """Count what people decided about the replies of a conversation, by kind."""
+    for decision in filter(None, (note.decision for note in conversation.notes.values())):
+        rating = f"rated {decision['rating']:+d}" if decision["rating"] is not None else None
+        kinds = {rating: True, "commented": decision["comment"], "edited": decision["edited"],
+                 "regenerated": decision["kept"]}  # fmt: skip
+        for kind in (kind for kind, is_there in kinds.items() if kind and is_there):
+            counters.count("decisions", label=kind)
 
 
 def write_rejected(item: Rejected, out: PartWriter, redactor: Redactor | None) -> None:
@@ -162,7 +181,7 @@ def write_rejected(item: Rejected, out: PartWriter, redactor: Redactor | None) -
 def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: Redactor | None) -> JSON:
     """Return the row of tables.SESSIONS for the `ordinal`-th conversation, from 1, of a unit; id and metadata redacted.
 
-    Raises Unreadable for metadata that cannot be written as JSON.
+    The branches of a tree count as one conversation. Raises Unreadable for metadata that cannot be written as JSON.
     """
     name = str(conversation.line) if unit.name is None else unit.name
     metadata: JSON = conversation.metadata
@@ -171,8 +190,9 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
         if unit.name is not None and (redacted := redactor.text(name)) != name:
             # The ids of two users become one placeholder: the line where the unit begins tells them apart.
             name = f"{redacted}~{unit.lines[0].number}"
+    first = f"{unit.log.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else "")
     return {
-        "session_id": f"{unit.log.input.name}:{name}" + (f"#{ordinal}" if ordinal > 1 else ""),
+        "session_id": branch_session_id(first, conversation.branch),
         "source": conversation.source,
         "line": conversation.line,
         "format": unit.log.format,
@@ -180,6 +200,7 @@ def session_row(conversation: Conversation, unit: Unit, ordinal: int, redactor: 
         "messages": conversation.messages,
         "tools": conversation.tools,
         "metadata": dump(metadata) if metadata else None,
+        "tree": first if conversation.branch else None,
     }
 
 

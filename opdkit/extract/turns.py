@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Note
+from opdkit.chat.conversation import JSON, NO_DECISION, Conversation, Note
 from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.store.skip_reasons import DUPLICATE, EMPTY, NO_NEXT, NO_USER, RETRY, SIDE, TRUNCATED
 from opdkit.store.turn_ids import turn_id
 
 _NO_NOTE = Note()
+_REACTIONS = ("comment", "edited", "kept")  # of a decision: a judge reads them as it reads a next state
 _END: JSON = {"role": "assistant"}  # the end of a conversation ends a next state as the next reply does
 
 
@@ -41,6 +42,7 @@ def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
                     note.finish_reason,
                     note.token_ids,  # response_token_ids
                     note.logprobs,  # behavior_logprobs
+                    note.decision,
                 ))  # fmt: skip
             reply, request, reaction = index, last_user, None
         elif role != "system":  # a system message is no reaction
@@ -66,7 +68,8 @@ def _skip_reason(
     if request is None:
         return NO_USER
     if reaction is None:
-        return NO_NEXT
+        decision = note.decision or NO_DECISION
+        return NO_NEXT if decision["rating"] is None and not any(map(decision.get, _REACTIONS)) else None
     before = messages[index - 1]
     if before["role"] == "assistant" and before["content"] == content and before["tool_calls"] == reply["tool_calls"]:
         return DUPLICATE  # logged twice: the prompt ends with the very reply

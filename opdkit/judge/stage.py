@@ -9,6 +9,8 @@ from heapq import nsmallest
 from itertools import groupby
 from typing import Any
 
+from opdkit.chat.conversation import NO_DECISION
+from opdkit.chat.messages import message
 from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
@@ -19,6 +21,7 @@ from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
 from opdkit.judge.costs import describe_work, measure
+from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
@@ -52,14 +55,23 @@ class TurnToJudge:
     outcome: Reward | None
 
     @property
+    def decision(self) -> JSON:
+        """Decision of a person about the reply, as the log has it."""
+        return self.joined.turn["decision"] or NO_DECISION
+
+    @property
     def place(self) -> tuple[list[JSON], int, int]:
-        """All messages of the session, the index of the reply, the number of messages of its next state."""
-        return self.joined.session["messages"], self.joined.index, self.joined.turn["next_count"]
+        """All messages, the index of the reply, the number of messages of its next state; a comment begins it."""
+        messages, index, count = self.joined.session["messages"], self.joined.index, self.joined.turn["next_count"]
+        if not self.decision["comment"]:
+            return messages, index, count
+        comment = message("user", self.decision["comment"])
+        return [*messages[: index + 1], comment, *messages[index + 1 :]], index, count + 1
 
     @property
     def questions(self) -> list[str]:
-        """Questions to ask: no hint of a turn that nobody reacted to, no reward of one that has an outcome."""
-        asked = {"hint": self.joined.turn["next_count"] > 0, "reward": self.outcome is None}
+        """Questions to ask: no hint of a turn that nobody reacted to or that was edited, no reward of an outcome."""
+        asked = {"hint": self.place[2] > 0 and not self.decision["edited"], "reward": self.outcome is None}
         return [question for question in asked if asked[question]]
 
 
@@ -104,12 +116,12 @@ def run(config: JudgeConfig) -> Summary:
             else:
                 votes = judge_by_rules(turns, out.counters) if config.judge == "rules" else [([], [])] * len(turns)
             for turn, votes_on_turn in zip(turns, votes, strict=True):
-                out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, out.counters)])
+                out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
     summary = stage.summary()
     if usage := {name: n for name in USAGE if (n := summary.counters.total(name))}:
         record_usage(config.run, "judge", usage)
-    for message in warnings(config, summary.counters):
-        warn(message)
+    for text in warnings(config, summary.counters):
+        warn(text)
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     return summary
 
@@ -158,7 +170,8 @@ def turns_to_judge(config: JudgeConfig, part: int, counters: Counters) -> Iterat
         outcomes = session_outcomes(session_turns[0].session, indices, conditions)
         for joined in session_turns:
             counters.rows_in += 1
-            outcome, skip_reason = outcomes.get(joined.index), joined.turn["skip_reason"]
+            skip_reason, decision = joined.turn["skip_reason"], joined.turn["decision"]
+            outcome = outcomes.get(joined.index) or (reward_of_decision(decision) if decision else None)
             if joined.turn["trainable"] or (outcome and skip_reason == NO_NEXT):  # an outcome is a reaction, too
                 yield TurnToJudge(joined, outcome)
             else:
@@ -219,7 +232,7 @@ def ask_about(
     return votes
 
 
-def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: Counters) -> JSON:
+def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Texts, counters: Counters) -> JSON:
     """Return one row of `verdicts`: what the votes on a turn add up to. All of it is counted.
 
     Votes on a question that is not asked about this turn, such as those of the rules, are left out.
@@ -239,7 +252,10 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, counters: 
         choice = hints.choose([(vote.decision, vote.hint) for vote in hint_votes], unquotable,
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
-    reward = turn.outcome or reward
+    reward, choice = turn.outcome or reward, hint_of_decision(turn.decision, choice, texts)
+    if turn.decision["rating"] == 1 and choice.hint is not None:
+        counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
+        reward, choice = resolve(reward, choice, config.conflicts)
     count_votes(counters, [*hint_votes, *reward_votes], reward)
     counters.count("outcomes", int(turn.outcome is not None))
     counters.count("hints", int(choice.hint is not None))

@@ -158,4 +158,5 @@ def turn_row(session: JSON, reply: Sample) -> JSON:
         "finish_reason": reply.finish_reason,
         "response_token_ids": reply.ids,
         "behavior_logprobs": reply.logprobs,
+        "decision": None,
     }

@@ -107,7 +107,8 @@ NOUNS = {
 # Names of counters (`Counters.count`) -> the name for a count of 1; a counter that is not here has one name.
 SINGULAR = {
     "cached prompt tokens": "cached prompt token", "completion tokens": "completion token",
-    "conversations": "conversation", "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
+    "conflicts": "conflict", "conversations": "conversation", "decisions": "decision",
+    "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
     "flags on turns rewarded +1": "flag on a turn rewarded +1", "hints": "hint",
     "hints checked": "hint checked",
     "log sessions unread": "log session unread", "longer inputs": "longer input", "lost replies": "lost reply",

@@ -3,12 +3,14 @@
 chat.jsonl:17               a session of a log
 chat.jsonl:17:3             its message 3
 chat.jsonl:17:3/rollout-0   the session of `opdkit rollout` that answers the prompt of message 3 again
+chat.jsonl:17#branch-2      another branch of the conversation of session chat.jsonl:17
 """
 
 import re
 
 _SAMPLED = "/rollout-"
 _ROLLOUTS = re.compile(rf"(?::\d+{_SAMPLED}\d+)+\Z")
+_BRANCH = re.compile(r"#branch-\d+\Z")  # a `#` of the log's own is escaped
 
 
 def turn_id(session_id: str, message_index: int) -> str:
@@ -32,3 +34,17 @@ def logged_session_id(session_id: str) -> str:
     'chat.jsonl:17'
     """
     return _ROLLOUTS.sub("", session_id)
+
+
+def branch_session_id(first: str, branch: int) -> str:
+    """Return the session of branch number `branch`, from 1, of the conversation whose first branch is `first`."""
+    return first if branch < 2 else f"{first}#branch-{branch}"
+
+
+def conversation_id(session_id: str) -> str:
+    """Return the session of the log that a session goes back to; of the branches of one conversation, the first.
+
+    >>> conversation_id("chat.jsonl:17#branch-2:3/rollout-0")
+    'chat.jsonl:17'
+    """
+    return _BRANCH.sub("", logged_session_id(session_id))

@@ -17,6 +17,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import read_wording
 from opdkit.console import counted
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, visible
+from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.judge.votes import Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample, sample
@@ -81,7 +82,7 @@ def turns_to_check(config: TeacherConfig, scorer: Scorer, sessions: Sequence[Jud
     for session, judged in sessions:
         for turn, verdict in judged:
             hints = candidate_hints(verdict, config.teacher_hint)
-            if not hints or verdict["hint_status"] == REVIEWED:
+            if not hints or verdict["hint_status"] in (REVIEWED, *WANTED_REPLIES):
                 continue
             before = session["messages"][: turn["message_index"]]
             try:

@@ -24,7 +24,7 @@ from opdkit.store.plans import is_same_path, manifest, model_identity
 from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import logged_session_id
+from opdkit.store.turn_ids import conversation_id
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
@@ -136,9 +136,10 @@ def is_held_out(session_id: str, share: float) -> bool:
     """Return True for a session that is kept out of training; the answer is the same in every stage, process and run.
 
     It depends on a hash of the session's id: adding sessions to the logs changes no answer, and a larger `share` only
-    adds sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer.
+    adds sessions. Replies of `opdkit rollout` follow the session of the log whose prompts they answer, and the
+    branches of one conversation its first branch.
     """
-    return stable_hash(f"holdout:{logged_session_id(session_id)}", bits=64) < share * 2**64
+    return stable_hash(f"holdout:{conversation_id(session_id)}", bits=64) < share * 2**64
 
 
 def check_student(run: Path, model: str) -> JSON:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import logged_session_id
+from opdkit.store.turn_ids import conversation_id, logged_session_id
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.advantages import group_normalised, overlong
 from opdkit.train.objective.terms import SUPPORTED, TERMS, Objective, terms_of, trained_positions
@@ -56,8 +56,8 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
 
 def keep_out(turns: Sequence[Turn], validation: Sequence[Turn]) -> tuple[list[Turn], Counter[str]]:
     """Return the turns outside the sessions of the validation, and the number of the others by reason."""
-    sessions = {logged_session_id(turn.session_id) for turn in validation}
-    inside = [turn for turn in turns if logged_session_id(turn.session_id) not in sessions]
+    sessions = {conversation_id(turn.session_id) for turn in validation}
+    inside = [turn for turn in turns if conversation_id(turn.session_id) not in sessions]
     return inside, Counter({FOR_VALIDATION: len(turns) - len(inside)} if validation else {})
 
 

@@ -33,7 +33,7 @@ from opdkit.model.tree_reading import read_trees
 from opdkit.store.plans import manifest, recorded_hint_text
 from opdkit.store.reading import part_count, read_arrow, read_part
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import logged_session_id
+from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
@@ -217,9 +217,9 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     """
     logged = [turn for turn in turns if turn.written is None and turn.sampled.any()]
     hinted = [turn for turn in logged if turn.teacher_logprobs is not None]
-    blamed = {logged_session_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
+    blamed = {conversation_id(t.session_id) for t in turns if t.teacher_logprobs is not None or (t.reward or 0) < 0}
     kept = [turn for turn in logged if turn.teacher_logprobs is None and (turn.reward or 0) >= 0]
-    calm = [turn for turn in kept if logged_session_id(turn.session_id) not in blamed]
+    calm = [turn for turn in kept if conversation_id(turn.session_id) not in blamed]
     limits = [min(most, int(MOST_SHARE * len(members))) for members in (kept, hinted)]
     if int(MOST_CALM * len(calm)) >= FEWEST:
         kept, limits[0] = calm, min(limits[0], int(MOST_CALM * len(calm)))
@@ -228,7 +228,7 @@ def choose_turns(turns: Sequence[Turn], most: int, epochs: int) -> list[Turn]:
     kinds = [kind for kind in zip((kept, hinted), limits, strict=True) if kind[1] >= FEWEST]
     room, chosen = COST * tokens_to_train(turns, epochs) / (CHECKS + 0.5), list[Turn]()
     for n, (members, limit) in enumerate(kinds):  # as many of both kinds; the second takes what the first leaves
-        ordered = sorted(members, key=lambda turn: stable_hash(f"validation:{logged_session_id(turn.session_id)}"))
+        ordered = sorted(members, key=lambda turn: stable_hash(f"validation:{conversation_id(turn.session_id)}"))
         cost = sum(sum(map(_cost, some)) / len(some) for some, _ in kinds[n:])
         some = ordered[: min(limit, max(FEWEST, int(room / cost)))]
         room, chosen = room - sum(map(_cost, some)), some + chosen

@@ -63,6 +63,17 @@ def test_what_the_log_says_about_a_reply(note, reason):
     assert (row["skip_reason"], row["kind"], row["finish_reason"]) == (reason, note.kind, note.finish_reason)
 
 
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"rating": 0}, None), ({"comment": "Too long."}, None), ({"edited": "Yes."}, None), ({"kept": "No."}, None),
+    ({"tags": ["odd"]}, "no next state"),
+])  # fmt: skip
+def test_what_a_person_decided_is_a_reaction(fields, reason):
+    note = Note()
+    note.add_decision(**fields)
+    (row,) = told("ua", {1: note})
+    assert (row["skip_reason"], row["trainable"], row["next_count"]) == (reason, reason is None, 0)
+
+
 def test_a_reply_of_calls_alone_is_not_empty():
     call = {"id": "", "name": "f", "arguments": ""}
     messages = [message("user", "hi"), message("assistant", None, tool_calls=[call]), message("tool", "7")]

@@ -63,8 +63,16 @@ LINKED = (
     "openclaw_rl",
     "langfuse",
     "otel",
+    "litellm",
+    "openai_stored",
+    "langsmith",
     "mapped links",
 )  # sessions are put together of records, which the metadata name
+SEVERAL = (
+    "lmsys",
+    "claude_ai",
+    "librechat",
+)  # a line holds several sessions, or pieces that are set aside by themselves
 LONGEST = 100_000  # bytes of a line: mutations may pile up, and the bound on the time is for lines of this size
 _LINE_LIMIT = 64_000_000
 
@@ -224,11 +232,13 @@ def read_together(name: str, batch: Sequence[bytes], found: Found) -> None:
             return
         aside = Counter(row["line"] for row in read_all(run, "rejected"))
         kept = _kept_lines(name, run, log, aside)
-        for row in read_all(run, "rejected"):
-            found.rejected[row["reason"] or "NO REASON"] += 1
+        # A line may hold many records or messages: some of them are kept, and several are set aside.
+        is_many = (_reader(name) or READERS[name]).unfold is not None or name in SEVERAL
+        rows = [(row["line"], row["reason"] or "NO REASON") for row in read_all(run, "rejected")]
+        found.rejected.update(dict(rows).values() if is_many else [reason for _, reason in rows])
         left_out = sum(n for path in (run / "extract" / "sessions").iterdir()
                        for why, n in read_counters(path).dropped.items() if why.startswith(LEFT_OUT))  # fmt: skip
-    if (_reader(name) or READERS[name]).unfold is not None:  # a line may hold many records, and some of them be kept
+    if is_many:
         kept, aside = kept - aside.keys(), Counter(set(aside))
     missing = [line for number, line in enumerate(batch, 1) if (number in kept) + aside[number] != 1]
     found.read += len(kept) + min(left_out, len(missing))

@@ -124,9 +124,92 @@ MAPPED_SAID = whole(id=mostly(IDENT), n=mostly(st.integers(0, 9)), role=ROLE, te
 MAPPED_LINE = st.builds(dict.__or__, MAPPED_SAID, some(
     tool_calls=mostly(st.lists(some(f=mostly(TEXT)), max_size=2)), other=ANYTHING))  # fmt: skip
 MAPPED_LINK = st.builds(dict.__or__, whole(id=mostly(IDENT), p=MESSAGES, r=OUTPUT), some(other=ANYTHING))
+ITEM = mostly(some(
+    type=st.sampled_from(["message", "reasoning", "function_call", "function_call_output", "local_shell_call",
+                          "web_search_call", "ghost_snapshot", "turn_aborted", "thread_rolled_back", "odd"]),
+    role=ROLE, content=CONTENT, id=mostly(IDENT), call_id=mostly(IDENT), name=mostly(TEXT), arguments=ANYTHING,
+    output=ANYTHING, summary=ANYTHING, num_turns=mostly(st.integers(0, 3)), model=ANYTHING))  # fmt: skip
+CODEX_KIND = mostly(st.sampled_from(["session_meta", "response_item", "response_item", "event_msg", "compacted"]))
+CODEX = whole(timestamp=TEXT, type=CODEX_KIND, payload=ITEM) | ITEM | whole(
+    session=mostly(whole(id=IDENT, timestamp=TEXT)), items=mostly(st.lists(ITEM, max_size=4)))  # fmt: skip
+CHOICES = mostly(some(choices=mostly(st.lists(mostly(some(message=MESSAGE, finish_reason=ANYTHING)), max_size=1)),
+                      output=mostly(st.lists(ITEM, max_size=2)), content=CONTENT))  # fmt: skip
+LITELLM = st.builds(dict.__or__, whole(
+    call_type=mostly(st.sampled_from(["completion", "aembedding"])), startTime=ANYTHING, endTime=ANYTHING,
+    spend=ANYTHING, messages=mostly(MESSAGES | st.just("{}")), response=mostly(CHOICES | CHOICES.map(json.dumps))),
+    some(proxy_server_request=mostly(whole(messages=MESSAGES).map(json.dumps)), session_id=ANYTHING, model=ANYTHING,
+         model_parameters=ANYTHING))  # fmt: skip
+STORED_ONE = st.builds(dict.__or__, whole(object=mostly(st.just("chat.completion")), metadata=ANYTHING), some(
+    messages=mostly(MESSAGES | whole(data=MESSAGES)), choices=mostly(st.lists(mostly(some(message=MESSAGE)))),
+    model=ANYTHING))  # fmt: skip
+STORED = STORED_ONE | whole(object=st.just("list"), data=mostly(st.lists(mostly(STORED_ONE), max_size=2)))
+LC_KIND = mostly(st.sampled_from(["human", "ai", "system", "tool", "odd"]))
+LC_MESSAGE = mostly(MESSAGE | whole(lc=st.just(1), kwargs=mostly(some(
+    type=LC_KIND, content=CONTENT, tool_calls=mostly(st.lists(CALL, max_size=2)), additional_kwargs=ANYTHING,
+    response_metadata=ANYTHING))))  # fmt: skip
+RUN = st.builds(dict.__or__, whole(
+    run_type=mostly(st.sampled_from(["llm", "llm", "chain"])), trace_id=IDENT,
+    inputs=mostly(whole(messages=mostly(st.lists(mostly(st.lists(LC_MESSAGE, max_size=3)), max_size=1)))),
+    outputs=mostly(whole(generations=mostly(st.lists(mostly(st.lists(mostly(some(message=LC_MESSAGE, text=TEXT)),
+                                                                     max_size=1)), max_size=1))))), some(
+    extra=mostly(some(metadata=mostly(some(thread_id=mostly(IDENT))), invocation_params=ANYTHING)), error=ANYTHING,
+    feedback=mostly(st.lists(mostly(some(score=ANYTHING, value=ANYTHING, comment=ANYTHING)))),
+    feedback_stats=mostly(whole(a=ANYTHING))))  # fmt: skip
+LANGSMITH = st.builds(dict.__or__, RUN, some(child_runs=mostly(st.lists(mostly(RUN), max_size=2))))
+CLAUDE_AI = whole(uuid=IDENT, chat_messages=mostly(st.lists(mostly(st.builds(dict.__or__, whole(
+    sender=mostly(st.sampled_from(["human", "assistant"])), uuid=mostly(IDENT)), some(
+    content=mostly(st.lists(CLAUDE_BLOCK, max_size=3)), text=mostly(TEXT), parent_message_uuid=mostly(IDENT),
+    attachments=ANYTHING, files=ANYTHING))), max_size=4)))  # fmt: skip
+LIBRE_PART = some(type=st.sampled_from(["text", "think", "tool_call", "error", "agent_update", "image_file"]),
+                  text=ANYTHING, think=ANYTHING, tool_call=mostly(some(id=IDENT, name=TEXT, args=ANYTHING,
+                                                                       output=mostly(TEXT))))  # fmt: skip
+LIBRE_ONE = st.builds(dict.__or__, whole(messageId=mostly(IDENT), isCreatedByUser=mostly(st.booleans())), some(
+    parentMessageId=mostly(IDENT), text=mostly(TEXT), content=mostly(st.lists(mostly(LIBRE_PART), max_size=3)),
+    feedback=mostly(some(rating=mostly(st.just("thumbsUp")), tag=ANYTHING, text=ANYTHING)), error=ANYTHING,
+    files=ANYTHING))  # fmt: skip
+LIBRE_MESSAGE = st.builds(dict.__or__, LIBRE_ONE, some(children=mostly(st.lists(mostly(LIBRE_ONE), max_size=2))))
+LIBRECHAT = whole(conversationId=IDENT, messages=mostly(st.lists(mostly(LIBRE_MESSAGE), max_size=3)))
+ANYTHINGLLM = st.builds(
+    dict.__or__,
+    whole(prompt=mostly(TEXT), response=mostly(TEXT | whole(text=TEXT)), workspace=mostly(IDENT), sent_at=ANYTHING),
+    some(
+        id=mostly(st.integers(0, 2**70)),
+        username=mostly(IDENT),
+        rating=mostly(st.sampled_from(["GOOD", "BAD", "--"])),
+        feedbackScore=mostly(st.booleans()),
+        attachments=ANYTHING,
+    ),
+)
+THOUGHT = some(summary=mostly(TEXT), content=mostly(TEXT))
+GPT_KINDS = ["text", "multimodal_text", "code", "execution_output", "thoughts", "reasoning_recap", "odd",
+             "user_editable_context"]  # fmt: skip
+GPT_CONTENT = mostly(some(content_type=mostly(st.sampled_from(GPT_KINDS)), text=mostly(TEXT), parts=mostly(
+    st.lists(ANYTHING, max_size=2)), thoughts=mostly(st.lists(mostly(THOUGHT))), user_profile=mostly(TEXT)))  # fmt: skip
+GPT_MESSAGE = mostly(st.none() | some(author=mostly(whole(role=ROLE)), content=GPT_CONTENT, metadata=mostly(some(
+    is_visually_hidden_from_conversation=ANYTHING, model_slug=mostly(TEXT), finish_details=ANYTHING)), status=TEXT,
+    recipient=mostly(st.sampled_from(["all", "python"]))))  # fmt: skip
+GPT_NODE = mostly(some(parent=mostly(IDENT | st.none()), message=GPT_MESSAGE))
+CHATGPT = whole(conversation_id=mostly(IDENT), current_node=mostly(IDENT), mapping=mostly(
+    st.dictionaries(IDENT, GPT_NODE))) | whole(conversation_id=mostly(IDENT), id=mostly(IDENT), rating=mostly(
+        st.sampled_from(["thumbs_up", "thumbsDown"])), content=mostly(TEXT))  # fmt: skip
+RATING = mostly(some(rating=mostly(st.sampled_from([1, -1])), comment=mostly(TEXT), reason=mostly(TEXT),
+                     tags=mostly(st.lists(TEXT, max_size=2))))  # fmt: skip
+UI_TEXT = TEXT | st.sampled_from(['<details type="reasoning">> hm</details>ok', '<details type="tool_calls" name="f">'])
+UI_ROLE = mostly(st.sampled_from(["user", "assistant"]))
+UI_LINKED = whole(role=UI_ROLE, content=mostly(UI_TEXT), parentId=mostly(IDENT | st.none()))
+UI_MESSAGE = mostly(st.builds(dict.__or__, UI_LINKED, some(
+    originalContent=mostly(UI_TEXT), annotation=RATING, error=ANYTHING, done=ANYTHING, files=ANYTHING, models=ANYTHING,
+    output=mostly(st.lists(mostly(some(type=mostly(st.sampled_from(["message", "function_call", "reasoning"])),
+                                       content=CONTENT, name=TEXT)), max_size=3)))))  # fmt: skip
+UI_CHAT = whole(id=mostly(IDENT), chat=mostly(some(models=ANYTHING, params=ANYTHING, history=mostly(
+    whole(messages=mostly(st.dictionaries(IDENT, UI_MESSAGE)), currentId=mostly(IDENT))))))  # fmt: skip
+OPEN_WEBUI = UI_CHAT | whole(type=st.just("rating"), data=RATING, meta=mostly(whole(
+    chat_id=mostly(IDENT), message_id=mostly(IDENT))), snapshot=mostly(whole(chat=mostly(UI_CHAT))))  # fmt: skip
 RECORDS = {"openai": OPENAI, "anthropic": ANTHROPIC, "sharegpt": SHAREGPT, "openclaw_rl": RECORD, "pi": EVENT,
            "claude_code": CLAUDE_EVENT, "sweagent": SWEAGENT, "wildchat": WILDCHAT, "lmsys": LMSYS,
-           "langfuse": LANGFUSE, "otel": OTEL, "mapped": MAPPED,
+           "langfuse": LANGFUSE, "otel": OTEL, "chatgpt": CHATGPT, "open_webui": OPEN_WEBUI, "mapped": MAPPED,
+           "codex": CODEX, "litellm": LITELLM, "openai_stored": STORED, "langsmith": LANGSMITH,
+           "claude_ai": CLAUDE_AI, "librechat": LIBRECHAT, "anythingllm": ANYTHINGLLM,
            "mapped pairs": MAPPED_PAIR, "mapped sessions": MAPPED_LINE, "mapped links": MAPPED_LINK}  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 JUNK_LINES = (b"# comment", b"// comment", b"{", b"[]", b"null", b"1", b'"text"', b'{"a": NaN}', b"\xff\xfe", b"{}{}",

@@ -478,7 +478,7 @@ def test_limit_counts_sessions_over_the_parts(tmp_path):
         with stage.writing(part) as out:
             out.rows("sessions", [
                 {"session_id": f"{part}:{i}", "source": "a", "line": 1, "format": "openai", "model": None,
-                 "messages": [], "tools": None, "metadata": None} for i in range(2)])  # fmt: skip
+                 "messages": [], "tools": None, "metadata": None, "tree": None} for i in range(2)])  # fmt: skip
     assert sessions_within(tmp_path, 1, None) is None
     assert [sessions_within(tmp_path, part, 3) for part in range(3)] == [3, 1, 0]
 

@@ -13,10 +13,10 @@ from opdkit.store.tables import APPENDED, PRIMARY, REJECTED, SESSIONS, TABLES, T
 
 MESSAGE = {"role": "user", "content": "hi", "reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
 SESSION = {"session_id": "a:1", "source": "a", "line": 1, "format": "openai", "model": None, "messages": [MESSAGE],
-           "tools": None, "metadata": None}  # fmt: skip
+           "tools": None, "metadata": None, "tree": None}  # fmt: skip
 TURN = {"turn_id": "a:1:1", "session_id": "a:1", "message_index": 1, "next_count": 0, "next_role": None, "kind": "main",
         "trainable": False, "skip_reason": "empty", "finish_reason": None, "response_token_ids": None,
-        "behavior_logprobs": None}  # fmt: skip
+        "behavior_logprobs": None, "decision": None}  # fmt: skip
 
 
 def test_every_column_says_what_it_means():

@@ -2,7 +2,14 @@
 
 import pytest
 
-from opdkit.store.turn_ids import answered_turn_id, logged_session_id, rollout_session_id, turn_id
+from opdkit.store.turn_ids import (
+    answered_turn_id,
+    branch_session_id,
+    conversation_id,
+    logged_session_id,
+    rollout_session_id,
+    turn_id,
+)
 from opdkit.train.targets import is_held_out
 
 
@@ -23,3 +30,12 @@ def test_fresh_replies_are_held_out_with_the_session_whose_prompts_they_answer()
     fresh = {name: [rollout_session_id(turn_id(name, 1), g) for g in range(4)] for name in names}
     assert {is_held_out(name, 0.3) for name in names} == {True, False}
     assert all({is_held_out(f, 0.3) for f in fresh[name]} == {is_held_out(name, 0.3)} for name in names)
+
+
+@pytest.mark.parametrize("logged", ["chat.jsonl:17", "a:b%23branch-2", "x:1#2", "a#branch-2:7"])
+def test_branches_lead_back_to_the_first_one(logged: str) -> None:
+    assert conversation_id(logged) == branch_session_id(logged, 0) == branch_session_id(logged, 1) == logged
+    second = branch_session_id(logged, 2)
+    assert second != logged
+    assert conversation_id(second) == conversation_id(rollout_session_id(turn_id(second, 3), 1)) == logged
+    assert logged_session_id(rollout_session_id(turn_id(second, 3), 1)) == second

@@ -17,6 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from opdkit.console import counted
+from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
 from opdkit.store.joined_turns import arrays_of
 from opdkit.store.reviews import REVIEWED
@@ -250,7 +251,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         (row["reward"] is None) == (row["reward_status"] in _REWARDED)),
     # A run of fresh replies carries hints over, and with them what people decided.
     ("verdicts", "hint does not fit hint_status", lambda row, known:
-        row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] == "ok")),
+        row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] in ("ok", *WANTED_REPLIES))),
     ("verdicts", "hint is none of hints", lambda row, known:
         row["hint"] is not None and row["hint"] not in row["hints"]),
     ("targets", "its turn is not in the same part of verdicts", lambda row, known:

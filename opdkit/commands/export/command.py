@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,15 +16,20 @@ from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, RULES, ExportConfig
-from opdkit.config.fields import JSON
+from opdkit.config.fields import JSON, parse_pairs
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.store.atomic import move_into_place, temporary_file, write_text
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.plans import stage_dir
+from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import logged_session_id
+
+if TYPE_CHECKING:
+    from opdkit.chat.template import Chat
 
 _GROUP_ROWS = 256  # a row holds its whole prompt: few enough for any memory, enough to compress
 
@@ -53,7 +58,7 @@ def run(config: ExportConfig) -> Summary | Imported:
             columns = TARGETS[str(config.to)].columns.items()
             schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns])
             rewards = (1, 0) if config.include_neutral else (1,)
-            sessions = read_judged_turns(config.run, config.limit, counters)
+            sessions = read_judged_turns(config.run, config.limit, counters, chat_of_teacher(config))
             rows = (row for turns in sessions for row in TARGETS[str(config.to)].rows(turns, rewards, counters))
             write_rows(temporary, rows, schema, jsonl=path.suffix == ".jsonl")
         if not counters.rows_out and config.to != REVIEW:
@@ -65,14 +70,29 @@ def run(config: ExportConfig) -> Summary | Imported:
     return Summary(f"export {config.to}", counters, parts, parts, path)
 
 
+def chat_of_teacher(config: ExportConfig) -> "Chat | None":
+    """Return the template of the run's teacher, for targets with its replies; None for other targets."""
+    if config.to != "trl-dpo":
+        return None
+    part_count(config.run, "teacher")  # raises OpdkitError where nothing is scored
+    from opdkit.chat.template import Chat  # no other target needs a tokenizer
+    from opdkit.model.load import load_tokenizer
+
+    args = parse_pairs(template_args_of(config.run, "teacher"), "--template-arg")
+    return Chat(load_tokenizer(manifest(config.run, "teacher")["plan"]["config"]["model"]), args)
+
+
 def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:
     """Write the hints as rules to `temporary`, and beside `path`, as JSONL, who asks for each of them."""
     check_output(beside := path.with_suffix(".jsonl"), overwrite=config.overwrite)
     hints = []
     for turn in chain.from_iterable(read_judged_turns(config.run, config.limit, counters)):
         hint = turn.verdict["hint"]
+        status = turn.verdict["hint_status"]
         if hint is None or has_control_tokens(hint):
-            counters.drop(f"no hint ({turn.verdict['hint_status']})" if hint is None else CONTROL_TOKENS)
+            counters.drop(f"no hint ({status})" if hint is None else CONTROL_TOKENS)
+        elif status in WANTED_REPLIES:
+            counters.drop(f"the hint is a reply ({status})")
         else:
             hints.append((hint, turn.turn_id, logged_session_id(turn.session_id)))
     prompt, evidence = prompt_and_evidence(merge_hints(hints)[: config.max_rules])

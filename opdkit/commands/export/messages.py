@@ -12,10 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opdkit.chat.control_tokens import has_control_tokens
+from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.finish_reasons import is_cut_off
+from opdkit.chat.markup import split_reply
+from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message, tool_definitions
 from opdkit.commands.turns.line import signed
 from opdkit.config.fields import JSON
@@ -26,6 +29,9 @@ from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.plans import recorded_hint_text
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Review, reviews_in_force
+
+if TYPE_CHECKING:
+    from opdkit.chat.template import Chat
 
 CONTROL_TOKENS = "control tokens in the text"
 
@@ -41,18 +47,22 @@ class JudgedTurn(JoinedTurn):
     verdict: JSON
     review: Review | None = None
     targets: Sequence[Any] = ()
+    wanted: Message | None = None  # the reply that should have been, where `read_judged_turns` had a `chat`
     hint_text: str = DEFAULTS["teacher"]["hint"]  # what the teacher reads, with {hint} in it
 
 
-def read_judged_turns(run: Path, limit: int | None, counters: Counters) -> Iterator[list[JudgedTurn]]:
+def read_judged_turns(
+    run: Path, limit: int | None, counters: Counters, chat: "Chat | None" = None
+) -> Iterator[list[JudgedTurn]]:
     """Yield the judged turns of each session, within the first `limit` sessions of the run.
 
     Hints that `--check-hints` dropped are left out, and the decisions of people in force win over the votes. All turns
     are counted in `rows_in`; those without a verdict are dropped: for the reason that they cannot be trained on, or as
-    "not judged". Raises what `read_part` raises.
+    "not judged". `chat` decodes the replies that the teacher wrote. Raises what `read_part` raises.
     """
+    columns = CHECKED if chat is None else {**CHECKED, "targets": ("turn_id", "written", "response_ids")}
     hint_text, reviews, parts = recorded_hint_text(run), reviews_in_force(run), part_count(run, "judge")
-    of_parts = (joined_turns(run, part, CHECKED, limit=limit, reviews=reviews) for part in range(parts))
+    of_parts = (joined_turns(run, part, columns, limit=limit, reviews=reviews) for part in range(parts))
     turns = chain.from_iterable(progress(of_parts, "export", parts, "parts"))
     for _, group in groupby(turns, key=lambda turn: turn.session_id):
         judged = []
@@ -60,10 +70,24 @@ def read_judged_turns(run: Path, limit: int | None, counters: Counters) -> Itera
             counters.rows_in += 1
             row, verdict = joined.turn, joined.decided
             if verdict is not None:
-                judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text))
+                wanted = wanted_reply(joined, chat) if chat else None
+                judged.append(JudgedTurn(joined.session, row, verdict, hint_text=hint_text, wanted=wanted))
             else:
                 counters.drop("not judged" if row["trainable"] else row["skip_reason"] or "not trainable")
         yield judged
+
+
+def wanted_reply(turn: JoinedTurn, chat: "Chat") -> Message | None:
+    """Return a person's edit, else the reply that was kept, else the first that the hinted teacher wrote and ended."""
+    decision = turn.turn["decision"] or NO_DECISION
+    if text := decision["edited"] or decision["kept"]:
+        return message("assistant", text)
+    written = (row["response_ids"].tolist() for row in turn.targets if row["written"] is not None)
+    ids = next((ids for ids in written if ids[-1] in chat.stop_ids), None)
+    if ids is None:
+        return None
+    reasoning, content, calls = split_reply(chat.text(ids[:-1]))
+    return message("assistant", content or None, reasoning=reasoning, tool_calls=calls)
 
 
 def check_reward(turn: JudgedTurn, rewards: Sequence[int]) -> int:
@@ -88,11 +112,18 @@ def check_control_tokens(text: str) -> None:
         raise NotExportedError(CONTROL_TOKENS)
 
 
+def wanted_completion(turn: JudgedTurn) -> list[Message]:
+    """Return the reply that should have been, as a list of one. Raises NotExportedError where there is none."""
+    if turn.wanted is None:
+        raise NotExportedError("no reply that ends, of a person or the teacher")
+    return [_exported_message(turn.wanted)]
+
+
 def prompt_of(turn: JudgedTurn) -> list[Message]:
     """Return all messages before the reply. Raises NotExportedError."""
     if not turn.index:
         raise NotExportedError("no prompt")
-    return [_exported_message(message) for message in turn.session["messages"][: turn.index]]
+    return [_exported_message(each) for each in turn.session["messages"][: turn.index]]
 
 
 def completion_of(turn: JudgedTurn) -> list[Message]:
@@ -112,14 +143,14 @@ def dump_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _exported_message(message: Message) -> Message:
-    calls = [call[key] for call in message["tool_calls"] for key in ("name", "arguments")]
-    check_control_tokens("\n".join([message[key] or "" for key in ("content", "reasoning", "name")] + calls))
+def _exported_message(logged: Message) -> Message:
+    calls = [call[key] for call in logged["tool_calls"] for key in ("name", "arguments")]
+    check_control_tokens("\n".join([logged[key] or "" for key in ("content", "reasoning", "name")] + calls))
     check: JSON = dict.fromkeys(("parse_constant", "parse_int", "parse_float"), _check_number)
-    for call in message["tool_calls"]:
+    for call in logged["tool_calls"]:
         with contextlib.suppress(ValueError, RecursionError):  # arguments that are not JSON stay text
             json.loads(call["arguments"], **check)
-    return openai_message(message)
+    return openai_message(logged)
 
 
 def _check_number(text: str) -> None:

@@ -21,6 +21,7 @@ from opdkit.commands.export.messages import (
     completion_of,
     prompt_of,
     tools_of,
+    wanted_completion,
 )
 from opdkit.config.fields import JSON
 from opdkit.store.counters import Counters
@@ -85,6 +86,20 @@ def trl_kto(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     """Return a row for TRL's KTO trainer: prompt, reply, and whether it is desirable. KTO has no neutral replies."""
     label = check_reward(turn, (1, -1)) == 1
     return {"prompt": prompt_of(turn), "completion": completion_of(turn), "label": label, "tools": tools_of(turn),
+            "turn_id": turn.turn_id}  # fmt: skip
+
+
+def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
+    """Return a row for TRL's DPO trainer: the reply that should have been is chosen over the logged one.
+
+    It is a person's edit, the reply that a person kept, or one that the hinted teacher wrote.
+    """
+    if turn.verdict["hint"] is None:
+        raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
+    chosen, rejected = wanted_completion(turn), completion_of(turn)
+    if chosen == rejected:
+        raise NotExportedError("the same reply")
+    return {"prompt": prompt_of(turn), "chosen": chosen, "rejected": rejected, "tools": tools_of(turn),
             "turn_id": turn.turn_id}  # fmt: skip
 
 
@@ -194,6 +209,7 @@ def _openai_message(message: Message, weight: int) -> Message:
 _SDFT = {"prompt": MESSAGES, "privileged_context": _TEXT, "turn_id": _TEXT}
 _SFT = {"prompt": MESSAGES, "completion": MESSAGES, "tools": _TEXT, "turn_id": _TEXT}
 _KTO = {"prompt": MESSAGES, "completion": MESSAGES, "label": pa.bool_(), "tools": _TEXT, "turn_id": _TEXT}
+_DPO = {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES, "tools": _TEXT, "turn_id": _TEXT}
 _VERL = {
     "data_source": _TEXT,
     "prompt": MESSAGES,
@@ -206,6 +222,7 @@ _VERL = {
 TARGETS: dict[str, Target] = {
     "trl-sdft": Target(_SDFT, partial(rows_of_turns, trl_sdft)),
     "trl-kto": Target(_KTO, partial(rows_of_turns, trl_kto)),
+    "trl-dpo": Target(_DPO, partial(rows_of_turns, trl_dpo)),
     "trl-sft": Target(_SFT, partial(rows_of_turns, trl_sft)),
     "verl": Target(_VERL, partial(rows_of_turns, verl), (".parquet",)),
     "openai": Target({}, openai, (".jsonl",)),

@@ -55,6 +55,9 @@ def _conversation(view: JSON) -> Iterator[Text]:
             yield Text(_cut(f"calls {call_text(call)}", _MESSAGE))
         if not (message["content"] or message["reasoning"] or message["tool_calls"]):
             yield Text("  (empty)", style="dim")
+    for name, text in view["decision"]:
+        yield _title(f"decided in the log: {name}")
+        yield Text(_cut(text, _MESSAGE))
 
 
 def _verdict(view: JSON) -> Iterator[Text]:

@@ -4,6 +4,7 @@
      "finish_reason", "next_count",
      "messages"  the session up to the end of the turn's next state: {"role", "content", "reasoning", "name",
                  "tool_calls": [{"name", "arguments"}]}; the one at message_index is the reply
+     "decision"  what a person decided in the log: [name, text] of each part, [] where there is nothing
      "verdict"   as the decision in force leaves it, null where there is none: {"reward", "reward_status",
                  "reward_agreement", "hint", "hint_status", "reward_votes", "hint_votes",
                  "voted": {the first five, as the votes alone say},
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opdkit.commands.turns.line import VERDICT
+from opdkit.chat.conversation import NO_DECISION
+from opdkit.commands.turns.line import VERDICT, signed
 from opdkit.commands.turns.nearest import nearest_turns
 from opdkit.commands.turns.token_text import ids_as_texts, texts_of
 from opdkit.config.fields import JSON
@@ -75,7 +77,8 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
     """Return a view without its targets. `judge` is the configuration of the judge."""
     messages = turn.session["messages"]
     view: JSON = {name: turn.turn[name] for name in _TURN} | {name: turn.session[name] for name in _SESSION}
-    view |= {"messages": [], "verdict": None, "review": None if turn.review is None else turn.review.to_json()}
+    view |= {"messages": [], "decision": _decision_parts(turn.turn["decision"] or NO_DECISION), "verdict": None}
+    view |= {"review": None if turn.review is None else turn.review.to_json()}
     for message in messages[: turn.index + 1 + turn.turn["next_count"]]:
         calls = [{"name": call["name"], "arguments": call["arguments"]} for call in message["tool_calls"]]
         view["messages"].append({name: message[name] for name in _MESSAGE} | {"tool_calls": calls})
@@ -88,6 +91,13 @@ def _view(turn: JoinedTurn, judge: JSON) -> JSON:
             "candidates": explain_candidates(messages, turn.turn, turn.verdict, judge),
         }
     return view
+
+
+def _decision_parts(decision: JSON) -> list[tuple[str, str]]:
+    rating = "" if decision["rating"] is None else signed(decision["rating"])
+    parts = {"rated": rating, "comment": decision["comment"], "tags": ", ".join(decision["tags"]),
+             "edited to": decision["edited"], "kept instead": decision["kept"]}  # fmt: skip
+    return [(name, text) for name, text in parts.items() if text]
 
 
 def _target(row: JSON, token_texts: TokenTexts) -> JSON:

@@ -74,4 +74,4 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     return [Conversation(line.source, line.number, messages, model, tools, metadata, notes)]
 
 
-READER = line_reader("anthropic", recognises, read_record, closer_than="openai")
+READER = line_reader("anthropic", recognises, read_record, closer_than=("openai",))

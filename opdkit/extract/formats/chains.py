@@ -16,14 +16,17 @@ import orjson
 
 from opdkit.chat.conversation import JSON, LEFT_OUT, Conversation, Note, Unreadable
 from opdkit.chat.markup import split_reply
-from opdkit.chat.messages import dump
+from opdkit.chat.messages import dump, first_text, read_messages
+from opdkit.extract.formats.items import openai_message
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
+from opdkit.extract.formats.sessions import join_reply
 from opdkit.store.skip_reasons import DUPLICATE, RETRY
 
 NO_CALL = f"{LEFT_OUT}no model call"
 NO_RECORD = "no record"  # a reply that only appears in later prompts: nobody knows who wrote it
 REPEATED = "repeated record"
+_OF_REPLY = {"content", "tool_calls", "function_call", "additional_kwargs"}
 _DIGEST = 12  # bytes; a million records collide with a probability of 1e-17
 
 
@@ -51,13 +54,48 @@ def call_reader(
     read_call: ReadCall,
     id_of: Callable[[JSON], str | None] | None = None,
     unfold: Callable[[JSON], list[JSON]] | None = None,
+    closer_than: tuple[str, ...] = (),
 ) -> Reader:
     """Return the reader of a format with a call of a model per record. Without `id_of`, _session_key groups the calls.
 
     `read_call` raises Unreadable.
     """
     id_of = id_of or partial(_session_key, read_call)
-    return Reader(name, "id", recognises, partial(read_chains, read_call), id_of=id_of, unfold=unfold)
+    read = partial(read_chains, read_call)
+    return Reader(name, "id", recognises, read, id_of=id_of, unfold=unfold, closer_than=closer_than)
+
+
+def read_reply(output: Any) -> tuple[JSON, Note]:
+    """Return the output of a call as (message, note). Raises Unreadable.
+
+    It is a text, a message, a list of one, a response with choices, or the items of one. Of several choices the first
+    is read.
+    """
+    if isinstance(output, dict) and isinstance(output.get("output"), list):
+        pieces = [openai_message(item) for item in output["output"]]
+        messages, _ = read_messages([piece for piece in pieces if piece["role"] == "assistant"])
+        if not messages:
+            raise Unreadable("no reply", "no item of the output is one")
+        for piece in messages[1:]:
+            join_reply(messages[0], piece)
+        return messages[0], Note(first_text(output.get("status")))
+    if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
+        choice = output["choices"][0]
+        body = choice.get("message", choice) if isinstance(choice, dict) else None
+        if isinstance(body, dict):
+            body = {key: value for key, value in choice.items() if key != "message"} | body
+        output = body
+    if isinstance(output, list) and output:
+        parts = all(isinstance(part, dict) and "type" in part and "role" not in part for part in output)
+        output = {"content": output} if parts else output[-1]
+    if isinstance(output, str):
+        output = {"content": output}
+    if not isinstance(output, dict) or not _OF_REPLY & output.keys():
+        raise Unreadable("no reply", "the output is no message")
+    (reply, *_), notes = read_messages([output | {"role": "assistant"}])
+    note = notes.get(0) or Note()
+    note.finish_reason = note.finish_reason or first_text(output.get("stop_reason"))
+    return reply, note
 
 
 def _session_key(read_call: ReadCall, record: JSON) -> str | None:

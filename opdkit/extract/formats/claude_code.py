@@ -24,7 +24,7 @@ from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import first_text, read_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
-from opdkit.extract.formats.sessions import mark_gaps
+from opdkit.extract.formats.sessions import join_reply, mark_gaps
 
 SYNTHETIC = "synthetic"  # a reply that no model wrote
 ABORTED = "aborted"
@@ -258,10 +258,7 @@ def _join_events(events: Sequence[_Event], positions: Sequence[int], breaks: set
         conversation.model = conversation.model or event.model
         if event.kind == "assistant" and open_reply is not None and open_reply[0] == event.reply:
             reply, note, (piece,) = messages[open_reply[1]], notes[open_reply[1]], event.messages
-            for key in ("content", "reasoning"):
-                if piece[key]:
-                    reply[key] = piece[key] if reply[key] is None else f"{reply[key]}\n{piece[key]}"
-            reply["tool_calls"] = [*reply["tool_calls"], *piece["tool_calls"]]
+            join_reply(reply, piece)
             note.finish_reason = event.note.finish_reason or note.finish_reason
             note.skip_reason = event.note.skip_reason or note.skip_reason
             continue

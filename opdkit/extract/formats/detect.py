@@ -41,7 +41,7 @@ def detect(source: str, lines: Iterable[Line], unit: str = "line") -> str:
     if records and all(is_votes(record) for record in records):
         raise Unreadable(VOTES, "the record file of the judge; name the record file of the conversations instead")
     names = {name for record in records for name, reader in READERS.items() if reader.recognises(record)}
-    names -= {READERS[name].closer_than for name in names}
+    names -= {other for name in names for other in READERS[name].closer_than}
     if len(names) > 1:
         raise ConfigError(f"{source} could be {' or '.join(sorted(names))}: say which with --format")
     if names:

@@ -9,15 +9,14 @@ called no model: they are counted and left out.
 
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Note, Unreadable
+from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import dump, first_text, read_messages, read_tools
-from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                     "GUARDRAIL"))  # fmt: skip
-_OF_REPLY = {"content", "tool_calls", "function_call", "additional_kwargs"}
 # Fields of a trace that hold for its observations: people's feedback is among its scores.
 _OF_TRACE = ("name", "scores", "metadata", "environment", "version")
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
@@ -77,8 +76,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     system = first_text(request.get("system"))
     if system:
         prompt = read_messages([{"role": "system", "content": system}])[0] + prompt
-    (reply, *_), notes = read_messages([_reply_message(output)])
-    note = notes.get(0) or Note()
+    reply, note = read_reply(output)
     if record.get("level") == "ERROR":
         note.skip_reason = "error"
     logged = without_empty({key: record.get(key) for key in _KEPT}) | without_empty({
@@ -94,21 +92,6 @@ def _is_tool_definition(item: Any) -> bool:
     """Return whether a message defines a tool: the callback for LangChain logs it as a message of role tool."""
     content = item.get("content") if isinstance(item, dict) and item.get("role") == "tool" else None
     return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
-
-
-def _reply_message(output: Any) -> JSON:
-    """Return the output as one message: it is a text, a message, a list of one, or a response with choices."""
-    if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
-        first = output["choices"][0]
-        output = first.get("message", first) if isinstance(first, dict) else None
-    if isinstance(output, list) and output:
-        parts = all(isinstance(part, dict) and "type" in part and "role" not in part for part in output)
-        output = {"content": output} if parts else output[-1]
-    if isinstance(output, str):
-        output = {"content": output}
-    if not isinstance(output, dict) or not _OF_REPLY & output.keys():
-        raise Unreadable("no reply", "the output is no message")
-    return output | {"role": "assistant"}
 
 
 READER = call_reader("langfuse", recognises, read_call, unfold=unfold)

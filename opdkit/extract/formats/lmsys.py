@@ -45,4 +45,4 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     return conversations
 
 
-READER = line_reader("lmsys", recognises, read_record, closer_than="openai")
+READER = line_reader("lmsys", recognises, read_record, closer_than=("openai",))

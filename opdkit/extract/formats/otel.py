@@ -8,15 +8,20 @@ Conventions read:
   span or on its event `gen_ai.client.inference.operation.details`; before version 1.37 the events `gen_ai.user.message`
   and so on, with `gen_ai.choice`; and OpenLLMetry's flat `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`.
 
+Phoenix keeps OpenInference: rows of its data frames, pages of its REST interface and the traces that its `px` writes.
+Annotations that people made on a span (`annotations`) become the decision about its reply.
+
 Each such span is one call of a model with its whole prompt: chains.py puts sessions together. Other spans are counted
 and left out.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import dump, first_text, read_messages, read_tools
+from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader
+from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import nest_attributes, parse_text, split_spans, without_empty
 from opdkit.extract.mapping import value_at
@@ -36,6 +41,9 @@ def recognises(record: JSON) -> bool:
     """Return whether the record is a batch of spans, or a span with its ids and attributes."""
     if "resourceSpans" in record:
         return True
+    if "attributes" not in record and any(isinstance(record.get(key), list) for key in ("spans", "data")):
+        span = next((item for key in ("spans", "data") for item in as_list(record.get(key))), None)
+        return isinstance(span, dict) and "attributes" in span and recognises(span)
     has_attributes = isinstance(record.get("attributes"), (dict, list)) or any(
         key.startswith(("attributes.llm.", "attributes.gen_ai.", "attributes.openinference.")) for key in record
     )
@@ -65,6 +73,7 @@ def read_call(record: JSON) -> Call | LeftOut:
         value_at(tree, ("llm", "finish_reason")),
         reasons[0] if isinstance(reasons, list) and reasons else reasons,
     )
+    add_feedback(note, _read_annotations(record))
     context = record.get("context")
     logged = {
         "name": record.get("name"),
@@ -82,6 +91,16 @@ def read_call(record: JSON) -> Call | LeftOut:
     session = first_text(*(value_at(tree, path) for path in _SESSIONS), record.get("session_id"))
     tools = _read_tools(tree)
     return Call(prompt, reply, note, model=model, tools=tools, logged=without_empty(logged), session=session)
+
+
+def _read_annotations(record: JSON) -> Iterator[JSON]:
+    """Yield what people, and neither models nor code, annotated on a span."""
+    annotations = parse_text(record.get("annotations"))
+    for annotation in as_list(annotations):
+        if isinstance(annotation, dict) and annotation.get("annotator_kind", "HUMAN") == "HUMAN":
+            result = annotation.get("result")
+            result = result if isinstance(result, dict) else annotation
+            yield {"score": result.get("score"), "label": result.get("label"), "comment": result.get("explanation")}
 
 
 def _join_calls(messages: list[JSON]) -> list[JSON]:

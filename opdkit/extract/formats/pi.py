@@ -176,4 +176,10 @@ def _add_message(event: _Event, role: str, body: JSON) -> None:
         event.message = message("user", content_text(content))
 
 
-READER = Reader("pi", "session", recognises, read)
+def id_of(record: JSON) -> str | None:
+    """Return the id of a session header, "" where it has none; None for other lines."""
+    logged = record.get("id")
+    return None if record.get("type") != "session" else "" if logged is None else str(logged)
+
+
+READER = Reader("pi", "session", recognises, read, id_of, header_mark=b'"session"')

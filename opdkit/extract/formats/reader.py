@@ -66,10 +66,13 @@ class Reader:
     grouping: str
     recognises: Callable[[JSON], bool]
     read: Callable[[Sequence[Line]], Iterator[Conversation | Rejected | LeftOut]]
-    # Grouping by id: returns the logged id of a record, None where it has none.
+    # Returns the logged id of a record, None where it has none. Grouping by session: of a header, None for other lines.
     id_of: Callable[[JSON], str | None] = find_no_id
     # Grouping by id: a line without an id belongs to the session of the line before it, and is no unit of its own.
     carries: bool = False
     # Grouping by id: returns the records of a line that holds many, which may be of many sessions.
     unfold: Callable[[JSON], list[JSON]] | None = None
-    closer_than: str = ""  # a format that also recognises these records, and describes them less closely
+    header_mark: bytes = b""  # grouping by session: in every header, so that not all lines have to be parsed twice
+    repeats_headers: bool = False  # grouping by session: a header right behind another one is part of the same session
+    # Formats that also recognise these records, and describe them less closely.
+    closer_than: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
 """Readers of a session per line, and sessions of which some lines cannot be read."""
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.extract.formats.json_lines import parse
@@ -14,8 +15,8 @@ GAP = "unreadable line beside it"
 def line_reader(
     name: str,
     recognises: Callable[[JSON], bool],
-    read_record: Callable[[Line, JSON], list[Conversation]],
-    closer_than: str = "",
+    read_record: Callable[[Line, JSON], Iterable[Conversation | Rejected]],
+    closer_than: tuple[str, ...] = (),
 ) -> Reader:
     """Return the reader of a format with a session per line. A line that cannot be read is rejected by itself.
 
@@ -25,13 +26,34 @@ def line_reader(
 
 
 def _read_lines(
-    read_record: Callable[[Line, JSON], list[Conversation]], unit: Sequence[Line]
+    read_record: Callable[[Line, JSON], Iterable[Conversation | Rejected]], unit: Sequence[Line]
 ) -> Iterator[Conversation | Rejected]:
     for line in unit:
         try:
             yield from read_record(line, parse(line))
         except Unreadable as problem:
             yield line.reject(problem)
+
+
+def join_reply(reply: JSON, piece: JSON) -> None:
+    """Add the next piece of a reply, which a log keeps apart, to its message."""
+    for key in ("content", "reasoning"):
+        if piece[key]:
+            reply[key] = piece[key] if reply[key] is None else f"{reply[key]}\n{piece[key]}"
+    reply["tool_calls"] = [*reply["tool_calls"], *piece["tool_calls"]]
+
+
+def split_blocks(blocks: Iterable[Any]) -> list[JSON]:
+    """Return the blocks of a reply with results of tools in it as logged messages, one between any two results."""
+    messages: list[JSON] = []
+    for block in blocks:
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            messages.append({"role": "tool", "content": block.get("content"), "tool_call_id": block.get("tool_use_id")})
+        elif messages and messages[-1]["role"] == "assistant":
+            messages[-1]["content"].append(block)
+        else:
+            messages.append({"role": "assistant", "content": [block]})
+    return messages
 
 
 def mark_gaps(conversation: Conversation, gaps: set[int]) -> None:

@@ -24,11 +24,17 @@ _MOST = 100_000  # index of a flattened list
 
 
 def split_spans(record: JSON) -> list[JSON]:
-    """Return the spans of an OTLP batch. Any other record is one span. Raises Unreadable."""
-    if "resourceSpans" not in record:
+    """Return the spans of an OTLP batch, or of a trace or a page of Phoenix. Any other record is one span.
+
+    Raises Unreadable.
+    """
+    levels: tuple[tuple[str, ...], ...] = (("spans", "data"),)
+    if "resourceSpans" in record:
+        levels = ("resourceSpans",), ("scopeSpans", "instrumentationLibrarySpans"), ("spans",)
+    elif "attributes" in record or not any(isinstance(record.get(key), list) for key in levels[0]):
         return [record]
     objects: list[JSON] = [record]
-    for keys in (("resourceSpans",), ("scopeSpans", "instrumentationLibrarySpans"), ("spans",)):
+    for keys in levels:
         lists = [holder.get(key, []) for holder in objects for key in keys]
         if not all(isinstance(items, list) and all(isinstance(item, dict) for item in items) for items in lists):
             raise Unreadable("spans of unknown shape", "a list of objects is needed")

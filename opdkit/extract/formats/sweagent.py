@@ -95,4 +95,4 @@ def _read_model(record: JSON) -> str | None:
     return None if model in _NO_MODELS else first_text(model)
 
 
-READER = line_reader("sweagent", recognises, read_record, closer_than="openai")
+READER = line_reader("sweagent", recognises, read_record, closer_than=("openai",))

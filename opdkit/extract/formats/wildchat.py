@@ -25,4 +25,4 @@ def read_record(line: Line, record: JSON) -> list[Conversation]:
     return [Conversation(line.source, line.number, messages, model=model, metadata=metadata, notes=notes)]
 
 
-READER = line_reader("wildchat", recognises, read_record, closer_than="openai")
+READER = line_reader("wildchat", recognises, read_record, closer_than=("openai",))

@@ -28,6 +28,7 @@ from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
 from opdkit.extract.formats.reader import Line
+from opdkit.extract.inputs.archives import is_zip, unpack
 from opdkit.extract.inputs.documents import DocumentReader
 from opdkit.store.atomic import find_left_overs, owned_name, remove_entries
 from opdkit.store.tables import TABLES
@@ -47,7 +48,8 @@ class Input:
     name: str  # unique in the run, without a colon: the first part of every session id
     source: str  # as the user named it
     path: Path
-    given: bool  # named on the command line, not found in a folder
+    given: bool  # named on the command line, not found in a folder or an archive
+    problem: Unreadable | None = None  # why it is not read
 
 
 @contextlib.contextmanager
@@ -63,22 +65,28 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
 
     `scratch` is the folder for copies of standard input and of data sets.
     """
-    inputs: dict[Path, Input] = {}
+    inputs: list[Input] = []
+    seen: set[Path] = set()
     names: set[str] = set()
     for number, log in enumerate(logs):
         for source, path in _files_of(log, scratch, number):
-            if path.resolve() in inputs:
+            if path.resolve() in seen:
                 warn(f"{source} is named twice; it is read once")
                 continue
-            text = source.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
-            stem = name = _stem(text)
-            count = 1
-            while name in names:
-                count += 1
-                name = f"{stem}-{count}"
-            names.add(name)
-            inputs[path.resolve()] = Input(name, text, path, given=not Path(log).is_dir())
-    return list(inputs.values())
+            seen.add(path.resolve())
+            members = unpack(path, SUFFIXES, scratch / f"zip-{len(seen)}") if is_zip(path) else [("", path, None)]
+            for member, copy, problem in members:
+                text = f"{source}/{member}" if member else source
+                text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
+                stem = name = _stem(text)
+                count = 1
+                while name in names:
+                    count += 1
+                    name = f"{stem}-{count}"
+                names.add(name)
+                given = not member and not Path(log).is_dir()
+                inputs.append(Input(name, text, copy, given, problem))
+    return inputs
 
 
 def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]]:
@@ -92,14 +100,15 @@ def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]
     elif log.startswith("hf:"):
         yield log, _copy_dataset(log, scratch / f"dataset-{number}.jsonl")
     elif path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file() and not _is_of_a_run(p))
+        suffixes = (*SUFFIXES, ".zip")
+        files = sorted(p for p in path.rglob("*") if p.name.endswith(suffixes) and p.is_file() and not _is_of_a_run(p))
         if not files:
-            raise ConfigError(f"the folder {log} holds no {', '.join(SUFFIXES)} files")
+            raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files")
         yield from ((str(file), file) for file in files)
     elif path.exists():
         yield log, path
     else:
-        raise ConfigError(f"{log} is not there; name JSON, JSONL or Parquet files, folders of them, - or hf:NAME")
+        raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, folders of them, - or hf:NAME")
 
 
 def _is_of_a_run(path: Path) -> bool:
@@ -116,7 +125,7 @@ def _stem(source: str) -> str:
     if source == "-":
         return "stdin"
     name = Path(source.removeprefix("hf:")).name
-    for suffix in (".gz", ".zst", ".jsonl", ".json", ".parquet"):
+    for suffix in (".gz", ".zst", ".jsonl", ".json", ".parquet", ".zip"):
         name = name.removesuffix(suffix)
     return re.sub(r"[:\s]", "_", name) or "log"
 

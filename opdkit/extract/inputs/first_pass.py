@@ -24,6 +24,7 @@ from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import NO_LINES, detect, remedy
 from opdkit.extract.formats.openclaw_rl import VOTES
 from opdkit.extract.formats.reader import Line, Reader
+from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import Input, holds_documents, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
 from opdkit.extract.inputs.parquet import read_rows, row_chunks
@@ -32,7 +33,6 @@ from opdkit.store.digests import file_digest
 from opdkit.version import __version__
 
 AUTO = "auto"
-DAMAGED = "damaged archive"
 END = 1 << 62  # `Mark.at` behind all units of an input
 
 
@@ -155,7 +155,7 @@ def survey(
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
     logs = [SurveyedInput(entry, n, file_state(entry.path), entry.path, mapped) for n, entry in enumerate(inputs)]
     for log in logs:
-        log.by_row = packing(log.path) == "parquet"
+        log.by_row, log.problem = packing(log.path) == "parquet", log.input.problem
     path = scratch / "index.sqlite"
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as index, ThreadPoolExecutor(1) as digester:
         index.executescript(SCHEMA)
@@ -251,6 +251,8 @@ def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> 
 
 def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> None:  # noqa: A002
     """Set the format of an input; the problem where none is found. An empty input has neither."""
+    if log.problem is not None:
+        return
     if not log.by_row:
         log.documents = holds_documents(log.path, line_limit)
         with _noting_damage(log), open_plain(log.path, log.documents) as handle:
@@ -299,7 +301,7 @@ def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int,
         path = scratch / f"plain-{log.number}.jsonl"
         numbered = copy_lines(numbered, path, log.reader.unfold)
     if log.reader.grouping == "session":
-        log.units = index_sessions(index, log.number, path, log.units.start, numbered)
+        log.units = index_sessions(index, log.number, log.reader, path, log.units.start, numbered)
     else:
         log.units = index_ids(index, log.number, log.reader, log.units.start, numbered)
     if copied:

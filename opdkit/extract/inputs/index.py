@@ -63,7 +63,12 @@ def cut_lines(handle: BufferedReader, part_bytes: int) -> tuple[list[tuple[int, 
 
 
 def index_sessions(
-    index: sqlite3.Connection, input_number: int, path: Path, first: int, numbered: Iterator[tuple[int, Line]]
+    index: sqlite3.Connection,
+    input_number: int,
+    reader: Reader,
+    path: Path,
+    first: int,
+    numbered: Iterator[tuple[int, Line]],
 ) -> range:
     """Index the sessions of an input, each from its header to the next one's. Return their unit numbers.
 
@@ -71,22 +76,20 @@ def index_sessions(
     the offsets belong to.
     """
     unit, begin = first - 1, 0
+    name = None
     for offset, line in numbered:
-        name = None
-        if b'"session"' in line.data:
+        is_behind_header, name = name is not None, None
+        if reader.header_mark in line.data:
             with contextlib.suppress(Unreadable):
-                record = parse(line)
-                if record.get("type") == "session":
-                    logged = record.get("id")
-                    name = "" if logged is None else str(logged)
-        if name is None and unit >= first:
+                name = reader.id_of(parse(line))
+        if unit >= first and (name is None or (is_behind_header and reader.repeats_headers)):
             continue
         if unit >= first:
             index.execute(_SET_SIZE, (offset - begin, unit))
         unit, begin = unit + 1, offset
-        name = escape_id(name) if name else f"line{line.number}"
-        _, seen = index.execute(_COUNT_ID, (input_number, name, unit)).fetchone()
-        index.execute(_ADD_UNIT, (unit, name if seen == 1 else f"{name}#{seen}"))
+        unit_name = escape_id(name) if name else f"line{line.number}"
+        _, seen = index.execute(_COUNT_ID, (input_number, unit_name, unit)).fetchone()
+        index.execute(_ADD_UNIT, (unit, unit_name if seen == 1 else f"{unit_name}#{seen}"))
         index.execute(_ADD_LINE, (unit, input_number, offset, line.number, 0))
     if unit >= first:  # a file that is written while it is read has its final size only now
         index.execute(_SET_SIZE, (path.stat().st_size - begin, unit))

@@ -84,7 +84,7 @@ def test_calls_and_results_are_among_what_was_compared(judged: Judged) -> None:
     assert all(isinstance(c["function"]["arguments"], dict) for m in calls for c in m["tool_calls"])
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", sorted({*TARGETS} - {"trl-dpo"}))  # which needs targets: test_trl.py
 def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> None:
     counters = export(ExportConfig(run=run, to=target, out=None, overwrite=True)).counters
     assert counters.rows_in == counters.rows_out + counters.dropped.total() == 613

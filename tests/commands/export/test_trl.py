@@ -1,17 +1,25 @@
 """TRL's own trainers prepare the exports: the token ids are those that opdkit itself trains on."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sample_world import MODEL
 
+from opdkit.chat.conversation import NO_DECISION
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.messages import JudgedTurn
+from opdkit.commands.export.messages import JudgedTurn, read_judged_turns
 from opdkit.config.export import ExportConfig
+from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import load_model, load_tokenizer
+from opdkit.store.counters import Counters
+from opdkit.store.reading import part_count, part_path, read_all
+from opdkit.teacher.stage import run as teach
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 
@@ -83,6 +91,45 @@ def test_sft_trains_on_the_same_tokens(run: Path, judged: dict[str, JudgedTurn],
         assert row["input_ids"][: len(prompt) + len(reply)] == prompt + reply
         assert row["labels"][: len(prompt) + len(reply)] == [-100] * len(prompt) + reply
     assert trainer.train().global_step == 1
+
+
+def test_dpo_prefers_what_was_wanted_to_what_was_logged(run: Path, chat: Chat, tmp_path: Path) -> None:
+    """An edit before a kept reply before one of the teacher; each with the ids that opdkit renders."""
+    scored = Path(shutil.copytree(run, tmp_path / "run"))
+    teach(TeacherConfig(run=scored, model=str(MODEL), device="cpu", limit=LIMIT, max_new_tokens=32))
+    written = {row["turn_id"]: row["response_ids"] for row in read_all(scored, "targets") if row["written"] is not None}
+    ended = [name for name, ids in written.items() if ids[-1] in chat.stop_ids]
+    assert 5 < len(ended) <= len(written)
+    decided = {ended[0]: {"edited": "It is 20 C.", "kept": "No."}, ended[1]: {"kept": "It is 21 C."}}
+    decide(scored, decided)
+    data = exported(scored, "trl-dpo", tmp_path)
+    assert {row["turn_id"] for row in data} <= {*ended}
+    judged = {t.turn_id: t for turns in read_judged_turns(scored, LIMIT, Counters()) for t in turns}
+    trainer = trl.DPOTrainer(**student(), train_dataset=data, args=trl.DPOConfig(**quiet(tmp_path), max_length=None))
+    prepared = trainer.train_dataset
+    assert len(prepared) == len(data) > 5
+    for row, source in zip(prepared, data, strict=True):
+        turn, name = judged[source["turn_id"]], source["turn_id"]
+        own = reply_ids(chat, turn)
+        assert row["prompt_ids"] == prompt_ids(chat, turn)
+        assert row["rejected_ids"][: len(own)] == own
+        fields = decided.get(name, {})
+        if text := fields.get("edited") or fields.get("kept"):
+            assert source["chosen"][0]["content"] == text
+        else:
+            assert row["chosen_ids"][: len(written[name])] == list(written[name])
+    assert trainer.train().global_step == 1
+
+
+def decide(run: Path, decided: dict[str, dict[str, str]]) -> None:
+    """Write decisions into the turns of a run."""
+    for part in range(part_count(run, "extract")):
+        path = part_path(run, "turns", part)
+        table = pq.read_table(path)
+        rows = [NO_DECISION | decided[name] if name in decided else None for name in table["turn_id"].to_pylist()]
+        place = table.schema.get_field_index("decision")
+        field = table.schema.field(place)
+        pq.write_table(table.set_column(place, field, pa.array(rows, field.type)), path)
 
 
 def test_sdft_shows_its_teacher_what_ours_reads(

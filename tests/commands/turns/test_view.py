@@ -16,7 +16,8 @@ from opdkit.store.reading import part_path, read_all
 from opdkit.store.reviews import Review
 
 KEYS = {"turn_id", "session_id", "source", "line", "format", "model", "message_index", "kind", "trainable",
-        "skip_reason", "finish_reason", "next_count", "messages", "verdict", "review", "targets"}  # fmt: skip
+        "skip_reason", "finish_reason", "next_count", "messages", "decision", "verdict", "review",
+        "targets"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

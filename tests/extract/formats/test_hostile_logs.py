@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from fuzz.logs import LINKED
+from fuzz.logs import LINKED, SEVERAL
 from fuzz.mappings import MAPPINGS, options, reader
 from fuzz.mutations import mutated
 from fuzz.pool import real_lines
@@ -62,9 +62,8 @@ def test_never_a_crash_and_every_line_accounted_for(name, data):
     assert len({s["session_id"] for s in sessions}) == len(sessions)
     left_out = sum(n for why, n in total.dropped.items() if why.startswith(LEFT_OUT))
     assert sum(total.dropped.values()) - left_out == len(aside)
-    if name == "lmsys":  # one or two conversations a line
+    if name in SEVERAL:
         assert {s["line"] for s in sessions} | set(aside) == numbers
-        assert {s["line"] for s in sessions} & set(aside) == set()
     elif read.grouping == "line":
         assert sorted([s["line"] for s in sessions] + aside) == sorted(numbers)
     elif name in LINKED:

@@ -225,13 +225,13 @@ def test_folders_mix_lines_arrays_and_single_documents(tmp_path, capsys):
     (logs / "c.json").write_text(json.dumps(CHATS[4], indent=2))
     (logs / "d.json.gz").write_bytes(gzip.compress(json.dumps(CHATS[5]).encode()))
     (logs / "empty.json").write_text("[]")
-    (logs / "chatgpt.json").write_text(json.dumps([{"title": "t", "mapping": {}, "current_node": "n"}], indent=1))
+    (logs / "other.json").write_text(json.dumps([{"title": "t", "pages": {}}], indent=1))
     summary = run(tmp_path / "run", logs)
     ids = [s["session_id"] for s in read_all(tmp_path / "run", "sessions")]
     assert ids == ["a:1", "a:2", "b:1", "b:2", "c:1", "d:1"]
     (rejected,) = read_all(tmp_path / "run", "rejected")
     assert (Path(rejected["source"]).name, rejected["line"], rejected["reason"]) == (
-        "chatgpt.json",
+        "other.json",
         0,
         "unknown format",
     )

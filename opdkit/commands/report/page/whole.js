@@ -70,6 +70,7 @@ function inShort(turn) {
 function viewed(view) {
   return [
     conversation(view),
+    view.decision.length ? decided(view.decision) : null,
     verdict(view),
     ...view.targets.map((target) => heatMap(target, view)),
     view.targets.length ? null : el("p", {class: "faint"}, "No target: nothing of this turn is trained on."),
@@ -134,6 +135,16 @@ function messageOf(message, kind) {
       el("div", {class: "call"}, quoted(call.name), " ", quoted(call.arguments)),
     ),
     message.cut ? el("p", {class: "faint small"}, `… ${plural(message.cut, "more character")}`) : null,
+  );
+}
+
+// What a person decided about the reply in the log: a rating, a comment, an edit.
+function decided(parts) {
+  return el(
+    "section",
+    {"aria-label": "Decision", id: "decision"},
+    el("h4", {}, "Decided in the log"),
+    el("dl", {}, parts.map(([name, text]) => [el("dt", {}, name), el("dd", {}, quoted(text))])),
   );
 }
 

@@ -1,0 +1,132 @@
+"""ChatGPT's data export: `conversations.json`, an array of trees, and `message_feedback.json`, the ratings beside it.
+
+    {"conversation_id": ..., "current_node": ..., "mapping": {ID: {"parent": ..., "message": {...}}, ...}}
+    {"id": MESSAGE, "conversation_id": ..., "rating": "thumbs_up", "content": "{\\"tags\\": [], \\"text\\": ...}"}
+
+OpenAI does not describe the format; this follows the types of pionxzh/chatgpt-exporter and published exports of 2023 to
+2026. What the client keeps for itself is no message: roots, empty system messages, "Thought for 8 seconds". Custom
+instructions are a system message. A message to a tool is a call of it: its text is the arguments.
+"""
+
+from typing import Any
+
+import orjson
+
+from opdkit.chat.conversation import JSON, Note, Unreadable
+from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, content_text, dump, first_text, message
+from opdkit.extract.formats.claude_code import ABORTED
+from opdkit.extract.formats.spans import without_empty
+from opdkit.extract.formats.trees import Node, Tree, read_parent, read_time, tree_reader
+
+_RATINGS = {"thumbs_up": 1, "thumbsUp": 1, "thumbs_down": -1, "thumbsDown": -1}
+_LEFT_OUT = ("mapping", "current_node", "moderation_results", "safe_urls", "blocked_urls")
+_TEXTS = ("text", "result", "content", "model_set_context")  # fields of the kinds of content that have no parts
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a conversation with its tree, or the rating of a message in one."""
+    if "mapping" in record:
+        return isinstance(record["mapping"], dict) and ("current_node" in record or "conversation_id" in record)
+    return "conversation_id" in record and isinstance(record.get("rating"), str) and record["rating"] in _RATINGS
+
+
+def id_of(record: JSON) -> str | None:
+    return first_text(record.get("conversation_id"), record.get("id"))
+
+
+def read_record(record: JSON) -> Tree:
+    """Read a conversation, or the rating of a message."""
+    mapping = record.get("mapping")
+    if isinstance(mapping, dict):
+        nodes = [_read_node(name, node) for name, node in mapping.items()]
+        metadata = without_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
+        rank = (True, read_time(record.get("update_time")))
+        model = first_text(record.get("default_model_slug"))
+        return Tree(nodes, first_text(record.get("current_node")), metadata, model, rank=rank)
+    name, rating = first_text(record.get("message_id"), record.get("id")), record.get("rating")
+    if name is None or not isinstance(rating, str) or rating not in _RATINGS:
+        raise Unreadable("no messages", "neither a conversation nor the rating of a message")
+    text = first_text(record.get("content"))
+    try:
+        said = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        said = {"text": text}
+    said = said if isinstance(said, dict) else {}
+    tags = [tag for tag in said["tags"] if isinstance(tag, str)] if isinstance(said.get("tags"), list) else []
+    comment = first_text(said.get("text"), record.get("text"))
+    rank = (False, read_time(record.get("update_time") or record.get("create_time")))
+    return Tree(ratings={name: {"rating": _RATINGS[rating], "comment": comment, "tags": tags}}, rank=rank)
+
+
+def _read_node(name: str, node: Any) -> Node:
+    """Return a node of the mapping. Raises Unreadable."""
+    if not isinstance(node, dict):
+        raise Unreadable("message is no object", f"node {name} is a {type(node).__name__}")
+    result, logged = Node(name, read_parent(node.get("parent"))), node.get("message")
+    if logged is None:
+        return result
+    author, content, metadata = (
+        logged.get(key) or {} if isinstance(logged, dict) else None for key in ("author", "content", "metadata")
+    )
+    if not isinstance(author, dict) or not isinstance(content, dict) or not isinstance(metadata, dict):
+        raise Unreadable("message of unknown shape", f"node {name}: author, content or metadata are no objects")
+    kind, logged_role = content.get("content_type"), author.get("role")
+    role = ROLES.get(logged_role) if isinstance(logged_role, str) else None
+    if role is None:
+        raise Unreadable("unknown role", f"node {name} has role {str(logged_role)[:100]!r}")
+    if kind in ("user_editable_context", "model_editable_context"):
+        role = "system"
+    hidden = metadata.get("is_visually_hidden_from_conversation") is True
+    text, only_text = _read_text(content, role)
+    if kind == "reasoning_recap" or (not text and (hidden or role == "system")):
+        return result
+    result.machine = hidden
+    if role != "assistant":
+        result.messages = [message(role, text, name=first_text(author.get("name")))]
+        return result
+    result.model = first_text(metadata.get("model_slug"))
+    recipient = first_text(logged.get("recipient")) or "all"
+    if kind == "thoughts":
+        result.messages = [message(role, None, reasoning=text)] if text else []
+    elif recipient != "all":
+        result.messages = [message(role, None, tool_calls=[{"id": "", "name": recipient, "arguments": text}])]
+    else:
+        result.messages = [message(role, text)]
+    details = metadata.get("finish_details")
+    note = Note(first_text(details.get("type")) if isinstance(details, dict) else None)
+    if note.finish_reason == "interrupted" or logged.get("status") in ("in_progress", "finished_partial_completion"):
+        note.skip_reason = ABORTED
+    elif not only_text:
+        note.skip_reason = NOT_ONLY_TEXT
+    result.notes = {0: note} if result.messages else {}
+    return result
+
+
+def _read_text(content: JSON, role: str) -> tuple[str, bool]:
+    """Return (text of a message's content, False where a placeholder stands for a part of it). Raises Unreadable."""
+    kind, parts = first_text(content.get("content_type")) or "text", content.get("parts")
+    if kind == "thoughts" and isinstance(content.get("thoughts"), list):
+        thoughts = [thought for thought in content["thoughts"] if isinstance(thought, dict)]
+        pieces = [first_text(thought.get("content"), thought.get("summary")) for thought in thoughts]
+        return "\n".join(filter(None, pieces)), True
+    if kind == "user_editable_context":
+        pieces = [first_text(content.get("user_profile")), first_text(content.get("user_instructions"))]
+        return "\n".join(filter(None, pieces)), True
+    if isinstance(parts, list) and kind in ("text", "multimodal_text"):
+        items = [_read_part(part) for part in parts if part is not None]
+        return content_text(items) or "", all(isinstance(item, str) for item in items)
+    text = first_text(*(content.get(key) for key in _TEXTS))
+    if text is not None or kind in ("text", "multimodal_text", "code", "model_editable_context"):
+        return text or "", True
+    return (dump(content), True) if role == "tool" else (content_text([{"type": kind}]) or "", False)
+
+
+def _read_part(part: Any) -> Any:
+    """Return a part as content_text reads it: a text, what was said aloud as text, or an object with its type."""
+    if not isinstance(part, dict) or isinstance(part.get("text"), str):
+        return part["text"] if isinstance(part, dict) else part
+    kind = first_text(part.get("content_type")) or ""
+    return {"type": kind.removesuffix("_asset_pointer").removeprefix("real_time_user_")}
+
+
+READER = tree_reader("chatgpt", recognises, id_of, read_record)

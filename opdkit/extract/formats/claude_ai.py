@@ -1,0 +1,76 @@
+"""Conversations of the export of Claude.ai (`conversations.json`), one per record.
+
+Messages form a tree by `parent_message_uuid`; older exports have none, and their messages follow each other. Results of
+tools stand among the blocks of a reply, which so becomes several messages. What was extracted from an attachment is
+text of its message, before what the user wrote.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import as_list, first_text, read_messages, require_messages
+from opdkit.extract.formats.reader import Line, Rejected
+from opdkit.extract.formats.sessions import line_reader, split_blocks
+from opdkit.extract.formats.trees import Node, read_branches
+
+_ROLES = {"human": "user", "assistant": "assistant"}
+_ROOT = "00000000-0000-4000-8000-000000000000"  # the parent of the first message
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a conversation with its messages."""
+    return "uuid" in record and isinstance(record.get("chat_messages"), list)
+
+
+def read_record(line: Line, record: JSON) -> Iterator[Conversation | Rejected]:
+    """Read the branches of a conversation."""
+    items = require_messages(record.get("chat_messages"), "chat_messages")
+    is_tree = any(isinstance(item, dict) and item.get("parent_message_uuid") for item in items)
+    nodes: list[Node] = []
+    for number, item in enumerate(items):
+        try:
+            node = _read_node(item, f"#{number}")
+        except Unreadable as problem:
+            yield line.reject(problem)
+            continue
+        if not is_tree and nodes:
+            node.parent = nodes[-1].id
+        nodes.append(node)
+    current = first_text(record.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
+    metadata = {key: value for key, value in record.items() if key not in ("chat_messages", "model")}
+    yield from read_branches(line, nodes, current, metadata, first_text(record.get("model")))
+
+
+def _read_node(item: Any, name: str) -> Node:
+    """Return a message with its place in the tree. `name` is its id where it has none."""
+    role = _ROLES.get(str(item.get("sender"))) if isinstance(item, dict) else None
+    if role is None:
+        raise Unreadable("unknown role", f"message {name} is from {str(item)[:100]!r}")
+    blocks = item.get("content")
+    if not isinstance(blocks, list) or not blocks:
+        blocks = [{"type": "text", "text": first_text(item.get("text")) or ""}]
+    if role == "assistant":
+        messages, notes = read_messages(split_blocks(map(_with_texts, blocks)))
+    else:
+        attached = [a.get("extracted_content") for a in as_list(item.get("attachments")) if isinstance(a, dict)]
+        texts = [{"type": "text", "text": text} for text in attached if isinstance(text, str) and text]
+        files = [{"type": "file"} for _ in as_list(item.get("files"))]
+        messages, notes = read_messages([{"role": role, "content": [*texts, *files, *blocks]}])
+    parent, node_id = first_text(item.get("parent_message_uuid")), first_text(item.get("uuid")) or name
+    node = Node(node_id, None if parent == _ROOT else parent, messages, notes)
+    if messages[-1]["role"] == "assistant":
+        node.last_note.finish_reason = first_text(item.get("stop_reason"))
+    return node
+
+
+def _with_texts(block: Any) -> Any:
+    """Return a block; of a result that is a list, as of a search, the parts with a text as texts."""
+    parts = block.get("content") if isinstance(block, dict) else None
+    if not isinstance(parts, list):
+        return block
+    return block | {"content": [{"text": part["text"]} if isinstance(part, dict) and "text" in part else part
+                                for part in parts]}  # fmt: skip
+
+
+READER = line_reader("claude_ai", recognises, read_record)

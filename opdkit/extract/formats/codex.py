@@ -1,0 +1,192 @@
+"""Session rollouts of Codex: an item of the Responses API per line, a session per file.
+
+    ~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl
+
+Three grammars are read: lines of `timestamp`, `type` and `payload`; bare items behind a line with the session's id; and
+one object with `session` and `items`, as the first clients wrote it. How the items are read:
+
+- Reasoning, texts and calls with nothing else between them are one reply. Of reasoning the text is kept, or its
+  summary where the text is encrypted.
+- The base instructions are a system message. What the client writes as a user (environment, AGENTS.md, a note that the
+  turn was interrupted) stays in the prompt, written by a program.
+- Where the user rolled back turns (`thread_rolled_back`), the branch without them goes on, and the other is a session.
+- A compaction is no message but metadata (`compacted_before`); the session of a subagent is `side`, all of it.
+- Events repeat the items, and settings and snapshots are not what the model reads: both are left out. A fork begins
+  with a copy of its parent, with the parent's header right behind its own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import first_text, message, read_messages
+from opdkit.extract.formats.items import is_call, openai_message
+from opdkit.extract.formats.json_lines import COMMENT, parse
+from opdkit.extract.formats.reader import Line, Reader, Rejected
+from opdkit.extract.formats.sessions import GAP, join_reply
+from opdkit.extract.formats.trees import Node, read_branches
+
+ABORTED = "aborted"
+_KINDS = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+_OF_CLIENT = ("<turn_aborted>", "<environment_context>", "<user_instructions>", "# AGENTS.md instructions", "<skill>",
+              "<subagent_notification>", "<permissions instructions>")  # fmt: skip
+_NO_ITEM = ("ghost_snapshot", "compaction", "compaction_summary", "context_compaction", "compaction_trigger")
+_PARTS = ("input_text", "output_text", "input_image")
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a line of one of the grammars. The header of the second one alone is not enough."""
+    kind = record.get("type")
+    if not isinstance(kind, str):
+        of_state = record.get("record_type") == "state" and "previous_response_id" in record
+        return of_state or (isinstance(record.get("session"), dict) and isinstance(record.get("items"), list))
+    if kind in _KINDS:
+        return isinstance(record.get("payload"), dict)
+    if kind == "message" and "role" in record:
+        content = record.get("content")
+        part = content[0] if isinstance(content, list) and content else None
+        return isinstance(part, dict) and part.get("type") in _PARTS
+    return is_call(record) or (kind == "reasoning" and "summary" in record and "encrypted_content" in record)
+
+
+def _header(record: JSON) -> JSON | None:
+    """Return the header that a line is or begins with; None for other lines."""
+    kind = record.get("type")
+    if kind == "session_meta":
+        header = record.get("payload")
+    elif kind is None and "record_type" not in record:
+        header = record.get("session") if isinstance(record.get("items"), list) else record
+    else:
+        return None
+    return header if isinstance(header, dict) and isinstance(header.get("id"), str) else None
+
+
+def id_of(record: JSON) -> str | None:
+    """Return the session id of a header; None for other lines."""
+    header = _header(record)
+    return None if header is None else header["id"]
+
+
+@dataclass(slots=True)
+class _Session:
+    """Session up to some line."""
+
+    nodes: list[Node] = field(default_factory=list)
+    path: list[Node] = field(default_factory=list)  # the branch that goes on
+    header: JSON | None = None
+    compacted: list[int] = field(default_factory=list)
+    model: str | None = None
+    gap: bool = False  # lines behind the last message could not be read
+
+    def add(self, added: JSON) -> None:
+        """Add a message to the branch, or the next piece of its last reply."""
+        last = self.path[-1] if self.path else None
+        is_reply = added["role"] == "assistant"
+        if last is not None and is_reply and last.messages[0]["role"] == "assistant" and not self.gap:
+            join_reply(last.messages[0], added)
+            return
+        of_client = added["role"] == "user" and (added["content"] or "").startswith(_OF_CLIENT)
+        node = Node(str(len(self.nodes)), last.id if last else None, [added], machine=of_client)
+        self.path.append(node)
+        self.nodes.append(node)
+        if is_reply and self.gap:
+            self.skip_last_reply(GAP)
+            self.gap = False
+
+    def last_reply(self) -> Node | None:
+        """Return the last reply of the branch, if there is one."""
+        return next((node for node in reversed(self.path) if node.messages[0]["role"] == "assistant"), None)
+
+    def skip_last_reply(self, reason: str) -> None:
+        """Mark the last reply of the branch as one that cannot be trained on."""
+        last = self.last_reply()
+        if last is not None:
+            note = last.last_note
+            note.skip_reason = note.skip_reason or reason
+
+
+def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
+    """Read all lines of one session: the branch that went on, then those that were rolled back."""
+    session = _Session()
+    first: Line | None = None  # that could be read: it stands for the session where that is rejected
+    is_told = False  # that line was set aside by itself
+    for line in unit:
+        problems: list[Unreadable] = []
+        try:
+            record = parse(line)
+        except Unreadable as problem:
+            record, problems = {}, [problem]
+        header = None if problems else _header(record)
+        items = record["items"] if header is not None and "items" in record and "session" in record else []
+        for piece in [] if problems else [header or record, *items]:
+            try:
+                _read_piece(session, piece, is_header=piece is header)
+                first = first or line
+            except Unreadable as problem:
+                problems.append(problem)
+        if problems:
+            yield line.reject(problems[0])
+            is_told = is_told or first is line
+        if any(problem.reason != COMMENT for problem in problems):
+            session.skip_last_reply(GAP)
+            session.gap = True
+    if first is None:
+        return
+    header = session.header or {}
+    source = header.get("source")
+    if (isinstance(source, dict) and "subagent" in source) or header.get("thread_source") == "subagent":
+        for node in session.nodes:
+            if node.messages[0]["role"] == "assistant":
+                node.last_note.kind = "side"
+    metadata = {key: value for key, value in header.items() if key != "base_instructions"}
+    current = session.path[-1].id if session.path else None
+    try:
+        for item in read_branches(first, session.nodes, current, metadata, session.model):
+            if isinstance(item, Conversation) and item.branch < 2 and session.compacted:
+                item.metadata["compacted_before"] = session.compacted
+            yield item
+    except Unreadable as problem:
+        if not is_told:
+            yield first.reject(problem)
+
+
+def _read_piece(session: _Session, record: Any, is_header: bool) -> None:
+    """Add a line, or an item of one, to its session. Raises Unreadable."""
+    if is_header:
+        if session.header is None:
+            session.header = record
+            instructions = record.get("base_instructions")
+            text = first_text(instructions.get("text")) if isinstance(instructions, dict) else None
+            if text is not None:
+                session.add(message("system", text))
+        return
+    kind = record.get("type") if isinstance(record, dict) else None
+    payload = record.get("payload") if kind in _KINDS else record
+    if not isinstance(payload, dict):
+        raise Unreadable("item of unknown shape", f"it is a {type(payload).__name__}")
+    event = payload.get("type") if kind == "event_msg" else None
+    if kind == "turn_context":
+        session.model = first_text(payload.get("model")) or session.model
+    elif kind == "compacted":
+        session.compacted.append(len(session.path))
+    elif event == "turn_aborted":
+        last = next((node for node in reversed(session.path) if not node.machine), None)
+        if last is not None and last is session.last_reply():
+            session.skip_last_reply(ABORTED)
+    elif event == "thread_rolled_back":
+        turns, count = payload.get("num_turns"), 0
+        while session.path and isinstance(turns, int) and count < turns:
+            removed = session.path.pop()
+            count += removed.messages[0]["role"] == "user" and not removed.machine
+        session.compacted = [index for index in session.compacted if index <= len(session.path)]
+    elif (
+        kind not in ("event_msg", "session_meta")
+        and "record_type" not in payload
+        and payload.get("type") not in _NO_ITEM
+    ):
+        for added in read_messages([openai_message(payload)])[0]:
+            session.add(added)
+
+
+READER = Reader("codex", "session", recognises, read, id_of, header_mark=b'"timestamp"', repeats_headers=True)

@@ -1,0 +1,40 @@
+"""Scores, labels and comments of people, as the front ends and tracing services of models keep them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Note
+from opdkit.chat.messages import first_text
+
+_LABELS = {
+    **dict.fromkeys(("thumbsup", "good", "positive", "up", "like", "correct"), 1),
+    **dict.fromkeys(("thumbsdown", "bad", "negative", "down", "dislike", "incorrect"), -1),
+}
+_SCORES = {1.0: 1, 0.0: -1, -1.0: -1}
+
+
+def rating_of(score: Any, label: Any = None) -> int | None:
+    """Return a score of 1, 0 or -1, or else a label such as `thumbs-up`, as 1 or -1.
+
+    Other scores are on a scale that the log does not tell: None.
+    """
+    ratings = [_SCORES.get(score)] if isinstance(score, (bool, int, float)) else []
+    for name in (score, label):
+        if isinstance(name, str):
+            ratings.append(_LABELS.get("".join(c for c in name.lower() if c not in " -_")))
+    return next((rating for rating in ratings if rating is not None), None)
+
+
+def add_feedback(note: Note, given: Iterable[JSON]) -> None:
+    """Add what people gave a reply (`score`, `label`, `comment`, `edited`) to its note; no rating where they differ."""
+    entries = list(given)
+    ratings = {rating for entry in entries if (rating := rating_of(entry.get("score"), entry.get("label"))) is not None}
+    comments = [text for entry in entries if (text := first_text(entry.get("comment"))) is not None]
+    labels = [text for entry in entries if (text := first_text(entry.get("label"))) is not None]
+    edited = [text for entry in entries if (text := first_text(entry.get("edited"))) is not None]
+    note.add_decision(
+        rating=ratings.pop() if len(ratings) == 1 else None,
+        comment="\n".join(comments),
+        tags=labels,
+        edited=edited[-1] if edited else None,
+    )

@@ -1,0 +1,50 @@
+"""Items of OpenAI's Responses API, as Codex logs them and other logs hold them in an `output`.
+
+Text, reasoning and calls of one reply are an item each. https://platform.openai.com/docs/api-reference/responses
+"""
+
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import as_list, dump
+
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input", "local_shell_call": "action",
+          "tool_search_call": "arguments"}  # fmt: skip
+
+
+def is_call(item: JSON) -> bool:
+    """Return whether an item is a call of a tool, or what came of one."""
+    kind = item.get("type")
+    return isinstance(kind, str) and kind.removesuffix("_output") in _CALLS and "call_id" in item
+
+
+def openai_message(item: Any) -> JSON:
+    """Return an item as a message of chat completions. Raises Unreadable."""
+    if not isinstance(item, dict):
+        raise Unreadable("item of unknown shape", f"it is a {type(item).__name__}")
+    kind = item.get("type")
+    if kind == "message" or (kind is None and "role" in item):
+        return {"role": item.get("role"), "content": item.get("content")}
+    if kind == "reasoning":
+        for key in ("content", "summary"):
+            texts = [part.get("text") for part in as_list(item.get(key)) if isinstance(part, dict)]
+            if any(texts):
+                break
+        reasoning = "\n".join(text for text in texts if isinstance(text, str))
+        return {"role": "assistant", "content": None, "reasoning": reasoning}
+    if not isinstance(kind, str):
+        raise Unreadable("unknown item", f"an item of type {str(kind)[:100]!r}")
+    call_id = item.get("call_id") or item.get("id")
+    if kind in _CALLS:
+        name = item.get("name", kind.removesuffix("_call"))
+        return {"role": "assistant", "content": None,
+                "tool_calls": [{"id": call_id, "name": name, "arguments": item.get(_CALLS[kind])}]}  # fmt: skip
+    if kind.endswith("_output"):
+        output = item.get("output", item.get("tools"))
+        if isinstance(output, dict) and isinstance(output.get("content"), str):
+            output = output["content"]  # older clients, where a call failed
+        is_text = isinstance(output, (str, list)) and kind != "tool_search_output"
+        return {"role": "tool", "tool_call_id": call_id, "content": output if is_text else dump(output)}
+    if kind.endswith("_call"):  # a search of the web, an image: the server ran it within the reply
+        return {"role": "assistant", "content": [{"type": kind}]}
+    raise Unreadable("unknown item", f"an item of type {kind[:100]!r}")

@@ -1,0 +1,141 @@
+"""Runs of LangSmith, one per line, as `Client.list_runs` and its exports have them; children may be in `child_runs`.
+
+A run of type `llm` is one call of a model with its whole prompt: chains.py puts sessions together, under the id of the
+thread where the metadata of the run have one. Its messages are LangChain's, serialised, or those of a provider. Runs of
+other types repeat them: they are counted and left out.
+
+Feedback becomes the decision about a reply: `feedback` records beside the run, else its `feedback_stats`. What people
+give to the run of a whole trace is taken for its last call, where the line holds the trace.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
+from opdkit.extract.formats.feedback import add_feedback
+from opdkit.extract.formats.reader import LeftOut
+from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.mapping import value_at
+
+_ROLES = {"human": "user", "ai": "assistant", "aimessagechunk": "assistant", "humanmessagechunk": "user"}
+_THREAD = ("session_id", "thread_id", "conversation_id")
+_MODELS = ("model", "auto_eval")  # sources of feedback that are no people
+_FEEDBACK = ("feedback", "feedback_stats")
+_KEPT = ("id", "name", "trace_id", "parent_run_id", "start_time", "tags", *_FEEDBACK)
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a run, or a page of them."""
+    page = record.get("runs")
+    if isinstance(page, list) and page and isinstance(page[0], dict):
+        record = page[0]
+    return "run_type" in record and "inputs" in record and ("trace_id" in record or "dotted_order" in record)
+
+
+def unfold(record: JSON) -> list[JSON]:
+    """Return the runs of a page, and those below each of them; feedback on a whole trace goes to its last call."""
+    runs: list[JSON] = []
+    for root in as_list(record.get("runs")) or [record]:
+        tree = list(_runs_below(root))
+        calls = [n for n, run in enumerate(tree) if run.get("run_type") == "llm"]
+        feedback = {key: root[key] for key in _FEEDBACK if root.get(key)}
+        if feedback and calls and calls[-1] > 0 and not any(tree[calls[-1]].get(key) for key in _FEEDBACK):
+            tree[calls[-1]] = tree[calls[-1]] | feedback
+        runs += tree
+    return runs
+
+
+def _runs_below(root: Any) -> Iterator[JSON]:
+    """Yield a run and all below it, in order. Raises Unreadable."""
+    stack = [root]
+    while stack:
+        run = stack.pop()
+        if not isinstance(run, dict):
+            raise Unreadable("run of unknown shape", f"it is a {type(run).__name__}")
+        stack += reversed(as_list(run.get("child_runs")))
+        yield run | {"child_runs": None} if run.get("child_runs") else run
+
+
+def read_call(record: JSON) -> Call | LeftOut:
+    """Read one run."""
+    if record.get("run_type") != "llm":
+        return LeftOut(NO_CALL)
+    inputs, outputs = parse_text(record.get("inputs")), parse_text(record.get("outputs"))
+    items = value_at(inputs, ("messages",)) or value_at(inputs, ("prompts",)) or value_at(inputs, ("input",))
+    if isinstance(items, list) and len(items) == 1 and isinstance(items[0], list):
+        items = items[0]  # a batch of one prompt
+    if isinstance(items, str):
+        items = [items]
+    if not isinstance(items, list) or not items:
+        raise Unreadable("no messages", "nothing in inputs.messages")
+    prompt, _ = read_messages([openai_message(item) for item in items])
+    generation = value_at(outputs, ("generations", 0))
+    generation = generation[0] if isinstance(generation, list) and generation else generation
+    output = value_at(generation, ("message",)) or value_at(generation, ("text",)) or value_at(outputs, ("message",))
+    if not output and not (isinstance(outputs, dict) and outputs):
+        raise Unreadable("no reply", first_text(record.get("error")) or "the run has no output")
+    message = openai_message(output) if output else outputs
+    reply, note = read_reply(message)
+    note.finish_reason = note.finish_reason or first_text(value_at(generation, ("generation_info", "finish_reason")))
+    if record.get("error"):
+        note.skip_reason = "error"
+    add_feedback(note, _read_feedback(record))
+    extra = parse_text(record.get("extra"))
+    metadata, parameters = value_at(extra, ("metadata",)), value_at(extra, ("invocation_params",))
+    logged = without_empty({key: record.get(key) for key in _KEPT} | {"metadata": metadata})
+    tools = read_tools(value_at(parameters, ("tools",)) or value_at(inputs, ("tools",)))
+    models = ((metadata, "ls_model_name"), (parameters, "model"), (parameters, "model_name"), (inputs, "model"))
+    model = first_text(*(value_at(holder, (name,)) for holder, name in models))
+    session = first_text(*(value_at(metadata, (name,)) for name in _THREAD))
+    return Call(prompt, reply, note, model=model, tools=tools, logged=logged, session=session)
+
+
+def openai_message(item: Any) -> JSON:
+    """Return a message of LangChain, serialised in any of its ways, in OpenAI's form. Raises Unreadable."""
+    if isinstance(item, str):
+        return {"role": "user", "content": item}
+    if not isinstance(item, dict):
+        raise Unreadable("message is no object", f"it is a {type(item).__name__}")
+    fields = next((item[key] for key in ("kwargs", "data") if isinstance(item.get(key), dict)), item)
+    name = fields.get("type") or item.get("type")
+    path = item.get("id")
+    if item.get("lc") is not None and name is None and isinstance(path, list) and path:
+        name = str(path[-1]).removesuffix("Chunk").removesuffix("Message").lower()
+    if "role" in fields:
+        return fields
+    kind = name.lower() if isinstance(name, str) else ""
+    message = {
+        "role": fields.get("role") if kind == "chat" else _ROLES.get(kind, kind),
+        "content": fields.get("content"),
+    }
+    calls = as_list(fields.get("tool_calls")) + as_list(fields.get("invalid_tool_calls"))
+    if calls:
+        message["tool_calls"] = calls
+        if isinstance(message["content"], list):  # Anthropic's models repeat the calls there
+            message["content"] = [
+                part for part in message["content"] if not (isinstance(part, dict) and part.get("type") == "tool_use")
+            ]
+    message |= {key: fields[key] for key in ("additional_kwargs", "name", "tool_call_id") if fields.get(key)}
+    reasons = [value_at(fields, ("response_metadata", key)) for key in ("finish_reason", "stop_reason")]
+    return message | ({"finish_reason": reason} if (reason := first_text(*reasons)) else {})
+
+
+def _read_feedback(record: JSON) -> Iterator[JSON]:
+    """Yield what people, and not models, gave a run."""
+    given, stats = (parse_text(record.get(key)) for key in _FEEDBACK)
+    for entry in as_list(given):
+        if isinstance(entry, dict) and value_at(entry, ("feedback_source", "type")) not in _MODELS:
+            yield {"score": entry.get("score"), "label": entry.get("value"), "comment": entry.get("comment"),
+                   "edited": entry.get("correction")}  # fmt: skip
+    for entry in stats.values() if isinstance(stats, dict) and not given else []:
+        sources = value_at(entry, ("sources",))
+        texts = [source if isinstance(source, str) else dump(source) for source in as_list(sources)]
+        if isinstance(entry, dict) and not any(f'"{name}"' in text for text in texts for name in _MODELS):
+            comments = value_at(entry, ("comments",))
+            yield {"score": entry.get("avg")}
+            yield from ({"comment": comment} for comment in as_list(comments))
+
+
+READER = call_reader("langsmith", recognises, read_call, unfold=unfold)

@@ -1,0 +1,95 @@
+"""Conversations that LibreChat exported as JSON: with all branches or one, messages nested in `children` or in a list.
+
+A reply of an agent holds its calls with what came of them, and so becomes several messages, as if each call had been
+made after the one before: the log does not tell calls that were made at once. A thumb (`feedback`), its
+tag and its text become the decision about the reply. The branch that the client shows is that of the newest siblings,
+which come last.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.messages import as_list, check_message_count, first_text, read_messages, require_messages
+from opdkit.extract.formats.feedback import add_feedback
+from opdkit.extract.formats.reader import Line, Rejected
+from opdkit.extract.formats.sessions import line_reader, split_blocks
+from opdkit.extract.formats.trees import Node, read_branches
+from opdkit.extract.mapping import value_at
+
+_KEYS = ("messages", "messagesTree")
+_NO_PARENT = "00000000-0000-0000-0000-000000000000"
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a conversation with messages of LibreChat."""
+    items = record.get("messages") or record.get("messagesTree")
+    first = items[0] if isinstance(items, list) and items else None
+    return (
+        "conversationId" in record and isinstance(first, dict) and "messageId" in first and "isCreatedByUser" in first
+    )
+
+
+def read_record(line: Line, record: JSON) -> Iterator[Conversation | Rejected]:
+    """Read the branches of a conversation."""
+    stack: list[tuple[Any, str | None]] = []
+    for key in _KEYS:
+        if record.get(key):
+            stack += [(item, None) for item in reversed(require_messages(record[key], key))]
+    nodes: list[Node] = []
+    while stack:
+        item, above = stack.pop()
+        check_message_count(nodes)
+        try:
+            nodes.append(_read_node(item, above, f"#{len(nodes)}"))
+        except Unreadable as problem:
+            yield line.reject(problem)
+            continue
+        stack += [(child, nodes[-1].id) for child in reversed(as_list(item.get("children")))]
+    metadata = {key: value for key, value in record.items() if key not in _KEYS}
+    model = first_text(value_at(record, ("options", "model")))
+    yield from read_branches(line, nodes, nodes[-1].id if nodes else None, metadata, model)
+
+
+def _read_node(item: Any, above: str | None, name: str) -> Node:
+    """Return a message with its place in the tree, below the message `above` that it is nested in."""
+    if not isinstance(item, dict) or not isinstance(item.get("isCreatedByUser"), bool):
+        raise Unreadable("message without a role", f"message {name} has no isCreatedByUser")
+    parent = first_text(item.get("parentMessageId"), above)
+    node = Node(first_text(item.get("messageId")) or name, None if parent == _NO_PARENT else parent)
+    if item["isCreatedByUser"]:
+        files = [{"type": "file"} for _ in as_list(item.get("files"))]
+        node.messages, _ = read_messages([{"role": "user", "content": [*files, {"text": item.get("text") or ""}]}])
+        return node
+    node.model = first_text(item.get("model"))
+    parts = as_list(item.get("content")) or [{"type": "text", "text": item.get("text") or ""}]
+    node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _blocks(part)))
+    if any(message["role"] == "assistant" for message in node.messages):
+        note, feedback = node.last_note, item.get("feedback")
+        note.finish_reason = first_text(item.get("finish_reason"))
+        note.skip_reason = "error" if item.get("error") else "aborted" if item.get("unfinished") else note.skip_reason
+        if isinstance(feedback, dict):
+            tag = feedback.get("tag")
+            add_feedback(note, [{"score": feedback.get("rating"), "comment": feedback.get("text"),
+                                 "label": tag.get("key") if isinstance(tag, dict) else tag}])  # fmt: skip
+    return node
+
+
+def _blocks(part: Any) -> list[Any]:
+    """Return a part of a reply as blocks of text, thinking, a call and what came of it."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    call = part.get("tool_call") if kind == "tool_call" else None
+    if isinstance(call, dict):
+        body = call["function"] if isinstance(call.get("function"), dict) else call
+        arguments = body.get("args", body.get("arguments"))
+        use = {"type": "tool_use", "id": call.get("id"), "name": body.get("name", call.get("type")), "input": arguments}
+        return [use, {"type": "tool_result", "tool_use_id": call.get("id"), "content": body.get("output")}]
+    if kind not in ("text", "think", "error", "agent_update"):
+        return [part]
+    value = part.get(kind, part.get("text"))
+    value = value.get("value") if isinstance(value, dict) else value
+    of_kind = {"text": "text", "error": "text", "think": "thinking"}.get(kind)
+    return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent goes on
+
+
+READER = line_reader("librechat", recognises, read_record, closer_than=("openai",))

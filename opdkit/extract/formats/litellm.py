@@ -1,0 +1,66 @@
+"""Request logs of LiteLLM: its StandardLoggingPayload, as callbacks and buckets get it, and rows of LiteLLM_SpendLogs.
+
+Each holds one call of a model with its whole prompt: chains.py puts sessions together. Calls are grouped by how their
+prompts begin, not by session: where a client sends no session id, LiteLLM makes one for every call. Of a row of
+SpendLogs the prompt is in `proxy_server_request`, the request as the proxy got it.
+
+What the proxy hid is no reply (`redacted by the proxy`). LiteLLM shortens long texts before it stores them: a call with
+such a text is kept, and is not trained on (`shortened by the proxy`).
+"""
+
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import first_text, read_messages, read_tools
+from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
+from opdkit.extract.formats.items import openai_message
+from opdkit.extract.formats.reader import LeftOut
+from opdkit.extract.formats.spans import parse_text, without_empty
+from opdkit.extract.mapping import value_at
+
+SHORTENED = "shortened by the proxy"
+REDACTED = "redacted by the proxy"
+_FIELDS = frozenset(("call_type", "startTime", "endTime"))
+_NO_CHAT = ("embedding", "image", "transcription", "speech", "moderation", "rerank", "text_completion", "file",
+            "batch")  # fmt: skip
+_KEPT = ("id", "request_id", "litellm_call_id", "session_id", "trace_id", "startTime", "model_group", "user",
+         "end_user", "request_tags", "team_id", "status", "cache_hit")  # fmt: skip
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is of one call, with its cost and its times, and can hold a prompt."""
+    has_prompt = "messages" in record or "proxy_server_request" in record
+    return has_prompt and record.keys() >= _FIELDS and ("spend" in record or "response_cost" in record)
+
+
+def read_call(record: JSON) -> Call | LeftOut:
+    """Read one call."""
+    kind = record.get("call_type")
+    if isinstance(kind, str) and any(name in kind for name in _NO_CHAT):
+        return LeftOut(NO_CALL)
+    sent = parse_text(record.get("proxy_server_request"))
+    request = value_at(sent, ("body",)) or sent
+    request = request if isinstance(request, dict) else {}
+    items = parse_text(record.get("messages")) or request.get("messages") or request.get("input")
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise Unreadable("no messages", "the log has no prompt; `store_prompts_in_spend_logs: true` keeps it")
+    output = parse_text(record.get("response"))
+    if output in (None, {}, ""):
+        raise Unreadable("no reply", first_text(record.get("error_str"), record.get("status")) or "no response")
+    system = request.get("system") or request.get("instructions")  # Anthropic's interface, OpenAI's Responses
+    opening = [{"role": "system", "content": system}] if system else []
+    of_items = any(isinstance(item, dict) and "role" not in item for item in items)
+    prompt, _ = read_messages(opening + [openai_message(item) if of_items else item for item in items])
+    reply, note = read_reply(output)
+    texts = [text for m in (*prompt, reply) for text in (m["content"], *(c["arguments"] for c in m["tool_calls"]))]
+    if any(text and "redacted-by-litellm" in text for text in texts):
+        raise Unreadable(REDACTED)
+    if any(text and "litellm_truncated" in text for text in texts):
+        note.skip_reason = SHORTENED
+    tools = value_at(record, ("model_parameters", "tools")) or request.get("tools")
+    logged = without_empty({key: record.get(key) for key in _KEPT})
+    model = first_text(record.get("model"), request.get("model"))
+    return Call(prompt, reply, note, model=model, tools=read_tools(tools), logged=logged)
+
+
+READER = call_reader("litellm", recognises, read_call, closer_than=("openai", "anthropic"))

@@ -1,0 +1,210 @@
+"""Open WebUI's exports: chats, and feedbacks with a copy of the chat at the time of the rating.
+
+    {"id": ..., "title": ..., "chat": {"history": {"currentId": ..., "messages": {ID: {"parentId": ..., ...}}}}}
+    {"type": "rating", "data": {"rating": 1}, "meta": {"chat_id": ..., "message_id": ...}, "snapshot": {"chat": {...}}}
+
+Fields as of Open WebUI 0.3 to 0.8: `annotation` holds a rating, `originalContent` a reply before somebody edited it,
+`output` what a reply consists of; older versions keep that in `content` alone, thinking and tool calls as <details>.
+"""
+
+import html
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from opdkit.chat.conversation import JSON, Note, Unreadable
+from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, message, read_messages
+from opdkit.extract.formats.claude_code import ABORTED
+from opdkit.extract.formats.spans import without_empty
+from opdkit.extract.formats.trees import EDITED, Node, Tree, read_parent, read_time, tree_reader
+
+_OF_CHAT = ("models", "params", "tags")
+_RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}
+# Values of attributes are escaped. No expression reaches beyond the next "<": time stays linear in a reply's length.
+_DETAILS = re.compile(r'<details type="(\w+)"([^<>]*)>\s*(?:<summary>[^<]*</summary>)?')
+_DETAILS_END = re.compile(r"</details>\s*")
+_ATTRIBUTE = re.compile(r'(?<!\w)(\w+)="([^"]*)"')
+_EDITED = "/edited"  # ends the id of the node with the edited text of a reply that somebody went on from
+_QUOTED = re.compile(r"^> ?", re.MULTILINE)
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a chat with its tree, or the rating of a message in one."""
+    if record.get("type") == "rating":
+        return isinstance(record.get("data"), dict) and isinstance(record.get("meta"), dict)
+    return _find_messages(record) is not None
+
+
+def _find_messages(record: JSON) -> JSON | None:
+    """Return the messages of a chat by id, wherever its version of Open WebUI keeps them; None where it has none."""
+    body = record.get("chat") if isinstance(record.get("chat"), dict) else record
+    history = body.get("history") if isinstance(body, dict) else None
+    messages = history.get("messages") if isinstance(history, dict) else None
+    return messages if isinstance(messages, dict) else None
+
+
+def id_of(record: JSON) -> str | None:
+    if record.get("type") != "rating":
+        return first_text(record.get("id"))
+    meta, chat = record.get("meta"), _copied_chat(record)
+    return first_text(meta.get("chat_id") if isinstance(meta, dict) else None, chat.get("id"))
+
+
+def _copied_chat(record: JSON) -> JSON:
+    """Return the chat that a feedback holds a copy of; {} where it holds none."""
+    snapshot = record.get("snapshot")
+    chat = snapshot.get("chat") if isinstance(snapshot, dict) else None
+    return chat if isinstance(chat, dict) else {}
+
+
+def read_record(record: JSON) -> Tree:
+    """Read a chat, or a feedback."""
+    if record.get("type") != "rating":
+        return replace(_read_chat(record), rank=(True, read_time(record.get("updated_at"))))
+    meta, data, chat = record.get("meta"), record.get("data"), _copied_chat(record)
+    name = first_text(meta.get("message_id")) if isinstance(meta, dict) else None
+    if name is None:
+        raise Unreadable("no messages", "a rating that names no message")
+    tree = Tree() if _find_messages(chat) is None else _read_chat(chat)
+    return replace(tree, ratings={name: _read_rating(data)}, rank=(False, read_time(record.get("updated_at"))))
+
+
+def _read_chat(record: JSON) -> Tree:
+    body: JSON = record["chat"] if isinstance(record.get("chat"), dict) else record
+    logged = _find_messages(record)
+    if logged is None:
+        raise Unreadable("no messages", "neither a chat with its history nor a rating")
+    parents = {str(item.get("parentId")) for item in logged.values() if isinstance(item, dict)}
+    nodes = [node for name, item in logged.items() for node in _read_message(name, item, logged, parents)]
+    edited = {node.id for node in nodes} - logged.keys()
+    for node in nodes:
+        if node.parent is not None and node.parent + _EDITED in edited:
+            node.parent += _EDITED
+    params = body.get("params")
+    system = first_text(params.get("system") if isinstance(params, dict) else None, body.get("system"))
+    for node in nodes if system else ():
+        if node.parent is None and node.messages:
+            node.messages.insert(0, message("system", system))
+            node.notes = {index + 1: note for index, note in node.notes.items()}
+    metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
+    metadata |= {key: body[key] for key in _OF_CHAT if key in body}
+    models = body.get("models")
+    model = first_text(*models) if isinstance(models, list) else None
+    return Tree(nodes, first_text(body["history"].get("currentId")), without_empty(metadata), model)
+
+
+def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
+    """Yield the node of a message; two where somebody edited the reply and went on, the second with the edited text."""
+    if not isinstance(item, dict):
+        raise Unreadable("message is no object", f"message {name} is a {type(item).__name__}")
+    parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
+    if item.get("role") != "assistant":
+        files = item["files"] if isinstance(item.get("files"), list) else []
+        kinds = [first_text(file.get("type")) or "file" for file in files if isinstance(file, dict)]
+        if kinds:
+            content = [{"type": "text", "text": content or ""}, *({"type": kind} for kind in kinds)]
+        yield Node(name, parent, read_messages([{"role": item.get("role"), "content": content}])[0])
+        return
+    question = logged.get(parent or "")
+    asked = question.get("models") if isinstance(question, dict) else None
+    node = Node(name, parent, model=first_text(item.get("model")), parallel=isinstance(asked, list) and len(asked) > 1)
+    is_edited = isinstance(original, str) and bool(original) and original != content
+    pieces = item["output"] if isinstance(item.get("output"), list) and item["output"] and not is_edited else None
+    node.messages, only_text = _join_pieces(_split(original if is_edited else content) if pieces is None else pieces)
+    skip = "error" if item.get("error") else ABORTED if item.get("done") is False else None
+    node.notes = _note_replies(node.messages, skip or (None if only_text else NOT_ONLY_TEXT))
+    note = node.notes[max(node.notes)]
+    note.add_decision(**_read_rating(item.get("annotation") or {"rating": item.get("rating")}))
+    yield node
+    if is_edited:
+        messages, _ = _join_pieces(_split(content))
+        notes = _note_replies(messages, EDITED)
+        note.add_decision(edited=messages[max(notes)]["content"])
+        if name in parents:
+            yield replace(node, id=f"{name}{_EDITED}", messages=messages, notes=notes)
+
+
+def _note_replies(messages: Sequence[JSON], skip_reason: str | None) -> dict[int, Note]:
+    return {i: Note(skip_reason=skip_reason) for i, m in enumerate(messages) if m["role"] == "assistant"}
+
+
+def _read_rating(data: Any) -> JSON:
+    """Return the fields of `decision` in tables.toml that an annotation or the data of a feedback hold."""
+    if not isinstance(data, dict):
+        return {}
+    rating, tags = data.get("rating"), data.get("tags")
+    known = [tag for tag in (*(tags if isinstance(tags, list) else ()), data.get("reason")) if first_text(tag)]
+    value = _RATINGS.get(rating) if isinstance(rating, (int, float, str)) and not isinstance(rating, bool) else None
+    return {"rating": value, "comment": first_text(data.get("comment")), "tags": list(dict.fromkeys(known))}
+
+
+def _split(content: Any) -> Iterator[JSON]:
+    """Yield the pieces of a reply that was kept as one text, in the form of `output`."""
+    text, end = content_text(content) or "", 0
+    while (match := _DETAILS.search(text, end)) and (close := _DETAILS_END.search(text, match.end())):
+        kind, attributes = match.groups()
+        if kind not in ("reasoning", "tool_calls"):
+            yield {"type": kind}
+            break
+        yield {"type": "message", "content": text[end : match.start()].rstrip()}
+        body, end = html.unescape(text[match.end() : close.start()]).strip(), close.end()
+        if kind == "reasoning":
+            yield {"type": "reasoning", "content": _QUOTED.sub("", body)}
+            continue
+        values = {key: html.unescape(value) for key, value in _ATTRIBUTE.findall(attributes)}
+        call, result = _load(values.get("arguments")), _load(values.get("result")) or body
+        yield {"type": "function_call", "call_id": values.get("id"), "name": values.get("name"), "arguments": call}
+        yield {"type": "function_call_output", "call_id": values.get("id"), "output": result}
+    yield {"type": "message", "content": text[end:]}
+
+
+def _load(text: str | None) -> str:
+    """Return the text that a JSON text holds; the JSON itself where that is something else."""
+    try:
+        value = orjson.loads(text or '""')
+    except orjson.JSONDecodeError:
+        return text or ""
+    return value if isinstance(value, str) else text or ""
+
+
+def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
+    """Return (messages of a reply, at least one; False where it holds more than text, thinking and calls).
+
+    What follows the result of a call is another message. Raises Unreadable.
+    """
+    messages, only_text = [message("assistant", None)], True
+    for piece in pieces:
+        kind = piece.get("type") if isinstance(piece, dict) else None
+        if kind == "function_call_output":
+            output = piece.get("output")
+            text = content_text(output) if isinstance(output, list) else first_text(output)
+            messages.append(message("tool", text, tool_call_id=first_text(piece.get("call_id"))))
+            continue
+        only_text = only_text and kind in ("message", "reasoning", "function_call")
+        text = _text_of(piece) if kind in ("message", "reasoning") else None
+        if kind != "function_call" and (not text or text.isspace()):
+            continue
+        if messages[-1]["role"] == "tool":
+            messages.append(message("assistant", None))
+        reply = messages[-1]
+        if kind == "function_call":
+            name, arguments = (first_text(piece.get(key)) or "" for key in ("name", "arguments"))
+            reply["tool_calls"].append(
+                {"id": first_text(piece.get("call_id")) or "", "name": name, "arguments": arguments}
+            )
+        elif kind == "message":
+            reply["content"] = "\n".join(filter(None, (reply["content"], text)))
+        else:
+            reply["reasoning"] = "\n".join(filter(None, (reply["reasoning"], text)))
+    return messages, only_text
+
+
+def _text_of(piece: JSON) -> str | None:
+    """Return the text of a message, or the summary of a piece of thinking where it has one. Raises Unreadable."""
+    return content_text(piece.get("summary") or piece.get("content"), between="")
+
+
+READER = tree_reader("open_webui", recognises, id_of, read_record)

@@ -1,0 +1,55 @@
+"""Stored completions of OpenAI: those made with `store: true`, as `GET /v1/chat/completions` lists them.
+
+https://platform.openai.com/docs/api-reference/chat/list
+
+The list has the replies and not the prompts: those come from `/v1/chat/completions/ID/messages`, and are read beside
+the completion, under `messages` or `input`. Each is one call of a model with its whole prompt: chains.py puts sessions
+together.
+"""
+
+from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import first_text, read_messages, read_tools
+from opdkit.extract.formats.chains import Call, call_reader, read_reply
+from opdkit.extract.formats.spans import without_empty
+
+_COMPLETION = "chat.completion"
+_KEPT = ("id", "request_id", "created", "metadata", "input_user", "service_tier", "temperature", "usage")
+
+
+def recognises(record: JSON) -> bool:
+    """Return whether the record is a completion with the fields of a stored one, or a page of them."""
+    page = record.get("data")
+    if record.get("object") == "list" and isinstance(page, list) and page:
+        return isinstance(page[0], dict) and page[0].get("object") == _COMPLETION
+    return record.get("object") == _COMPLETION and ("metadata" in record or "request_id" in record)
+
+
+def unfold(record: JSON) -> list[JSON]:
+    """Return the completions of a page."""
+    page = record.get("data")
+    if record.get("object") != "list" or not isinstance(page, list):
+        return [record]
+    if not all(isinstance(row, dict) for row in page):
+        raise Unreadable("page of unknown shape", "a list of objects is needed")
+    return page or [record]
+
+
+def read_call(record: JSON) -> Call:
+    """Read one completion."""
+    items = record.get("messages") or record.get("input")
+    if isinstance(items, dict):  # a page of messages, as it came
+        items = items.get("data")
+    if not isinstance(items, list) or not items:
+        raise Unreadable("no messages", "the prompt is not in the list; docs/logs.md has the lines that fetch it")
+    # A message with parts has them beside its content.
+    prompt, _ = read_messages([
+        item | {"content": item["content_parts"]} if isinstance(item, dict) and item.get("content_parts") else item
+        for item in items
+    ])  # fmt: skip
+    reply, note = read_reply(record)
+    logged = without_empty({key: record.get(key) for key in _KEPT})
+    model, tools = first_text(record.get("model")), read_tools(record.get("tools"))
+    return Call(prompt, reply, note, model=model, tools=tools, logged=logged)
+
+
+READER = call_reader("openai_stored", recognises, read_call, unfold=unfold, closer_than=("openai",))

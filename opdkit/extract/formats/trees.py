@@ -1,0 +1,268 @@
+"""Sessions from a tree of messages, as chat front ends keep it: every path from a root to a leaf is a session.
+
+    U1 - A1 - U2 - A2      U1 A1 U2 A2     the branch that the user was left with comes first
+      \\- A1'               U1 A1'          A1 was kept: A1' holds it under `decision.kept`
+
+A reply that stands in several branches is trainable in the first of them: `Note.message_id` tells the copies. Only the
+links to parents are followed. Messages that no root leads to are set aside, each with its reason.
+
+Exports hold a conversation more than once: in two exports, or beside each rating of a message. `tree_reader` makes one
+tree of all records with one id, wherever they are.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from opdkit.chat.conversation import JSON, LEFT_OUT, NO_DECISION, Conversation, Note, Unreadable
+from opdkit.chat.messages import check_message_count, dump
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
+
+REPEATED, NO_PARENT, CIRCLE = "repeated message", "parent is not there", "parents in a circle"
+TOO_MANY = "too many branches"
+NOT_THERE = f"{LEFT_OUT}rating of a message that is not there"  # people delete conversations that they have rated
+EDITED = "edited by a person"  # skip reason of a text that no model wrote
+# Of all branches of a tree: characters, and a thousand for each message. One tree must not fill the memory.
+MOST_CHARACTERS = 1 << 28
+_OF_MESSAGE = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """Message of a tree, or what a client keeps as one: without `messages` where the model reads nothing of it."""
+
+    id: str
+    parent: str | None  # None: a root
+    messages: list[JSON] = field(default_factory=list)  # `message` of tables.toml
+    notes: dict[int, Note] = field(default_factory=dict)  # on its replies, by index in `messages`
+    machine: bool = False  # a program wrote its user messages
+    model: str | None = None
+    parallel: bool = False  # written beside its siblings, not after them: only going on from it is a choice
+
+    @property
+    def last_note(self) -> Note | None:
+        """Note on its last reply, which is what people rate and edit; None where it holds no reply."""
+        index = max((i for i, m in enumerate(self.messages) if m["role"] == "assistant"), default=None)
+        return None if index is None else self.notes.setdefault(index, Note())
+
+
+@dataclass(slots=True)
+class Tree:
+    """One record of a conversation: its messages, ratings of messages that may be in other records, or both."""
+
+    nodes: list[Node] = field(default_factory=list)
+    current: str | None = None  # node that the user was left with
+    metadata: JSON = field(default_factory=dict)
+    model: str | None = None
+    ratings: dict[str, JSON] = field(default_factory=dict)  # id of a message -> fields of `decision` in tables.toml
+    rank: tuple[bool, float] = (True, 0.0)  # True: an export, not a copy beside a rating; seconds since 1970
+
+
+def tree_reader(
+    name: str,
+    recognises: Callable[[JSON], bool],
+    id_of: Callable[[JSON], str | None],
+    read_record: Callable[[JSON], Tree],
+) -> Reader:
+    """Return the reader of a format whose records are conversations, ratings, or both, joined by `id_of`.
+
+    Of several records of a conversation the one of the highest rank says what it was; messages that only others hold
+    are added, and the ratings of later ones count. `read_record` raises Unreadable.
+    """
+    return Reader(name, "id", recognises, partial(_read_records, read_record), id_of)
+
+
+def _read_records(
+    read_record: Callable[[JSON], Tree], unit: Sequence[Line]
+) -> Iterator[Conversation | Rejected | LeftOut]:
+    records: list[tuple[Line, Tree]] = []
+    for line in unit:
+        try:
+            records.append((line, read_record(parse(line))))
+        except Unreadable as problem:
+            yield line.reject(problem)
+    records.sort(key=lambda record: record[1].rank, reverse=True)
+    nodes: list[Node] = []
+    by_id: dict[str, Node] = {}
+    for _, tree in records:
+        nodes += [node for node in tree.nodes if node.id not in by_id]
+        by_id = {node.id: node for node in tree.nodes} | by_id
+    for _, tree in reversed(records):
+        for message_id, fields in tree.ratings.items():
+            note = by_id[message_id].last_note if message_id in by_id else None
+            if note is None:
+                yield LeftOut(NOT_THERE)
+            else:
+                note.add_decision(**fields)
+    for line, tree in [record for record in records if record[1].nodes or not record[1].ratings][:1]:
+        try:
+            yield from read_branches(line, nodes, tree.current, tree.metadata, tree.model)
+        except Unreadable as problem:
+            yield line.reject(problem)
+
+
+def read_parent(value: Any) -> str | None:
+    """Return the id of a parent as logged; None for a root. Raises Unreadable."""
+    if value is not None and not isinstance(value, str):
+        raise Unreadable("parent of unknown shape", f"a parent is a {type(value).__name__}")
+    return value or None
+
+
+def read_time(value: Any) -> float:
+    """Return a logged time in seconds since 1970; 0.0 where it is none."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+_Children = Mapping[str | None, list[Node]]
+
+
+def read_branches(
+    line: Line, nodes: Iterable[Node], current: str | None, metadata: JSON, model: str | None = None
+) -> Iterator[Conversation | Rejected]:
+    """Yield a conversation per branch of the tree, that through the node `current` first; the rest in the tree's order.
+
+    Siblings keep the order of `nodes`. `metadata` and `model` hold for all branches; the last model that a branch names
+    outranks `model`. Where the user went on from one of several replies to the same prompt, the others get it as
+    `decision.kept`. Raises Unreadable for too many nodes, and where none has a message.
+    """
+    by_id: dict[str, Node] = {}
+    for node in nodes:
+        if node.id in by_id:
+            yield _reject(line, node, REPEATED)
+        by_id.setdefault(node.id, node)
+    check_message_count(list(by_id))
+    children: dict[str | None, list[Node]] = {}
+    for node in by_id.values():
+        children.setdefault(node.parent, []).append(node)
+    reached = _nodes_below(children, None)
+    orphans = [node for key in children if key not in by_id and key is not None for node in _nodes_below(children, key)]
+    in_circles = by_id.keys() - {node.id for node in (*reached, *orphans)}
+    for reason, lost in ((NO_PARENT, orphans), (CIRCLE, [by_id[name] for name in by_id if name in in_circles])):
+        yield from (_reject(line, node, reason) for node in lost if node.messages)
+    if not any(node.messages for node in by_id.values()):
+        raise Unreadable("no messages", "a conversation without one message")
+
+    last = current if current in {node.id for node in reached} else None
+    kept_path: list[Node] = []
+    while last is not None:
+        kept_path.append(by_id[last])
+        last = by_id[last].parent
+    kept_path.reverse()
+    _mark_regenerated(children, kept_path)
+    branches = _find_branches(children, reached, {node.id for node in kept_path})
+    for number, path in enumerate(branches, 1):
+        conversation = _join(line, path, model)
+        conversation.metadata, conversation.branch = dict(metadata), number if len(branches) > 1 else 0
+        yield conversation
+    held = {node.id for path in branches for node in path}
+    yield from (_reject(line, node, TOO_MANY) for node in reached if node.messages and node.id not in held)
+
+
+def _reject(line: Line, node: Node, reason: str) -> Rejected:
+    """Return one message of a tree as a row of the rejected table."""
+    detail = f"message {node.id}" + (f", parent {node.parent}" if node.parent is not None else "")
+    return Rejected(line.source, line.number, reason, detail, dump(node.messages).encode())
+
+
+def _nodes_below(children: _Children, parent: str | None) -> list[Node]:
+    """Return all nodes below a parent, each behind its own parent."""
+    nodes = list(children.get(parent, ()))
+    for node in nodes:  # the list grows
+        nodes.extend(children.get(node.id, ()))
+    return nodes
+
+
+def _find_branches(children: _Children, reached: Sequence[Node], kept: Collection[str]) -> list[list[Node]]:
+    """Return the paths that end with the last message of each branch, that through the nodes `kept` first.
+
+    A path is left out where all of them together would exceed MOST_CHARACTERS.
+    """
+    with_message: set[str | None] = set()  # nodes with a message in them or below
+    for node in reversed(reached):
+        if node.messages or node.id in with_message:
+            with_message |= {node.id, node.parent}
+    branches: list[list[Node]] = []
+    path: list[Node] = []
+    sizes = [0]  # of the path up to each of its nodes
+    total = 0
+    stack = [(0, node) for node in _order(children.get(None, ()), kept)]
+    while stack:
+        depth, node = stack.pop()
+        if node.id not in with_message:
+            continue
+        del path[depth:], sizes[depth + 1 :]
+        path.append(node)
+        sizes.append(sizes[-1] + sum(map(_size, node.messages)))
+        below = [(depth + 1, child) for child in _order(children.get(node.id, ()), kept) if child.id in with_message]
+        stack += below
+        if not below and (not branches or total + sizes[-1] <= MOST_CHARACTERS):
+            total += sizes[-1]
+            branches.append(list(path))
+    return branches
+
+
+def _order(siblings: Iterable[Node], kept: Collection[str]) -> list[Node]:
+    """Return siblings in the order of a stack: the one to take first is the last one."""
+    return sorted(siblings, key=lambda node: node.id not in kept)[::-1]
+
+
+def _size(message: JSON) -> int:
+    calls = sum(len(call["arguments"]) for call in message["tool_calls"])
+    return _OF_MESSAGE + len(message["content"] or "") + len(message["reasoning"] or "") + calls
+
+
+def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
+    """Give each reply that was not kept the reply that was, where both answer the same prompt with text."""
+    for position, chosen in enumerate(kept_path):
+        others = [node for node in children[chosen.parent] if node is not chosen]
+        if not others:
+            continue
+        kept = next((found for node in kept_path[position:] if (found := _first_message(node)) is not None), None)
+        if kept is None or kept[0]["role"] != "assistant" or kept[0]["tool_calls"] or not kept[0]["content"]:
+            continue
+        if kept[1].skip_reason not in (None, EDITED) or (chosen.parallel and chosen is kept_path[-1]):
+            continue
+        text = (kept[1].decision or NO_DECISION)["edited"] or kept[0]["content"]
+        for node in others:  # the list grows
+            message, note = _first_message(node) or (None, Note())
+            if message is None:
+                others.extend(children.get(node.id, ()))
+            elif message["role"] == "assistant" and text not in (
+                message["content"],
+                (note.decision or NO_DECISION)["edited"],
+            ):
+                note.add_decision(kept=text)
+
+
+def _first_message(node: Node) -> tuple[JSON, Note] | None:
+    """Return the first message of a node that is neither of the system nor thinking alone, with its note."""
+    for index, message in enumerate(node.messages):
+        if message["role"] != "system" and not _is_thinking(message):
+            return message, node.notes.setdefault(index, Note()) if message["role"] == "assistant" else Note()
+    return None
+
+
+def _is_thinking(message: JSON) -> bool:
+    """Return True for a message of thinking alone, which some clients keep apart from the reply that it belongs to."""
+    return bool(message["reasoning"]) and not message["content"] and not message["tool_calls"]
+
+
+def _join(line: Line, path: Iterable[Node], model: str | None) -> Conversation:
+    """Return the conversation of a branch. Thinking and the reply behind it become one message."""
+    conversation = Conversation(line.source, line.number, [], model)
+    messages, notes = conversation.messages, conversation.notes
+    for node in path:
+        conversation.model = node.model or conversation.model
+        for index, message in enumerate(node.messages):
+            if message["role"] == "assistant":
+                if messages and messages[-1]["role"] == "assistant" and _is_thinking(messages[-1]):
+                    thoughts = (messages.pop()["reasoning"], message["reasoning"])
+                    message = message | {"reasoning": "\n".join(filter(None, thoughts))}
+                note = node.notes.get(index, Note())
+                notes[len(messages)] = replace(note, message_id=f"{node.id}/{index}")
+            elif node.machine and message["role"] == "user":
+                conversation.machine.add(len(messages))
+            messages.append(message)
+    return conversation

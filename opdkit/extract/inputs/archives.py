@@ -1,0 +1,74 @@
+"""Zip archives, as the exports of chat front ends come: their members are read as files in a folder would be."""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from opdkit.chat.conversation import Unreadable
+
+DAMAGED = "damaged archive"
+_OUTSIDE, _BOMB, _LOCKED, _NESTED = "path leaves the archive", "zip bomb", "encrypted", "archive in an archive"
+_MAGIC = b"PK\x03\x04", b"PK\x05\x06"  # of an archive, of an empty one
+# JSON unpacks to about 10 times its size, deflate to 1,032 times at most.
+_LARGEST_RATIO, _SMALL = 100, 10_000_000
+_BLOCK = 1 << 20
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError)
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # of the others, zipfile unpacks a block of any size at once
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def is_zip(path: Path) -> bool:
+    """Return True for a zip archive, by its first bytes."""
+    with path.open("rb") as handle:
+        return handle.read(4) in _MAGIC
+
+
+def unpack(archive: Path, suffixes: tuple[str, ...], folder: Path) -> Iterator[tuple[str, Path, Unreadable | None]]:
+    """Yield (name, path of its copy in `folder`, why it is set aside or None) of each member that may hold a log.
+
+    The name "" stands for the whole archive. Copies are numbered: no name of a member becomes a path. All members
+    together may unpack to `_LARGEST_RATIO` times the archive and `_SMALL` bytes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    budget = _SMALL + _LARGEST_RATIO * archive.stat().st_size
+    try:
+        opened = zipfile.ZipFile(archive)
+    except _DAMAGE as error:
+        yield "", archive, Unreadable(DAMAGED, str(error))
+        return
+    with opened:
+        members = [m for m in opened.infolist() if m.filename.endswith((*suffixes, ".zip")) and not m.is_dir()]
+        if not members:
+            yield "", archive, Unreadable("nothing to read", f"it holds no {', '.join(suffixes)} files")
+        for number, member in enumerate(sorted(members, key=lambda m: m.filename)):
+            suffix = next(end for end in (*suffixes, ".zip") if member.filename.endswith(end))
+            path = folder / f"{number}{suffix}"
+            problem, size = _find_problem(member, suffix), 0
+            with path.open("wb") as out:
+                try:
+                    with opened.open(member) if problem is None else path.open("rb") as handle:
+                        while problem is None and (block := handle.read(_BLOCK)):
+                            size += len(block)
+                            out.write(block)
+                            if size > budget:
+                                problem = Unreadable(_BOMB, f"more than {_LARGEST_RATIO} times the archive")
+                except _DAMAGE as error:
+                    problem = Unreadable(DAMAGED, str(error))
+                if problem is not None:
+                    out.truncate(0)
+            budget -= size
+            yield member.filename, path, problem
+
+
+def _find_problem(member: zipfile.ZipInfo, suffix: str) -> Unreadable | None:
+    """Return why a member is not even unpacked."""
+    name = member.filename.replace("\\", "/")
+    if name.startswith("/") or ".." in PurePosixPath(name).parts or _DRIVE.match(name):
+        return Unreadable(_OUTSIDE, name)
+    if member.flag_bits & 1:
+        return Unreadable(_LOCKED, "it needs a password")
+    if member.compress_type not in _METHODS:
+        return Unreadable("unknown compression", f"method {member.compress_type}; deflate is read")
+    return Unreadable(_NESTED, "unpack it first") if suffix == ".zip" else None

@@ -1,0 +1,41 @@
+"""Decisions of people in the log as signal: ratings, edits, and replies that were given up for another one.
+
+A decision is a reward without a vote: a rating is that reward; a reply that was edited, or regenerated and not kept,
+gets -1. What the reply should have been, the edit or the kept reply, is a hint, and needs no vote either. A comment is
+a reaction, like a next message.
+"""
+
+from opdkit.chat.conversation import JSON
+from opdkit.config.wording import Texts
+from opdkit.judge.hints import Choice
+from opdkit.judge.votes import CONFLICT, OUTCOME, Reward
+
+WANTED_REPLIES = EDITED, KEPT = "edited", "kept"  # hint_status of a hint that holds such a reply
+
+
+def reward_of_decision(decision: JSON) -> Reward | None:
+    """Return the reward that a decision gives; None for a comment or tags alone."""
+    reward = decision["rating"]
+    if reward is None and (decision["edited"] or decision["kept"]):
+        reward = -1
+    return None if reward is None else Reward(reward, OUTCOME, None)
+
+
+def hint_of_decision(decision: JSON, choice: Choice, texts: Texts) -> Choice:
+    """Return the hint with the reply that a person wanted: the edit alone, or the kept reply behind the voted hint."""
+    if decision["edited"]:
+        hint, status = texts["edited"].replace("{reply}", decision["edited"]), EDITED
+    elif decision["kept"]:
+        kept = texts["kept"].replace("{reply}", decision["kept"])
+        hint, status = f"{choice.hint}\n\n{kept}" if choice.hint else kept, KEPT
+    else:
+        return choice
+    return Choice([hint], hint, status, choice.rejected)
+
+
+def resolve(reward: Reward, choice: Choice, rule: str) -> tuple[Reward, Choice]:
+    """Return reward and hint of a reply that a person rated +1 although a hint wants another one, by --conflicts."""
+    if rule == "hint":
+        return Reward(-1, OUTCOME, None), choice
+    none = Choice(choice.hints, None, CONFLICT, choice.rejected)
+    return (reward if rule == "rating" else Reward(None, CONFLICT, None)), none

@@ -1,0 +1,335 @@
+"""What front ends, tracing services and proxies export, each format as its producer's code writes it (exports.py)."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from extract.formats import exports
+from extract.formats.exports import COUNTED
+from small_logs import jsonl, run, tables
+
+from opdkit.chat.conversation import LEFT_OUT, Conversation, Unreadable
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import LeftOut, Line
+from opdkit.extract.turns import turns
+from opdkit.store.counters import read_counters
+
+LOGGED = Path(__file__).parent / "logged"
+builders = pytest.mark.parametrize("build", list(COUNTED), ids=lambda build: build.__name__)
+
+
+def extract(folder: Path, *logs: Path, **options) -> dict[str, list[dict]]:
+    """The tables, also where little could be read; the records that were left out are counted under "left out"."""
+    try:
+        run(folder, *logs, **options)
+    except OpdkitError as error:
+        if isinstance(error, ConfigError) or "nothing to read" in str(error):
+            raise
+    found = tables(folder)
+    dropped: Counter[str] = Counter()
+    for path in sorted((folder / "extract" / "sessions").iterdir()):
+        dropped.update(read_counters(path).dropped)
+    return found | {"left out": sum(n for why, n in dropped.items() if why.startswith(LEFT_OUT))}
+
+
+def ratings(found: dict, session: dict) -> list[int | None]:
+    turns = [t for t in found["turns"] if t["session_id"] == session["session_id"]]
+    return [t["decision"] and t["decision"]["rating"] for t in turns]
+
+
+@builders
+@pytest.mark.parametrize("array", [False, True])
+def test_what_was_counted_by_hand(tmp_path, build, array):
+    """No message is lost, in JSON lines and in an array, and the format is found by its content."""
+    name, messages, rated, aside, left_out = COUNTED[build]
+    log = tmp_path / "export.json"
+    if array:
+        log.write_text(json.dumps(build(), indent=1))
+    else:
+        jsonl(log, *build())
+    found = extract(tmp_path / "run", log)
+    assert {s["format"] for s in found["sessions"]} == {name}
+    assert [len(s["messages"]) for s in found["sessions"]] == messages
+    assert [ratings(found, s) for s in found["sessions"]] == rated
+    assert sorted(r["reason"] for r in found["rejected"]) == aside
+    assert found["left out"] == left_out
+
+
+@builders
+def test_cut_at_every_fiftieth_byte(tmp_path, build):
+    """What is whole is read, the rest is set aside: never a crash, never a text that the whole export does not hold."""
+    name = COUNTED[build][0]
+    data = b"".join(json.dumps(record).encode() + b"\n" for record in build())
+    known = {m["content"] for m in _messages(tmp_path / "whole", data, name)}
+    for end in range(50, len(data), 50):
+        cut = data[:end]
+        kept = _messages(tmp_path / str(end), cut, name, allow_nothing=True)
+        assert {m["content"] for m in kept} <= known
+
+
+def _messages(folder: Path, data: bytes, name: str, allow_nothing: bool = False) -> list[dict]:
+    folder.mkdir()
+    (folder / "log.jsonl").write_bytes(data)
+    found = extract(folder / "run", folder / "log.jsonl", format=name)
+    assert found["sessions"] or found["rejected"] or found["left out"] or allow_nothing
+    assert all(row["reason"] for row in found["rejected"])
+    return [m for s in found["sessions"] for m in s["messages"]]
+
+
+def _spoil(value, draw: random.Random):
+    """Replace one value, anywhere, by one of another kind."""
+    odd = draw.choice([None, True, -1, 1e300, "x", "", [], {}, [[]], [None], {"a": []}, [{"type": []}], "0" * 99])
+    place = value
+    while isinstance(place, (dict, list)) and place:
+        key = draw.choice(list(place) if isinstance(place, dict) else range(len(place)))
+        if not isinstance(place[key], (dict, list)) or not place[key] or draw.random() < 0.2:
+            place[key] = odd
+            return value
+        place = place[key]
+    return odd
+
+
+@builders
+def test_wrong_types_anywhere_are_set_aside(build):
+    """400 exports with wrong values: the reader returns, and all that it sets aside has a reason."""
+    reader = READERS[COUNTED[build][0]]
+    draw = random.Random(0)
+    for _ in range(400):
+        records = [_spoil(record, draw) if draw.random() < 0.6 else record for record in build()]
+        lines = [Line("log", n, json.dumps(record).encode() + b"\n") for n, record in enumerate(records, 1)]
+        pieces = []
+        for line in lines:
+            try:
+                record = parse(line)
+                assert reader.recognises(record) in (True, False)
+                unfolded = [record] if reader.unfold is None else reader.unfold(record)
+                pieces += [Line("log", line.number, json.dumps(piece).encode() + b"\n") for piece in unfolded]
+                for piece in unfolded:
+                    reader.id_of(piece)
+            except Unreadable:
+                continue
+        for found in reader.read(pieces):
+            assert (
+                isinstance(found, LeftOut)
+                or (isinstance(found, Conversation) and turns("s", found) is not None)
+                or (found.reason and found.line)
+            )
+
+
+# -- one format each --------------------------------------------------------------------------------------------------
+
+
+def read_export(folder: Path, records: list) -> dict[str, list[dict]]:
+    return extract(folder / "run", jsonl(folder / "export.jsonl", *records))
+
+
+def roles(session: dict) -> str:
+    return " ".join(m["role"][0] for m in session["messages"])
+
+
+def test_a_codex_rollout(tmp_path):
+    found = read_export(tmp_path, exports.codex())
+    went_on, rolled_back = found["sessions"]
+    assert went_on["session_id"] == "export:0199"
+    assert roles(went_on) == "s s u u a t a t a t a u a u"
+    assert roles(rolled_back) == "s s u u a t a t a t a u a"
+    reply = went_on["messages"][4]
+    assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("look first", "Looking.", "shell")
+    assert [m["tool_calls"][0]["name"] for m in went_on["messages"][6:9:2]] == ["apply_patch", "local_shell"]
+    assert went_on["messages"][9]["content"] == "ok"
+    assert (went_on["model"], json.loads(went_on["metadata"])["compacted_before"]) == ("gpt-5-codex", [11])
+    assert "compacted_before" not in json.loads(rolled_back["metadata"])
+    skips = [t["skip_reason"] for t in found["turns"]]
+    assert skips[:5] == [None] * 5
+    assert [t["message_index"] for t in found["turns"] if t["skip_reason"] is None] == [4, 6, 8, 10, 12]
+
+
+def test_a_fork_repeats_its_parents_header_and_a_subagent_is_side(tmp_path):
+    header, *rest = exports.codex()
+    fork = exports.item("session_meta", id="new", forked_from_id="0199", source={"subagent": "review"})
+    found = extract(tmp_path / "run", jsonl(tmp_path / "a.jsonl", fork, header, *rest, *exports.codex_bare()))
+    assert [s["session_id"] for s in found["sessions"]] == ["a:new", "a:new#branch-2", "a:5973"]
+    assert {t["skip_reason"] for t in found["turns"] if t["session_id"] == "a:new"} == {"side"}
+
+
+def test_an_interrupted_turn_and_an_unreadable_line_of_a_rollout(tmp_path):
+    aborted = exports.item("event_msg", type="turn_aborted", reason="interrupted")
+    records = exports.codex()
+    marker = exports.item("response_item", **exports.said("user", "<turn_aborted>\nThe user interrupted."))
+    found = read_export(tmp_path, [*records[:-1], marker, aborted, records[-1]])
+    assert found["turns"][4]["skip_reason"] == "aborted"
+    damaged = [*records[:7], b'{"timestamp": "2026", "type": "response_item", "payl\n', *records[7:]]
+    found = extract(tmp_path / "damaged", jsonl(tmp_path / "d.jsonl", *damaged))
+    assert [r["line"] for r in found["rejected"]] == [8]
+    assert found["turns"][0]["skip_reason"] == "unreadable line beside it"
+
+
+def test_litellm_wrote_these(tmp_path):
+    """Payloads and rows of SpendLogs by litellm 1.80.0 itself, with a mock for the provider."""
+    found = extract(tmp_path / "run", LOGGED / "litellm-1.80.0-payloads.jsonl")
+    (session,) = found["sessions"]
+    assert (roles(session), session["model"]) == ("s u a u a", "gpt-4o")
+    assert session["messages"][-1]["tool_calls"][0]["arguments"] == '{"country": "Peru"}'
+    assert json.loads(session["tools"])[0]["function"]["name"] == "look_up"
+    assert [r["reason"] for r in found["rejected"]] == ["no reply"]
+    found = extract(tmp_path / "rows", LOGGED / "litellm-1.80.0-spend-logs.jsonl")
+    (session,) = found["sessions"]
+    assert roles(session) == "u a u a"
+    assert [t["skip_reason"] for t in found["turns"]] == [None, "shortened by the proxy"]
+    assert {r["session_id"] for r in json.loads(session["metadata"])["records"]} > {None} or len(
+        {r["session_id"] for r in json.loads(session["metadata"])["records"]}
+    ) == 2  # LiteLLM made one for each call
+
+
+def test_calls_of_other_interfaces_through_litellm(tmp_path):
+    """Anthropic's messages have the system prompt beside them; OpenAI's Responses have items."""
+    (first, *_) = exports.litellm()
+    request = {"model": "claude", "system": "Be brief.", "messages": [{"role": "user", "content": "hi"}]}
+    row = {"request_id": "r", "spend": 0.1, "proxy_server_request": json.dumps(request), "messages": "{}"}
+    answer = {"type": "message", "content": [{"type": "text", "text": "hello"}], "stop_reason": "max_tokens"}
+    anthropic = {k: v for k, v in first.items() if k != "messages"} | row | {
+        "call_type": "anthropic_messages", "response": json.dumps(answer)}  # fmt: skip
+    items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+             {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}]  # fmt: skip
+    responses = first | {"call_type": "aresponses", "messages": "hey", "response": {"output": items}}
+    found = read_export(tmp_path, [anthropic, responses])
+    assert [roles(s) for s in found["sessions"]] == ["s u a", "u a"]
+    assert [t["skip_reason"] for t in found["turns"]] == ["truncated", "no next state"]
+    reply = found["sessions"][1]["messages"][1]
+    assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("hm", "ok", "f")
+
+
+def test_a_page_of_stored_completions(tmp_path):
+    found = read_export(tmp_path, [{"object": "list", "data": exports.openai_stored(), "has_more": False}])
+    (session,) = found["sessions"]
+    assert [m["content"] for m in session["messages"]] == ["What is this?", "A cat.", "And this?\n[image]", "A dog."]
+    assert json.loads(session["metadata"])["records"][0]["metadata"] == {"shop": "s"}
+    assert [r["reason"] for r in found["rejected"]] == ["no messages"]
+
+
+def test_langchain_wrote_these(tmp_path):
+    """Runs by langchain-core 1.7.2 and langsmith 0.15.0, with a model that answers from a list."""
+    found = extract(tmp_path / "run", LOGGED / "langchain-core-1.7.2-runs.jsonl")
+    (session,) = found["sessions"]
+    assert (roles(session), session["session_id"].endswith(":th-1")) == ("s u a u a", True)
+    assert session["messages"][-1]["tool_calls"] == [
+        {"id": "call_1", "name": "look_up", "arguments": '{"country":"Peru"}'}
+    ]
+    assert [t["finish_reason"] for t in found["turns"]] == ["stop", "tool_calls"]
+    assert found["left out"] == 1
+
+
+def test_feedback_of_people_in_langsmith(tmp_path):
+    """A thumb on a trace is its last call's; scores of models do not count, nor do averages of several scores."""
+    found = read_export(tmp_path, exports.langsmith())
+    praised, edited, _ = (t["decision"] for t in found["turns"])
+    assert (praised["rating"], praised["comment"]) == (1, None)
+    assert (edited["rating"], edited["comment"], edited["edited"]) == (-1, "Too short.", "It is sunny in Lima.")
+    for stats, rating in (
+        ({"user_score": {"n": 1, "avg": 1.0, "comments": ["nice"], "sources": ['{"type":"api"}']}}, 1),
+        ({"user_score": {"n": 2, "avg": 0.5, "comments": []}}, None),
+        ({"judge": {"n": 1, "avg": 0.0, "sources": ['{"type":"auto_eval"}']}}, None),
+        ({"a": {"n": 1, "avg": 1}, "b": {"n": 1, "avg": 0}}, None),
+    ):
+        folder = tmp_path / str(hash(str(stats)))
+        last = exports.langsmith()[2] | {"feedback_stats": stats}
+        (turn, *_) = (t for t in read_export(folder, [last])["turns"] if t["message_index"] == 6)
+        assert (turn["decision"] or {"rating": None})["rating"] == rating
+
+
+def test_runs_of_other_wrappers(tmp_path):
+    """wrap_openai logs requests and responses as they are; older LangChain prompts and messages in other ways."""
+    run_of = exports._run
+    choice = {"message": {"role": "assistant", "content": "hello"}, "finish_reason": "length"}
+    found = read_export(tmp_path, [
+        run_of(1, "llm", {"messages": [{"role": "user", "content": "hi"}], "model": "m"}, {"choices": [choice]}),
+        run_of(2, "llm", {"prompts": ["Once"]}, {"generations": [[{"text": " upon", "generation_info": {}}]]}),
+        run_of(3, "llm", {"messages": [[{"type": "human", "data": {"content": "hey", "type": "human"}}]]},
+               {"generations": [{"text": "ho", "message": {"type": "ai", "data": {"content": "ho", "type": "ai"}}}]}),
+        run_of(4, "llm", {"messages": [[exports._lc("HumanMessage", content="x", type="human")]]}, None, error="E"),
+    ])  # fmt: skip
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+        ["hi", "hello"], ["Once", " upon"], ["hey", "ho"]]  # fmt: skip
+    assert found["turns"][0]["skip_reason"] == "truncated"
+    assert [(r["reason"], r["detail"]) for r in found["rejected"]] == [("no reply", "E")]
+
+
+def test_rows_and_pages_of_phoenix(tmp_path):
+    """A data frame as Parquet, and a page of the REST interface, are read as the trace is."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    (trace,) = exports.phoenix()
+    whole = read_export(tmp_path, [trace])
+    (down,) = (t["decision"] for t in whole["turns"] if t["decision"])
+    assert (down["rating"], down["comment"], down["tags"]) == (-1, "Too long.", ["thumbs-down"])
+    page = extract(tmp_path / "p", jsonl(tmp_path / "page.json", {"data": trace["spans"], "next_cursor": None}))
+    rows = [
+        {"name": s["name"], "span_kind": s["span_kind"], "context.span_id": s["context"]["span_id"],
+         "attributes.llm.input_messages": [{"message.role": "user", "message.content": "Hi"}],
+         "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "Hello."}],
+         "annotations": json.dumps(s.get("annotations"))}
+        for s in trace["spans"][1:2]
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "frame.parquet")
+    frame = extract(tmp_path / "f", tmp_path / "frame.parquet")
+    assert [s["messages"] for s in page["sessions"]] == [s["messages"] for s in whole["sessions"]]
+    assert [t["decision"] for t in frame["turns"]] == [down]
+
+
+def test_branches_of_claude_ai(tmp_path):
+    found = read_export(tmp_path, exports.claude_ai())
+    kept, regenerated, old = found["sessions"]
+    assert [roles(s) for s in found["sessions"]] == ["u a t a u", "u a", "u a"]
+    assert kept["messages"][0]["content"] == "Our notes.\nWhen is high tide?"
+    assert (kept["messages"][1]["reasoning"], kept["messages"][2]["content"]) == ("search", "High at noon.")
+    assert (kept["tree"], regenerated["tree"], old["tree"]) == ("export:1", "export:1", None)
+
+
+def test_branches_and_thumbs_of_librechat(tmp_path):
+    for name, build in (("nested", exports.librechat), ("flat", exports.librechat_flat)):
+        found = read_export(tmp_path / name, build())
+        kept, regenerated = found["sessions"]
+        assert (roles(kept), roles(regenerated)) == ("u a t a u a", "u a")
+        assert kept["messages"][1]["reasoning"] == "ask the clock"
+        assert kept["messages"][1]["tool_calls"] == [{"id": "t1", "name": "clock", "arguments": '{"zone":"UTC"}'}]
+        assert [m["content"] for m in kept["messages"][2:4]] == ["12:00", "It is noon."]
+        down = found["turns"][-1]["decision"]
+        assert (down["rating"], down["comment"], down["tags"]) == (-1, "It is one.", ["inaccurate"])
+        assert next(t["decision"]["tags"] for t in found["turns"] if t["decision"]) == ["accurate_reliable"]
+
+
+@pytest.mark.parametrize("build", [exports.claude_ai, exports.librechat_flat])
+def test_circles_and_missing_parents_in_a_tree(tmp_path, build):
+    (record, *_) = build()
+    ident, parent = ("uuid", "parent_message_uuid") if "uuid" in record else ("messageId", "parentMessageId")
+    items = record.get("chat_messages") or record["messages"]
+    items[0] |= {parent: items[-1][ident]}
+    found = read_export(tmp_path, [record])
+    assert {r["reason"] for r in found["rejected"]} >= {"parents in a circle"}
+    (record, *_) = build()
+    items = record.get("chat_messages") or record["messages"]
+    del items[2]
+    found = read_export(tmp_path / "missing", [record])
+    assert "parent is not there" in {r["reason"] for r in found["rejected"]}
+    assert sum(len(s["messages"]) for s in found["sessions"]) == 2
+
+
+def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):
+    found = read_export(tmp_path, exports.anythingllm())
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+        ["Where are the docs?", "In docs/.", "And tests?", "None."], ["ping", "pong"]]  # fmt: skip
+    found = read_export(
+        tmp_path / "damaged", [*exports.anythingllm()[:2], exports.anythingllm()[1] | {"response": 5, "id": 2}]
+    )
+    assert found["turns"][0]["skip_reason"] == "unreadable line beside it"
+    found = read_export(tmp_path / "table", exports.anythingllm_table())
+    assert [[m["content"] for m in s["messages"]] for s in found["sessions"]] == [
+        ["a", "b", "c", "d"],
+        ["other", "thread"],
+    ]
