@@ -163,7 +163,9 @@ class Run:
 
     def __repr__(self) -> str:
         """Return one line per stage, from the footers of its parts; cheap for a run of any size."""
-        runs = (self.path, *sorted(self.path.glob(f"*{TRAINING}")))
+        from opdkit.store.plans import named_trainings
+
+        runs = (self.path, *named_trainings(self.path).values())
         started = [(run, stage) for run in runs for stage in STAGES if (run / stage / "manifest.json").exists()]
         if not started:
             return f"Run({str(self.path)!r})\n  nothing is done yet"

@@ -18,6 +18,7 @@ from opdkit.config.fields import HOW, MEMORY, SPEED, WHERE, Field, fields_of
 from opdkit.config.renamed import RENAMED
 from opdkit.console import is_main_process, printable, say, stderr
 from opdkit.errors import OpdkitError
+from opdkit.store.announce import announce_models
 from opdkit.version import __version__
 
 app = typer.Typer(
@@ -184,9 +185,9 @@ def _register(name: str) -> None:
         with errors_as_exit_codes(debug):
             config = configure(name, flags, file)  # before the import: a wrong option does not wait for torch
             config.check_inputs()
-            from opdkit.store.run_stage import announce_models, run_stage  # imported here: it brings pyarrow
-
             if name in STAGES:
+                from opdkit.store.run_stage import run_stage  # imported here: it brings pyarrow
+
                 result = run_stage(name, config)
             else:
                 announce_models(name, config)

@@ -37,6 +37,18 @@ def test_help_answers_without_the_heavy_libraries() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_init_writes_its_file_without_pyarrow(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from opdkit.cli import app\n"
+        "app(['init', sys.argv[1], '--model', 'm', '--judge', 'rules'], standalone_mode=False)\n"
+        "print([m for m in ('torch', 'pyarrow', 'numpy') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert (done.stdout.strip(), (tmp_path / "run.toml").exists()) == ("[]", True)
+
+
 def test_every_command_has_help_and_an_example() -> None:
     commands = {c.name for c in app.registered_commands}
     assert commands == set(COMMANDS)

@@ -42,7 +42,7 @@ def test_the_walk_through_runs(tmp_path: Path, warm_path: str) -> None:
         environment = os.environ | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "PATH": warm_path}
         done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert "share passed" in done.stdout
+    assert "right replies" in done.stdout
     assert (tmp_path / "runs/mine/train/model/model.safetensors").exists()
     written = [p for p in (tmp_path / "runs").rglob("*") if p.is_file()]
     assert not any(b"secret-key-of-a-test" in p.read_bytes() for p in written), "the key reaches no file"

@@ -76,7 +76,7 @@ def show(directory: Path, prompts: Path) -> None:
     shares = {row["domain"]: [f"{row[model]:.2f}" for model in ("before", "after")]
               for row in read_part(directory, "scores", 0) if row["metric"] == "passed_sampled"}  # fmt: skip
     domains = {row["domain"]: row for row in asked.values()}
-    table = RichTable(title="Share of first replies to new requests that are what the user wants", title_justify="left")
+    table = RichTable(title="Right replies to new requests: what the user wants", title_justify="left")
     for column, justify in (("topic", "left"), ("the user wants", "left"), ("before", "right"), ("after", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
     for title, kind in (("they complained about", CORRECTED), ("they were content with", UNCORRECTED)):

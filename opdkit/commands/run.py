@@ -14,10 +14,11 @@ from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
 from opdkit.console import print_facts, say, stdout, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder
+from opdkit.store.announce import models_of
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.reading import has_stage, summary_of
-from opdkit.store.run_stage import models_of, run_stage
+from opdkit.store.run_stage import run_stage
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _PLACEHOLDERS = {bool: "true", int: "N", float: "X"}
@@ -41,7 +42,7 @@ def run(config: RunConfig) -> Summary:
         try:
             if config.dry_run:
                 stdout.print(name, style="bold")
-            if config.dry_run and name in ("extract", "train"):  # the dry runs of the others compare their plans
+            if config.dry_run and name == "extract":  # the dry runs of the others compare their plans
                 check_options(stages[name], name)
             if name not in reporting:
                 print_facts(bounds(config, name, stages, extracted))
@@ -127,7 +128,10 @@ def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip
     overrides = _overrides(config)
-    return {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in ORDER}
+    # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
+    names = sorted(ORDER, key="judge".__eq__) if config.judge == "local" else ORDER
+    made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in names}
+    return {name: made[name] for name in ORDER}
 
 
 def check_models(stages: Iterable[StageConfig]) -> None:

@@ -15,13 +15,13 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import print_conclusion, read_conclusion
 from opdkit.store.counters import Summary
 from opdkit.store.failures import read_failures
-from opdkit.store.plans import find_outdated_upstream, named_trainings, stage_dir
+from opdkit.store.plans import command_of, find_outdated_upstream, named_trainings, stage_dir
 from opdkit.store.progress_marks import live_claims
 from opdkit.store.reading import has_stage, part_path, summary_of
 from opdkit.store.reviews import outdated_targets, reviews_in_force
 from opdkit.store.tables import PRIMARY
 
-COLUMNS = ("stage", "parts", "running", "failed", "in", "out", "dropped", "rows/s", "time left")
+COLUMNS = ("stage", "parts", "running", "failed", "rows in/s", "time left")
 
 
 def run(config: StatusConfig) -> None:
@@ -38,15 +38,13 @@ def run(config: StatusConfig) -> None:
     failed = Counter((run, error["stage"]) for run, error in errors)
     table, lines = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False), list[str]()
     for name in COLUMNS:
-        table.add_column(
-            name, no_wrap=name != "time left", justify="right" if name in ("in", "out", "rows/s") else "left"
-        )
+        table.add_column(name, no_wrap=name != "time left", justify="right" if name == "rows in/s" else "left")
     for run, stage in started:
-        summary, name = summary_of(run, stage), stage if run == directory else f"{stage} {run.stem}"
+        summary, name = summary_of(run, stage), "" if run == directory else f" {run.stem}"
         _, *cells = _row(run, summary, failed[run, stage])
-        table.add_row(name, *cells)
-        if dropped := summary.counters.dropped.most_common():
-            lines.append(f"{name} dropped: " + ", ".join(f"{printable(reason)} {n:,}" for reason, n in dropped))
+        table.add_row(stage + name, *cells)
+        summary.stage = command_of(run, stage) + name  # rollout may have written what extract writes
+        lines.append(printable(summary.rows()))
     if decided := reviews_in_force(directory):
         outdated = outdated_targets(directory, decided)
         older = f"; parts of targets older than that: {len(outdated):,}, run `opdkit teacher` again"
@@ -78,8 +76,7 @@ def _row(directory: Path, summary: Summary, failed: int) -> Sequence[str]:
     total = summary.counters
     shards = counted(failed, "shard") if failed else "0"
     rate = f"{total.rows_in / total.seconds:,.1f}" if total.seconds else "-"
-    rows = f"{total.rows_in:,}", f"{total.rows_out:,}", f"{total.dropped.total():,}", rate
-    return (stage, f"{summary.parts_done}/{summary.parts}", str(running), shards, *rows, time_left(summary, running))
+    return (stage, f"{summary.parts_done}/{summary.parts}", str(running), shards, rate, time_left(summary, running))
 
 
 def time_left(summary: Summary, running: int) -> str:

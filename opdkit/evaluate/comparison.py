@@ -22,7 +22,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
-from opdkit.evaluate.conclusion import BETTER, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
+from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
 from opdkit.evaluate.scores import MODELS, RARE, print_scores, reply_scores
 from opdkit.model.scoring import PromptResponse
@@ -40,7 +40,7 @@ _FACTS = {
     "first_loss": ("loss, first step", ".3f"), "least_loss": ("loss, least", ".3f"), "last_loss": ("loss, last", ".3f"),
     "first_score": ("validation score before", ".2f"), "best_score": ("validation score, best", ".2f"),
     "best_step": ("  after step", ","), "last_score": ("validation score, last", ".2f"),
-    "drift": ("drift (nats per token)", ".2f"), "reply_tokens": ("reply length (tokens)", ".1f"),
+    "drift": (DRIFT, ".2f"), "reply_tokens": ("reply length (tokens)", ".1f"),
 }  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def describe_training(side: Side) -> JSON:
 def find_replies(sides: Sequence[Side]) -> list[JSON]:
     """Return the prompts to which the greedy replies of the trainings differ.
 
-    Those that only some of the trainings pass come first, one of each domain after the other.
+    Those that only some of the trainings get right come first, one of each domain after the other.
     """
     ranked, seen = list[tuple[bool, int, JSON]](), Counter[tuple[str, bool]]()
     for replies in zip(*([reply for reply in side.replies if not reply.sample] for side in sides), strict=True):

@@ -20,6 +20,7 @@ from opdkit.store.reading import has_stage, is_written, read_part
 BETTER, WORSE, MIXED, SAME, UNKNOWN = "better", "worse", "better and worse", "the same", "not known"
 PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
+DRIFT = "drift from the model before training (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 # Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
 _DRIFT, _MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
@@ -79,7 +80,7 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
 
 
 def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
-    """Return the rows of `scores` that decide: shares passed of what users corrected and did not, or else of all."""
+    """Return the rows of `scores` that decide: right replies to what users corrected and did not, or to all."""
     rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
     passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
@@ -101,8 +102,8 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     found = []
     if drift and drift["after"] > _DRIFT:
         size = "much" if drift["after"] > _MUCH_DRIFT else "more than usual"
-        found.append(f"the replies drifted by {drift['after']:.2f} nats per token, which is {size} (some hundredths "
-                     "are usual): read those that drifted most")  # fmt: skip
+        found.append(f"a drift of {drift['after']:.2f} is {size} (some hundredths are usual): read the replies that "
+                     "drifted most")  # fmt: skip
     if length and length["before"] and not 1 / _LENGTH < (times := length["after"] / length["before"]) < _LENGTH:
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
     if cut and cut["low"] is not None and cut["low"] > 0:
@@ -118,14 +119,13 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
     stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}", soft_wrap=True)
     for row in conclusion.numbers:
         if row["metric"] == "kl_replies":
-            stdout.print(
-                f"  drift: {row['after']:.2f} nats per token, of the replies before", markup=False, soft_wrap=True
-            )
+            stdout.print(f"  {DRIFT}: {row['after']:.2f}", markup=False, soft_wrap=True)
             continue
         span = ("too few for an interval" if row["low"] is None
                 else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
         change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
-        stdout.print(f"  {row['domain']}: {change}, {counted(row['count'], 'prompt')}", markup=False, soft_wrap=True)
+        line = f"  right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
+        stdout.print(line, markup=False, soft_wrap=True)
     for line in conclusion.watch:
         stdout.print(f"  look: {line}", markup=False, soft_wrap=True)
     if and_next:

@@ -14,7 +14,7 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
-from opdkit.evaluate.conclusion import conclude, print_conclusion
+from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
 from opdkit.evaluate.replies import Reply, sampled_replies
 from opdkit.model.comparison import Shift
 from opdkit.store.reading import part_count, read_part
@@ -34,13 +34,13 @@ class Metric(NamedTuple):
 
 
 METRICS = {
-    "passed_sampled": Metric("share passed, sampled", "share", 1),
-    "passed_greedy": Metric("share passed, greedy", "share", 1),
+    "passed_sampled": Metric("right replies, sampled", "share", 1),
+    "passed_greedy": Metric("right replies, greedy", "share", 1),
     "reply_tokens": Metric("reply length (tokens)", "tokens"),
     "cut_off": Metric("cut off by the limit", "share", -1),
     "hint_echo": Metric("hint echo", "share", -1),
-    "kl_replies": Metric("KL, replies", "nats per token"),
-    "kl_neutral": Metric("KL, neutral text", "nats per token"),
+    "kl_replies": Metric("drift, replies", "nats per token"),
+    "kl_neutral": Metric("drift, neutral text", "nats per token"),
     "logprob_good": Metric("log-prob, +1 replies", "nats per token", 1),
     "logprob_bad": Metric("log-prob, -1 replies", "nats per token", -1),
     "logprob_neutral": Metric("log-prob, neutral text", "nats per token"),
@@ -176,7 +176,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         sides = old if new == "-" else f"{new}, before {old}"
         stdout.print(f"{METRICS[row['metric']].words}: {sides}, of {counted(row['count'], 'session')}", soft_wrap=True)
     if names is MODELS:
-        stdout.print("KL(before || after), log-probs: nats per token. n: prompts, turns or passages.", soft_wrap=True)
+        stdout.print("drift, log-probs: nats per token. n: prompts, turns or passages.", soft_wrap=True)
     if any(0 < row["count"] < FEWEST for row in shown):
         stdout.print(
             f"n under {FEWEST}: too few for an interval, and for a difference to be more than chance.", soft_wrap=True
@@ -187,7 +187,7 @@ def scores_markdown(scores: Sequence[JSON]) -> str:
     """Return the scores of all prompts as a table of Markdown, for the model's card."""
     (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
     cells = [[row[0], *row[2:]] for row in (head, ["---", *["--:"] * 6], *rows)]
-    return "Measured by `opdkit eval`:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    return f"Measured by `opdkit eval`, with the {DRIFT}:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[list[str]]:

@@ -29,7 +29,7 @@ from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.mapping import load
-from opdkit.extract.preview import BEGINNING, copy_head, print_report
+from opdkit.extract.preview import BEGINNING, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns, redact_session
 from opdkit.extract.turns import turns
 from opdkit.extract.workers import Workers
@@ -289,7 +289,8 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
                 for unit in units.read(part):
                     write_unit(unit, writers[unit.log.number], redactor, filters)
     for log, out, (_, extent) in zip(logs.inputs, writers, heads, strict=True):
-        print_report(log, out, extent)
+        taken = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
+        print_report(log, out, ", ".join(filter(None, [extent if extent != WHOLE or not taken else "", taken])))
         total.count("longer inputs", int(extent == BEGINNING))
         out.counters.rows_out = out.arrow(SESSIONS).num_rows
         total.merge(out.counters)

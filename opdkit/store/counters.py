@@ -139,20 +139,23 @@ class Summary:
     where: Path | None  # None: a dry run, which writes nothing
     next: str = ""  # what to do now
 
-    def line(self) -> str:
-        """Return the rows in, out and dropped, by reason, with the time and the folder."""
+    def rows(self) -> str:
+        """Return the rows in, out and dropped, by reason, each with its noun."""
         c = self.counters
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in c.dropped.most_common())
         nouns = NOUNS.get(self.stage.split()[0], Nouns("row", "row"))
         gone = c.dropped.total()
         dropped = counted(gone, nouns.dropped, nouns.dropped_plural) if nouns.dropped and gone else f"{gone:,}"
         text = f"{self.stage}: {counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, "
-        text += f"{dropped} dropped" + (f" ({reasons})" if reasons else "")
+        return f"{text}{dropped} dropped" + (f" ({reasons})" if reasons else "")
+
+    def line(self) -> str:
+        """Return the rows, with the time and the folder."""
+        seconds = f"{self.counters.seconds:.1f} s"
         if self.where is None:
-            return f"{text}, {c.seconds:.1f} s, nothing written"
-        if self.parts_done < self.parts:
-            text += f", {self.parts_done} of {counted(self.parts, 'part')}"
-        return f"{text}, {c.seconds:.1f} s, {self.where}"
+            return f"{self.rows()}, {seconds}, nothing written"
+        done = f", {self.parts_done} of {counted(self.parts, 'part')}" if self.parts_done < self.parts else ""
+        return f"{self.rows()}{done}, {seconds}, {self.where}"
 
     def details(self) -> str:
         """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""

@@ -17,7 +17,6 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
-from opdkit.store.tables import APPENDED
 
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
@@ -119,6 +118,8 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     if config.overwrite and shards == 1 and folder.exists():
         if config.is_dry_run:
             return digest
+        from opdkit.store.tables import APPENDED  # imported here: it brings pyarrow
+
         with disk_errors_explained(folder):
             remove_folder(folder, keep=[table.name for table in APPENDED.values() if table.stage == plan["stage"]])
     # Parts are looked for first: a process writes its manifest before its parts.
@@ -200,9 +201,17 @@ def is_same_path(one: str, other: str) -> bool:
 
 
 def check_model_path(model: str) -> None:
-    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either."""
-    if not Path(model).is_dir() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        raise OpdkitError(f"{model} is not there; a model is a folder in Hugging Face format or a name on the hub")
+    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either.
+
+    ORG/NAME is not taken for one where ORG is a folder here: then it is a path with a mistake in it.
+    """
+    path = Path(model)
+    above = path.parent if path.parent.name and path.parent.is_dir() else None
+    if not path.is_dir() and (above or model.startswith((".", "/", "~")) or model.count("/") > 1):
+        folders = sorted(one.name for one in above.iterdir() if one.is_dir()) if above else []
+        beside = f" (the folders in {above}: {', '.join(folders[:5]) or 'none'})" if above else ""
+        raise OpdkitError(f"{model} is not there: no folder {path.absolute()}{beside}; a model is a folder in Hugging "
+                          "Face format or a name on the hub")  # fmt: skip
 
 
 def model_identity(name: str) -> JSON:

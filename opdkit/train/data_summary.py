@@ -41,13 +41,11 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
         raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
                           f"nothing to learn. {remedy}")  # fmt: skip
-    say(
-        f"{describe_signal(data)}; dropped: {dropped}; {counted(len(steps), 'optimizer step')} "
-        f"in {counted(data.epochs, 'epoch')}"
-    )
+    steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
+    say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))
-    if warning := WARNINGS.get(judge_of(config.run) or ""):
-        warn(warning)
+    if (judge := judge_of(config.run)) in WARNINGS:
+        warn(f"judged by --judge {judge}, which is no model: the trained model can be worse than the one before")
     for warning in [*thin_signal(data, terms, config.batch_turns), *degenerate_replies(data, config.run)]:
         warn(warning)
 

@@ -19,6 +19,7 @@ from opdkit.console import is_main_process, progress, say, warn
 from opdkit.model.load import load_tokenizer, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
+from opdkit.store.plans import check_options
 from opdkit.store.template_args import template_args_of
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
@@ -48,6 +49,7 @@ def run(config: TrainConfig) -> Summary:
     check_launch(config)
     phases = objectives(config)
     models = {"model": check_student(config.run, config.model)}
+    check_options(config, "train")  # before anything is said of a training that is refused
     template_args = template_args_of(config.run, "teacher", config.template_arg)
     chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
     models |= check_reference(config, chat)

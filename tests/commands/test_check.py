@@ -305,6 +305,10 @@ def fits(finding: Finding, stage: str, table: str | None, words: str) -> bool:
 def test_what_is_of_another_plan_has_one_remedy_and_no_training(run: Path) -> None:
     """Judged anew: the targets are all to do again, so that to remove some of them would not help."""
     judge.run(JudgeConfig(run=run, judge="rules", max_hint_chars=50, overwrite=True, shard="0/1"))
+    outdated = {f.stage: f for f in examine(run).findings}
+    assert list(outdated) == ["teacher", "train", "eval"]
+    assert outdated["train"].what == "computed from the teacher stage, which is to be run again"
+    assert (outdated["train"].todo or "").endswith("--overwrite`")
     flip(part_path(run, "targets", 0), 0.5)
     found = [finding for finding in examine(run).findings if finding.stage == "teacher"]
     assert len(found) > 1

@@ -78,6 +78,22 @@ def test_a_run_judged_by_rules_is_warned_of_before_it_begins(judge: str, tmp_pat
     assert "model=m2" in said
 
 
+def test_a_model_that_is_missing_or_mistyped_stops_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/qwen").mkdir(parents=True)
+    log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
+    command = ["run", "run", str(log), "--judge", "local"]
+    done = CliRunner().invoke(app, command)
+    assert (done.exit_code, done.stderr.startswith("error: --model is missing")) == (2, True)
+    done = CliRunner().invoke(app, [*command, "--model", "models/qwem"])
+    assert done.exit_code == 1
+    for tried in (f"{tmp_path}/models/qwem", "the folders in models: qwen"):
+        assert tried in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_wrong_option_of_a_later_stage_stops_the_first(tmp_path) -> None:
     log = jsonl(tmp_path / "log.jsonl", chat("u", "a", "v"))
     for words in (["train.epochs=0"], ["train.epoch=1"], ["judge.good=nonsense"], ["teacher.support=3"]):

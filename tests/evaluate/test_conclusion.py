@@ -114,9 +114,9 @@ def test_a_number_is_a_line() -> None:
         print_conclusion(Conclusion(BETTER, "Better: a.", [measured, measured | {"low": None}], ["b"], "c"))
         print_conclusion(Conclusion(SAME, "The same: a.", [row("kl_replies", after=0.3)], [], "c"))
     assert printed.get().splitlines() == [
-        "Better: a.", "  corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",
-        "  corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts", "  look: b", "c",
-        "The same: a.", "  drift: 0.30 nats per token, of the replies before", "c",
+        "Better: a.", "  right replies, corrected: 0.06 -> 0.98, +0.92 (95% interval +0.88 to +0.95), 30 prompts",
+        "  right replies, corrected: 0.06 -> 0.98, +0.92 (too few for an interval), 30 prompts", "  look: b", "c",
+        "The same: a.", "  drift from the model before training (KL, nats per token): 0.30", "c",
     ]  # fmt: skip
 
 

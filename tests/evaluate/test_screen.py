@@ -78,7 +78,7 @@ def test_too_few_for_an_interval_is_said(monkeypatch) -> None:
 
 def test_nothing_to_compare_is_a_dash(monkeypatch) -> None:
     row = rows(("all",))[0] | {"before": None, "after": None, "difference": None, "low": None, "high": None, "count": 0}
-    (line,) = [line for line in shown(monkeypatch, [row]) if "share passed" in line]
+    (line,) = [line for line in shown(monkeypatch, [row]) if "right replies" in line]
     assert line.split()[3:] == ["all", "-", "-", "-", "-", "0"]
 
 

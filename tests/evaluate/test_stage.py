@@ -84,7 +84,7 @@ def test_a_trained_model_is_compared_with_the_one_before(run, tmp_path, capsys) 
         if row["low"] is not None:
             assert row["low"] <= row["difference"] <= row["high"]
     captured = capsys.readouterr()
-    assert "share passed, sampled" in captured.out
+    assert "right replies, sampled" in captured.out
     assert "none were held out of training" in captured.err
 
 
@@ -109,7 +109,7 @@ def test_the_same_plan_gives_the_same_rows_and_is_not_run_again(run, tmp_path, m
     capsys.readouterr()
     evaluate.run(config(run, prompts))
     shown = capsys.readouterr().out
-    assert "share passed" in shown
+    assert "right replies" in shown
     evaluate.run(config(run, prompts, json=True))
     found = json.loads(capsys.readouterr().out)
     assert found["scores"] == first[1]

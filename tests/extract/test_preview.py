@@ -70,6 +70,10 @@ def test_inputs_of_several_formats_and_of_none(tmp_path, capsys):
     assert "a.jsonl: sharegpt" in said
     assert "b.jsonl: unknown format (no reader knows records with the keys level)" in said
     assert "c.parquet: openai, all of it\n  sessions  5\n" in said
+    said = shown(capsys, tmp_path / "run", folder, limit=3)
+    assert "a.jsonl: sharegpt, within the first 3 sessions of all inputs (--limit)\n  sessions  1\n" in said
+    assert "c.parquet: openai, within the first 3 sessions of all inputs (--limit)\n  sessions  2\n" in said
+    assert "all of it" not in said
 
 
 def test_a_mapping_and_a_filter_can_be_tried(tmp_path, capsys):

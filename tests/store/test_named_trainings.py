@@ -113,9 +113,10 @@ def test_status_has_a_row_for_each(run, capsys) -> None:
     status(StatusConfig(run=run))
     printed = capsys.readouterr().out
     rows = [line.split()[:3] for line in printed.splitlines() if line.startswith(("train ", "eval "))]
-    assert [row for row in rows if row[2] != "dropped:"] == [
-        ["train", "a", "1/1"], ["eval", "a", "1/1"], ["train", "b", "1/1"], ["eval", "b", "1/1"]
-    ]  # fmt: skip
+    begun = [["train", "a"], ["eval", "a"], ["train", "b"], ["eval", "b"]]
+    assert rows[:4] == [[*one, "1/1"] for one in begun], "its parts"
+    assert [row[:2] for row in rows[4:]] == [[stage, f"{name}:"] for stage, name in begun], "its rows in and out"
+    assert "train b: 8 targets in, 5 trained replies out, 3 dropped (no hint 3)" in printed
     for name in "ab":
         assert f"\n{name}: " in f"\n{printed}", "the conclusion of each"
 

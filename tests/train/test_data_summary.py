@@ -12,6 +12,7 @@ import pytest
 from scored_runs import Said, Toy, train_config, write_run
 from toy_turns import set_of, toy_turn
 
+from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.train import epochs_over
 from opdkit.errors import OpdkitError
@@ -75,7 +76,9 @@ def name_judge(run: Path, judge: str) -> None:
 def test_training_on_the_verdicts_of_rules_is_warned_of(run, plain_model_dir, capsys, judge: str) -> None:
     name_judge(run, judge)
     train.run(train_config(run, plain_model_dir, dry_run=True))
-    assert ("--judge rules" in capsys.readouterr().err) == (judge == "rules")
+    said = capsys.readouterr().err
+    assert ("warning: judged by --judge rules, which is no model" in said) == (judge == "rules")
+    assert WARNINGS["rules"] not in said, "`opdkit run` has said that before its first stage"
 
 
 def test_fresh_replies_to_hints_of_rules_are_judged_by_rules(run, plain_model_dir, tmp_path) -> None:

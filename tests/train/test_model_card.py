@@ -141,7 +141,7 @@ def test_scores_are_added_where_eval_has_run(trained, tmp_path) -> None:
     for _ in range(2):  # the second time nothing is measured again
         evaluate.run(config)
         text = card(run / "train/model").text
-        assert "| share passed, sampled | 1.000 | 1.000 |" in text
+        assert "| right replies, sampled | 1.000 | 1.000 |" in text
         assert text.count("## Scores") == 1
         assert "Not measured yet" not in text
         assert facts(run / "train/model") == before

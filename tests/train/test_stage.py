@@ -260,14 +260,16 @@ def test_a_killed_run_goes_on_to_the_same_end(run, tmp_path, plain_model_dir, mo
     assert not (other / "train/checkpoints").exists()
 
 
-def test_a_finished_run_is_not_trained_again(run, plain_model_dir) -> None:
+def test_a_finished_run_is_not_trained_again(run, plain_model_dir, capsys) -> None:
     train.run(train_config(run, plain_model_dir))
     written = (run / "train/model/model.safetensors").stat().st_mtime_ns
     summary = train.run(train_config(run, plain_model_dir))
     assert (run / "train/model/model.safetensors").stat().st_mtime_ns == written
     assert summary.counters.total("steps") == len(losses(run))
+    capsys.readouterr()
     with pytest.raises(ConfigError, match="--overwrite"):
         train.run(train_config(run, plain_model_dir, epochs=2))
+    assert "optimizer step" not in capsys.readouterr().err, "refused before it says what would be trained"
     train.run(train_config(run, plain_model_dir, epochs=2, overwrite=True))
     assert len(losses(run)) > summary.counters.total("steps")
 

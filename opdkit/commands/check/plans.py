@@ -75,8 +75,13 @@ def _check_links(run: Path, stage: str, manifests: dict[str, JSON]) -> Iterator[
         if version is not None and version != table.version:
             what = f"version {version} of the table; this opdkit reads {table.version}"
             yield Finding(stage, what, table.name, todo=todo)
-    for upstream in changed_upstream(plan, manifests):
+    changed = changed_upstream(plan, manifests)
+    for upstream in changed:
         what = f"computed from another {upstream} stage than is there now ({plan['upstream'][upstream]})"
+        yield Finding(stage, what, key="manifest.json", todo=todo)
+    known = [upstream for upstream in plan["upstream"] if upstream in manifests and not changed]
+    if outdated := [one for one in known if changed_upstream(manifests[one]["plan"], manifests)]:
+        what = f"computed from the {outdated[0]} stage, which is to be run again"
         yield Finding(stage, what, key="manifest.json", todo=todo)
     for upstream in plan["upstream"]:
         if not (stage_dir(run, upstream) / "manifest.json").exists():

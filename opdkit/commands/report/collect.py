@@ -97,16 +97,17 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
 
 
 def compare_trainings(run: Path) -> JSON | None:
-    """Return the comparison of a run's trainings, without texts; None where fewer than two were evaluated."""
-    paths = [path for path in (run, *named_trainings(run).values()) if read_conclusion(path)]
-    if len(paths) < 2:
-        return None
+    """Return the comparison of a run's trainings, without texts; None where none but its own was evaluated."""
+    concluded = {path: found for path in (run, *named_trainings(run).values()) if (found := read_conclusion(path))}
+    if len(concluded) < 2:
+        alone = [f"{path.stem}: {found.sentence}" for path, found in concluded.items() if path != run]
+        return {"sentence": alone[0], "tables": []} if alone else None
     from opdkit.commands.compare import compare_runs, name_runs  # imported here: it brings torch
     from opdkit.evaluate.comparison import training_rows
     from opdkit.evaluate.scores import score_rows
 
     try:
-        compared = compare_runs(name_runs(paths))
+        compared = compare_runs(name_runs(list(concluded)))
     except OpdkitError as error:
         return {"sentence": str(error), "tables": []}
     scores = [score_rows(rows, (compared.trainings[0]["training"], name)) for name, rows in compared.scores.items()]

@@ -43,7 +43,7 @@ def training(run: Path) -> JSON | None:
 def evaluation(run: Path) -> JSON | None:
     """Return the scores, and pairs of greedy replies; None without `opdkit eval`.
 
-    Pairs in which only one of the replies passed come first.
+    Pairs in which only one of the replies is right come first.
     """
     if not part_path(run, "replies", 0).exists():
         return None

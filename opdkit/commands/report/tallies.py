@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow.compute as pc
 
-from opdkit.commands.turns.hint_groups import TEXTS, HintGroups, Topics
+from opdkit.commands.turns.hint_groups import HintGroups, Topics
 from opdkit.commands.turns.line import signed
 from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.commands.turns.token_text import texts_of
@@ -45,30 +45,6 @@ class Largest(Generic[T]):
         return [item for _, _, item in sorted(self._heap, key=lambda entry: entry[:2], reverse=True)]
 
 
-@dataclass
-class Commonest:
-    """Texts that were added most often, in memory for `room` texts (Misra and Gries, 1982).
-
-    Exact while no more than `room` texts differ. After that a count may be too low, by at most `self.missed`, and a
-    text that was added no more often than that may be absent.
-    """
-
-    room: int = 20_000
-    missed: int = 0
-    _counts: Counter[str] = field(default_factory=Counter)
-
-    def add(self, text: str) -> None:
-        if text in self._counts or len(self._counts) < self.room:
-            self._counts[text] += 1
-            return
-        self.missed += 1
-        self._counts = Counter({kept: count - 1 for kept, count in self._counts.items() if count > 1})
-
-    def most(self, count: int) -> list[tuple[str, int]]:
-        """Return the `count` commonest texts with their counts, the commonest first."""
-        return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
-
-
 class Verdicts:
     """Votes, the rewards that they agreed on, and hints: their lengths, the commonest, and why turns have none."""
 
@@ -80,7 +56,7 @@ class Verdicts:
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
         self._agreement, self._hint_statuses = Counter[float](), Counter[str]()
-        self._characters, self._lengths, self._common = 0, Counter[int](), Commonest()
+        self._characters, self._lengths = 0, Counter[int]()
 
     def add(self, turn: RunTurn) -> None:
         """Count votes and reward as the judge gave them, and the hint as the decision in force leaves it."""
@@ -102,7 +78,6 @@ class Verdicts:
             self.groups.add(turn, said)
             self._characters += len(hint)
             self._lengths[len(hint) // self.WIDTH] += 1
-            self._common.add(hint)
 
     def votes(self) -> JSON:
         """Return the counts of votes and rewards, for the summary of the page."""
@@ -131,8 +106,8 @@ class Verdicts:
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
-            "groups": self.groups.result(self._common.most(TEXTS), most),
-            "undercounted": self._common.missed,
+            "groups": self.groups.result(most),
+            "undercounted": self.groups.common.missed,
             "rejected": rejected.most_common(),
         }
 

@@ -1,6 +1,7 @@
 """Hints of a run in groups that ask for like things, and what is known of each group."""
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,36 @@ from opdkit.store.reading import part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import REVIEWED
 
 TEXTS = 300  # the commonest hints, which are grouped
-_ROOM = 20_000  # hints of which anything is known beside their number
+_ROOM = 20_000  # different hints that are counted
 _CHARS = 600  # of a hint, in the result
+
+
+@dataclass
+class Commonest:
+    """Texts that were added most often, in memory for `room` texts (Misra and Gries, 1982).
+
+    Exact while no more than `room` texts differ. After that a count may be too low, by at most `self.missed`, and a
+    text that was added no more often than that may be absent.
+    """
+
+    room: int = _ROOM
+    missed: int = 0
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, text: str) -> None:
+        if text in self._counts or len(self._counts) < self.room:
+            self._counts[text] += 1
+            return
+        self.missed += 1
+        self._counts = Counter({kept: count - 1 for kept, count in self._counts.items() if count > 1})
+
+    def most(self, count: int) -> list[tuple[str, int]]:
+        """Return the `count` commonest texts with their counts, the commonest first."""
+        return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
+
+    def groups(self) -> list[list[tuple[str, int]]]:
+        """Return the commonest texts with their counts, in groups that ask for like things, the largest first."""
+        return group_alike(self.most(TEXTS))
 
 
 def hints_of_group(run: Path, name: object) -> dict[str, str]:
@@ -26,15 +55,15 @@ def hints_of_group(run: Path, name: object) -> dict[str, str]:
 
     Raises OpdkitError if there is no such group.
     """
-    turns = defaultdict[str, list[str]](list)
+    turns, common = defaultdict[str, list[str]](list), Commonest()
     for part in range(part_count(run, "judge")):
         if part_path(run, "verdicts", part).exists():
             columns = read_arrow(run, "verdicts", part, ["turn_id", "hint"]).to_pydict()
             for turn_id, hint in zip(columns["turn_id"], columns["hint"], strict=True):
                 if hint is not None:
                     turns[hint].append(turn_id)
-    counts = sorted(((text, len(ids)) for text, ids in turns.items()), key=lambda one: (-one[1], one[0]))
-    for members in group_alike(counts[:TEXTS]):
+                    common.add(hint)
+    for members in common.groups():
         if members[0][0][:_CHARS] == name:
             return {turn_id: text for text, _ in members for turn_id in turns[text]}
     raise OpdkitError(f"no group of hints has the commonest wording {name!r:.200}")
@@ -72,12 +101,13 @@ class HintGroups:
     """Turns, effect, sources and contradictions of each hint, by its text."""
 
     def __init__(self, topics: Topics | None) -> None:
-        self._topics = topics
+        self._topics, self.common = topics, Commonest()
         self.number_of = dict[str, int]()  # hint -> number of its group in the result
         self._facts = dict[str, Counter[str]]()
 
     def add(self, turn: RunTurn, verdict: JSON) -> None:
         """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
+        self.common.add(verdict["hint"])
         facts = self._facts.get(verdict["hint"])
         if facts is None:
             if len(self._facts) >= _ROOM:
@@ -97,9 +127,9 @@ class HintGroups:
         if self._topics is not None:
             facts[f"on {self._topics.find(messages_text([turn.session['messages'][turn.index]]))}"] += 1
 
-    def result(self, counts: list[tuple[str, int]], most: int) -> list[JSON]:
-        """Return the largest groups, of these texts with their numbers of turns."""
-        groups = group_alike(counts)[:most]
+    def result(self, most: int) -> list[JSON]:
+        """Return the largest groups of the commonest texts, with their numbers of turns."""
+        groups = self.common.groups()[:most]
         self.number_of = {text: number for number, members in enumerate(groups) for text, _ in members}
         claims = [claims_of(members[0][0]) for members in groups]
         denied = [{(word, not wanted) for word, wanted in claimed} for claimed in claims]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from opdkit.commands.report.collect import collect, dominant
 from opdkit.commands.report.curves import drift
-from opdkit.commands.report.tallies import Advantages, Commonest, Largest, RewardsByLength, reward_advantages
+from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, reward_advantages
 from opdkit.commands.report.turn_list import choose_whole, columns
+from opdkit.commands.turns.hint_groups import Commonest
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import texts_of

@@ -40,7 +40,7 @@ def test_it_opens_from_the_disk_with_every_section(report: Path, opened: Opening
     for section, words in {
         "overview": "conversations in the logs", "feedback": "turns judged", "hints": "Length of the hints",
         "advantages": "tokens with a teacher's advantage", "shares": "Largest of 24 sessions", "turns": "turns",
-        "training": "4 optimizer steps", "evaluation": "share passed, sampled", "configuration": "max_hint_chars",
+        "training": "4 optimizer steps", "evaluation": "right replies, sampled", "configuration": "max_hint_chars",
     }.items():  # fmt: skip
         if section == "configuration":
             watched.page.get_by_text("All options").nth(1).click()
@@ -56,6 +56,7 @@ def test_it_opens_with_the_answer(report: Path, run: Path, opened: Opening) -> N
     assert found is not None
     assert page.locator("main > section").first.get_attribute("id") == "answer"
     watched.says("#answer", found.sentence)
+    watched.says("#evaluation", "More is better: right replies, sampled; right replies, greedy")
     assert page.evaluate("byId('answer').getBoundingClientRect().top") < 200
     page.evaluate("byId('accounts').open = false")
     links = page.locator("#answer li a")
@@ -162,6 +163,17 @@ def test_the_address_holds_search_and_filters(report: Path, run: Path, opened: O
     assert page.locator("#list [aria-current=true]").count() == 1
 
 
+def test_one_legend_explains_all_replies_of_a_turn(report: Path, opened: Opening) -> None:
+    page = opened(report).page
+    assert page.locator("#whole .legend").count() == 1
+    page.evaluate("""() => {
+        const view = whole.views.get(whole.turn.id), targets = [...view.targets, {...view.targets[0], written: 0}];
+        byId("whole").replaceChildren(...viewed({...view, targets}));
+    }""")
+    assert page.locator("#whole .tokens").count() == 2
+    assert page.locator("#whole .legend").count() == 1
+
+
 def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run: Path, opened: Opening) -> None:
     watched = opened(report)
     marked = watched.page.locator("#whole .token.corrected").first
@@ -187,7 +199,7 @@ def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, ope
     tokens = sum(21 - value for value in range(-10, 11))
     assert f"{tokens}\ntokens in the reward term" in watched.page.locator("#advantages").inner_text()
     assert watched.page.locator("#advantages canvas").count() == 2
-    watched.says("#evaluation", "Drift, reply by reply")
+    watched.says("#evaluation", "The drift from the model before training (KL, nats per token)")
     watched.says("#evaluation", "maximum")
     largest = watched.page.locator("#evaluation table", has_text="reply of the model before").locator("tbody tr")
     assert largest.first.inner_text().split("\t") == ["a", "1", "0.5000", "Yes."]
@@ -226,11 +238,12 @@ def test_several_trainings_have_a_section_and_one_has_none(
     path = tmp_path / "several.html"
     path.write_text(page(made), encoding="utf-8")
     watched = opened(path)
+    watched.says("#answer", found.sentence)  # the run itself has no training
     watched.says("#comparison", found.sentence)
     watched.says("#sections", "Trainings")
     watched.says("#comparison", "--objective")
     watched.page.locator("#comparison summary").click()
-    watched.says("#comparison", "share passed")  # written when it opens
+    watched.says("#comparison", "right replies")  # written when it opens
     rows = watched.page.locator("#comparison .scroll").nth(1).locator("tbody tr").all_inner_texts()
     assert [row.split("\t") for row in rows] == score_rows(found.scores["b"])[1:]
 

@@ -1,5 +1,6 @@
 """Groups of hints: what their turns moved, where they are from, what speaks against them, the result on their topic."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ from checked_runs import recommit, whole_run
 from report_runs import large_run, message, turn_row
 
 from opdkit.commands.report.collect import collect
-from opdkit.commands.turns.hint_groups import HintGroups, Topics, hints_of_group
+from opdkit.commands.turns import hint_groups
+from opdkit.commands.turns.hint_groups import Commonest, HintGroups, Topics, hints_of_group
 from opdkit.commands.turns.line import certainty_of
 from opdkit.commands.turns.of_run import RunTurn, ScoredReply
 from opdkit.errors import OpdkitError
@@ -37,7 +39,7 @@ def test_the_facts_of_a_group_are_those_of_its_turns() -> None:
     groups.add(turn("a.jsonl", None), verdict(CELSIUS, reward=1, decisions=(1, -1, 1)))  # not scored
     groups.add(turn("a.jsonl", [-1.0], review=Review("s:1")), verdict(CELSIUS, status="reviewed"))
     groups.add(turn("a.jsonl", [-1.0]), verdict(FAHRENHEIT))
-    celsius, fahrenheit = groups.result([(CELSIUS, 3), ("Use degrees Celsius, please.", 1), (FAHRENHEIT, 1)], 9)
+    celsius, fahrenheit = groups.result(9)
     assert (celsius["turns"], celsius["texts"], celsius["scored"], celsius["still"]) == (4, 2, 3, 1)
     assert celsius["effect"] == pytest.approx((2 / 3 + 0.07 + 1.0) / 3)
     assert sorted(celsius["sources"]) == [["a person", 1], ["a.jsonl", 2], ["b.jsonl", 1]]
@@ -81,18 +83,24 @@ def test_a_topic_is_known_by_the_words_of_its_replies(evaluated: Path) -> None:
     groups = HintGroups(topics)
     for reply in ("It is 71 F and cloudy.", "It is 9 F.", "The train leaves at 7 pm."):
         groups.add(turn("a", [1.0], reply), verdict(CELSIUS))
-    (group,) = groups.result([(CELSIUS, 3)], 9)
+    (group,) = groups.result(9)
     assert (group["topic"]["domain"], group["topic"]["metric"], group["topic"]["after"]) == (
         "weather", "passed_sampled", 0.75
     )  # fmt: skip
     groups.add(turn("a", [1.0], "Paris"), verdict(CELSIUS))
-    assert groups.result([(CELSIUS, 4)], 9)[0]["topic"] is None, "no more than half of its turns"
+    assert groups.result(9)[0]["topic"] is None, "no more than half of its turns"
 
 
-def test_a_group_has_the_turns_that_the_report_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [20_000, 3])
+def test_a_group_has_the_turns_that_the_report_counts(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where there are more different hints than are counted, which drops some of those that are equally common."""
+    monkeypatch.setattr(hint_groups, "Commonest", partial(Commonest, room))
     run = large_run(tmp_path / "run", 40, tokens=4)
     collected = collect(run, 100, reviewing=True)
     hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}
+    assert (collected.summary["hints"]["undercounted"] > 0) == (room == 3)
     for group in collected.summary["hints"]["groups"]:
         wordings = {text for text, _ in group["wordings"]}
         assert hints_of_group(run, group["wordings"][0][0]) == {k: v for k, v in hints.items() if v in wordings}

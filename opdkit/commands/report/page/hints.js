@@ -96,7 +96,7 @@ function drawGroups(hints) {
         ...(reviewing() ? ["your decision on all of them"] : []),
         ...(scored ? [{number: "moved no token"}, {number: "effect"}] : []),
         "speaks against it",
-        ...(measured ? ["result on its topic"] : []),
+        ...(measured ? ["right replies on its topic"] : []),
         "from",
       ],
       hints.groups.map((group, number) => [

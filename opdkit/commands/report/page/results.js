@@ -5,7 +5,9 @@
 function showAnswer(summary) {
   const found = summary.conclusion;
   fill("answer", ...summary.notices.map((notice) => quoted(notice, "p", "notice said")));
-  if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet: ", el("code", {}, "opdkit eval"), " asks both models."));
+  if (!found && summary.comparison)
+    fill("answer", quoted(summary.comparison.sentence, "p", "sentence said"), el("p", {}, linkTo("comparison", "Trainings compared")));
+  else if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet: ", el("code", {}, "opdkit eval"), " asks both models."));
   else {
     const [word, ...rest] = found.sentence.split(":");
     fill(
@@ -40,7 +42,7 @@ function showAnswer(summary) {
               dropped
                 .slice(0, 4)
                 .map(([why, n, link, unit]) =>
-                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit),
+                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", n === 1 ? singularOf(unit) : unit),
                 ),
             ),
           )
@@ -51,6 +53,7 @@ function showAnswer(summary) {
 
 // What a level of the funnel loses, where that is no turn.
 const UNITS = {sessions: "lines", turns: "lines", "trained replies": "replies"};
+const singularOf = (units) => units.replace(/(ie)?s$/, (ending) => (ending === "ies" ? "y" : ""));
 
 // A group of hints, with all of its turns and all of its wordings.
 const wish = (group, number) =>
@@ -69,6 +72,8 @@ function turnsThatSay(text) {
   return "turns?" + new URLSearchParams({search: `"${phrase}"`});
 }
 
+const DRIFT = "drift from the model before training (KL, nats per token)";
+
 const linkTo = (id, words) => el("a", {href: "#" + id}, words);
 
 function scoreOf(row) {
@@ -76,7 +81,7 @@ function scoreOf(row) {
     value = isDrift ? fixed(row.after) : `${fixed(row.before)} → ${fixed(row.after)}`,
     span = row.low === null ? "too few for an interval" : `95% interval ${signed(row.low)} to ${signed(row.high)}`,
     what = isDrift
-      ? "drift of the replies, nats per token: 0 is as before"
+      ? `${DRIFT}; 0 is no change`
       : `right replies, ${row.domain}: ${signed(row.difference)} (${span}), ${plural(row.count, "prompt")}`;
   return el("li", {}, el("strong", {}, linkTo("evaluation", value)), " ", what);
 }
@@ -93,7 +98,7 @@ const FIRST_CURVES = [
 ];
 
 function showTraining(training) {
-  if (!training) return fill("training", absent("A finished training", "opdkit train"));
+  if (!training) return fill("training", elsewhere() ?? absent("A finished training", "opdkit train"));
   const names = Object.keys(training.curves),
     first = FIRST_CURVES.filter((name) => names.includes(name));
   fill(
@@ -147,15 +152,30 @@ function showValidations(found) {
   );
 }
 
+// Where only named trainings were evaluated.
+const elsewhere = () =>
+  data.summary.comparison &&
+  el("p", {class: "faint"}, "Each named training has a report of its own: ", el("code", {}, "opdkit report RUN/NAME.training"));
+
 function showEvaluation(found) {
-  if (!found) return fill("evaluation", absent("A comparison", "opdkit eval"));
+  if (!found) return fill("evaluation", elsewhere() ?? absent("A comparison of before and after", "opdkit eval"));
+  const better = dictionary(found.better),
+    metrics = [...new Set(found.scores.map((row) => row.metric))].filter((metric) => Object.hasOwn(found.words, metric)),
+    namesOf = (sign) => metrics.filter((metric) => better[metric] === sign).map((metric) => found.words[metric]);
   fill(
     "evaluation",
     el(
       "p",
       {},
-      "On prompts that are not in the log. Each change has a 95% interval; if 0 lies outside of it, the change is more than chance. " +
+      `Replies of the model before training and of the model after it to the same ${plural(found.prompts, "prompt")}, which are not in the log. ` +
+        "Each change has a 95% interval; if 0 lies outside of it, the change is more than chance. " +
         `Fewer than ${found.fewest} prompts are too few for an interval.`,
+    ),
+    el(
+      "p",
+      {},
+      `More is better: ${namesOf(1).join("; ")}. Less is better: ${namesOf(-1).join("; ")}. ` +
+        "Of the drift some hundredths are usual; the other metrics are neither good nor bad.",
     ),
     el(
       "p",
@@ -179,7 +199,7 @@ function showEvaluation(found) {
     fill(
       "evaluation",
       lazily(
-        `Greedy replies side by side: ${found.replies.length} of ${plural(found.prompts, "prompt")}, those first that changed sides`,
+        `Greedy replies side by side: ${found.replies.length} of ${plural(found.prompts, "prompt")}, those first where only one is right`,
         () =>
           table(
             ["prompt", "before", "after"],
@@ -188,7 +208,7 @@ function showEvaluation(found) {
               ...[pair.before, pair.after].map((one) => ({
                 kind: "texts",
                 node: [
-                  el("strong", {}, passed(one.passed)),
+                  el("strong", {}, rightness(one.passed)),
                   " ",
                   quoted(one.reply),
                   one.reply.length >= found.reply_chars ? "…" : "",
@@ -208,11 +228,11 @@ function showDrift(found) {
     el(
       "p",
       {class: "faint small"},
-      "KL(before || after), its mean over the tokens of each reply that the model before wrote. A few replies far to the right are what a mean hides.",
+      `The ${DRIFT}: its mean over the tokens of each reply that the model before wrote. 0 is no change, and less is safer. A few replies far to the right are what a mean hides.`,
     ),
     facts(
       ["replies", count(found.count)],
-      ["mean over replies (nats per token)", fixed(found.mean, 4)],
+      ["mean over replies", fixed(found.mean, 4)],
       ...found.quantiles.map(([q, value]) => [q === 1 ? "maximum" : `${100 * q}% quantile`, fixed(value, 4)]),
     ),
     histogram("Drift of the replies", "replies, by their drift", "nats per token", found.width, found.bars, 4),
@@ -280,7 +300,7 @@ const scales = (widest) =>
     return [place ? ", " : "", `from −${end} to +${end} (`, quoted(unit), ")"];
   });
 
-const passed = (value) => (value === null ? "? no verdict" : value ? "✓ passed" : "✗ failed");
+const rightness = (value) => (value === null ? "? no verdict" : value ? "✓ right" : "✗ wrong");
 const clear = (row) => row.low !== null && (row.low > 0 || row.high < 0);
 const change = (row, digits) =>
   row.difference === null

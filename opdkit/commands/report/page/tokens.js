@@ -12,8 +12,10 @@ function tokenKind(token) {
   return level ? `${token.advantage > 0 ? "more" : "less"}-${level}` : "";
 }
 
+const isHinted = (target) => target.tokens.some((token) => token.advantage !== null && token.advantage !== undefined);
+
 function heatMap(target, view) {
-  const hinted = target.tokens.some((token) => token.advantage !== null && token.advantage !== undefined);
+  const hinted = isHinted(target);
   const title =
     target.written === null || target.written === undefined
       ? "The reply, token by token"
@@ -67,7 +69,6 @@ function heatMap(target, view) {
     target.hint
       ? el("p", {class: "small"}, "Scored with the hint: ", quoted(target.hint))
       : el("p", {class: "small"}, "No hint: the teacher says nothing here, only the reward weighs the tokens."),
-    hinted ? legend() : null,
     hinted ? tokenTools(box, target) : null,
     box,
     about,
@@ -159,12 +160,13 @@ function legend() {
   return el(
     "div",
     {class: "legend", "aria-label": "Legend"},
+    "Advantage in nats:",
     one("less-3", `below −${STEPS[2]}`),
     one("less-2", `below −${STEPS[1]}`),
     one("less-1", `below −${STEPS[0]}`),
     one("more-1", `above ${STEPS[0]}`),
     one("more-2", `above ${STEPS[1]}`),
-    one("more-3", `above ${STEPS[2]} nats`),
+    one("more-3", `above ${STEPS[2]}`),
     one("untrained", "not trained"),
     el("span", {}, el("span", {class: "above"}, "abc"), " above a token: what the teacher would say"),
   );

@@ -72,6 +72,7 @@ function viewed(view) {
     conversation(view),
     view.decision.length ? decided(view.decision) : null,
     verdict(view),
+    view.targets.some(isHinted) ? legend() : null,
     ...view.targets.map((target) => heatMap(target, view)),
     view.targets.length ? null : el("p", {class: "faint"}, "No target: nothing of this turn is trained on."),
     factsOf(view),
