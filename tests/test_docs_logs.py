@@ -36,7 +36,7 @@ def test_the_example_of_each_format_is_one(name):
 
 def test_the_mappings_read_their_examples(tmp_path):
     mappings, rows = blocks("Your own: mapped", "toml"), blocks("Your own: mapped", "json")
-    assert len(mappings) == len(rows) == 3
+    assert len(mappings) == len(rows) == 4
     for mapping, block in zip(mappings, rows, strict=True):
         (tmp_path / "fields.toml").write_text(mapping)
         (told,) = reader_of(load(str(tmp_path / "fields.toml"))).read(lines(block))

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from opdkit.chat.conversation import JSON, Note, Unreadable
+from opdkit.chat.conversation import JSON, NO_DECISION, Note, Unreadable
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool",
          "function": "tool"}  # fmt: skip
@@ -26,7 +26,7 @@ _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _MEDIA = re.compile(r"[a-z]+/[A-Za-z0-9.+-]{1,60}")
 _ARGUMENTS = ("arguments", "input", "args", "parameters")  # OpenAI, Anthropic, LangChain, Llama
 _TOKEN_IDS = ("response_token_ids", "token_ids", "response_ids")
-_NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type"))
+_NOTED = frozenset((*_TOKEN_IDS, "logprobs", "finish_reason", "turn_type", "decision"))
 
 
 def message(
@@ -247,9 +247,10 @@ def read_call(call: Any) -> JSON:
 
 
 def read_note(item: JSON) -> Note:
-    """Return finish reason, side turn, token ids and log-probs (nats) of an assistant message.
+    """Return finish reason, side turn, token ids, log-probs (nats) and decision of an assistant message.
 
-    Ids and log-probs are None where they are missing, malformed or of different lengths.
+    Ids and log-probs are None where they are missing, malformed or of different lengths. Raises Unreadable for a
+    decision of another shape than `decision` of tables.toml.
     """
     ids = next((_read_ids(item[key]) for key in _TOKEN_IDS if item.get(key)), None)
     logged = item.get("logprobs")
@@ -268,7 +269,22 @@ def read_note(item: JSON) -> Note:
     if ids and logprobs and len(ids) != len(logprobs):
         ids = logprobs = None  # nobody can say which of them belong together
     kind = "side" if item.get("turn_type") == "side" else "main"
-    return Note(first_text(item.get("finish_reason")), None, kind, ids, logprobs)
+    note = Note(first_text(item.get("finish_reason")), None, kind, ids, logprobs)
+    if item.get("decision") is not None:
+        note.add_decision(**_read_decision(item["decision"]))
+    return note
+
+
+def _read_decision(logged: Any) -> JSON:
+    if not isinstance(logged, dict) or not logged.keys() <= NO_DECISION.keys():
+        detail = f"it has {', '.join(NO_DECISION)}, not {str(logged)[:100]!r}"
+        raise Unreadable("decision of unknown shape", detail)
+    rating, tags = logged.get("rating"), logged.get("tags") or []
+    texts = {name: logged.get(name) for name in ("comment", "edited", "kept")}
+    are_texts = isinstance(tags, list) and all(isinstance(text, str) for text in (*tags, *filter(None, texts.values())))
+    if rating not in (None, -1, 0, 1) or not are_texts:
+        raise Unreadable("decision of unknown shape", "rating is -1, 0 or 1, tags a list of texts, the others texts")
+    return texts | {"rating": None if rating is None else int(rating), "tags": tags}
 
 
 def _read_ids(values: Any) -> list[int] | None:

@@ -49,6 +49,10 @@ class FieldMap:
     tool_calls: Steps | None = ("tool_calls",)
     tool_call_id: Steps | None = ("tool_call_id",)
     finish_reason: Steps | None = None
+    # Of each message; where a line is a prompt and a reply, of the line.
+    rating: Steps | None = None
+    comment: Steps | None = None
+    edited: Steps | None = None
     # Of each line.
     system: Steps | None = None
     tools: Steps | None = None
@@ -64,6 +68,8 @@ class FieldMap:
         """Fields of a line that metadata need not keep: those of the conversation, and those that are columns whole."""
         whole = [self.messages, self.prompt, self.reply, self.next, self.tools, self.system]
         short = [self.session, self.model, self.time, self.language]
+        if self.messages is None:
+            short += [self.rating, self.comment, self.edited]
         if self.messages is None and self.prompt is None:  # one message per line: its fields are the line's
             whole += [self.role, self.content, self.tool_calls]
             short += [self.order, self.reasoning, self.name, self.tool_call_id, self.finish_reason]

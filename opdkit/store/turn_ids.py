@@ -41,10 +41,15 @@ def branch_session_id(first: str, branch: int) -> str:
     return first if branch < 2 else f"{first}#branch-{branch}"
 
 
+def first_branch(session_id: str) -> str:
+    """Return the first branch of the conversation that a session is a branch of; any other session itself."""
+    return _BRANCH.sub("", session_id)
+
+
 def conversation_id(session_id: str) -> str:
     """Return the session of the log that a session goes back to; of the branches of one conversation, the first.
 
     >>> conversation_id("chat.jsonl:17#branch-2:3/rollout-0")
     'chat.jsonl:17'
     """
-    return _BRANCH.sub("", logged_session_id(session_id))
+    return first_branch(logged_session_id(session_id))

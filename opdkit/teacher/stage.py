@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from opdkit.store.reviews import part_inputs, reviews_in_force
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.tables import HINT_CHECKS, TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
+from opdkit.store.turn_ids import first_branch
 from opdkit.teacher import hint_checks
 from opdkit.teacher.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, Row, make_example
@@ -252,12 +254,16 @@ def measure_scoring(config: TeacherConfig, scorer: Scorer, sessions: list[Judged
 def _make_examples(
     config: TeacherConfig, scorer: Scorer, sessions: list[JudgedSession], results: Results, counters: Counters
 ) -> Iterator[tuple[Teacher, list[Example]]]:
-    """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored."""
+    """Yield each session, the longest first, as its teacher and its turns; drop turns that cannot be scored.
+
+    The branches of a conversation count as one session, so that what they have in common is read once.
+    """
+    groups = groupby(sessions, key=lambda one: first_branch(one[0]["session_id"]))
     # Characters sort sessions in about the same order as tokens.
-    order = sorted(sessions, key=lambda one: -sum(len(message["content"] or "") for message in one[0]["messages"]))
-    for session, judged in progress(order, "scoring", len(order), "sessions"):
+    order = sorted([list(branches) for _, branches in groups], key=_longest, reverse=True)
+    for branches in progress(order, "scoring", len(order), "sessions"):
         teacher, examples = None, list[Example]()
-        for turn, verdict in judged:
+        for session, turn, verdict in ((session, *pair) for session, judged in branches for pair in judged):
             try:
                 teacher = scorer.teacher_of(session)
                 examples.append(make_example(config, scorer, teacher, session, turn, verdict, counters))
@@ -265,6 +271,10 @@ def _make_examples(
                 results[verdict["turn_id"]].dropped.append(error.reason)
         if teacher is not None:
             yield teacher, examples
+
+
+def _longest(branches: list[JudgedSession]) -> int:
+    return max(sum(len(message["content"] or "") for message in session["messages"]) for session, _ in branches)
 
 
 def batch_sessions(

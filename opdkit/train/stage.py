@@ -21,6 +21,7 @@ from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_options
 from opdkit.store.template_args import template_args_of
+from opdkit.store.turn_ids import first_branch
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
 from opdkit.train.best_state import best, check_better, describe_state, is_over, is_worse
@@ -57,7 +58,7 @@ def run(config: TrainConfig) -> Summary:
     # Training set and steps.
     data, prompts = load_training_set(config, phases, chat)
     turns = data.turns
-    sessions = [turn.session_id for turn in turns] if config.batch_by == "session" else None
+    sessions = [first_branch(turn.session_id) for turn in turns] if config.batch_by == "session" else None
     steps = optimizer_steps(
         data.phases, data.strengths, sessions, config.batch_turns, data.epochs, config.seed, config.order
     )

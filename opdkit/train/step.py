@@ -16,6 +16,7 @@ from opdkit.model.load import resolve_device
 from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
 from opdkit.store import stopping
+from opdkit.store.turn_ids import first_branch
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Tree, plan_forwards
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
@@ -55,7 +56,7 @@ def optimizer_step(
     while True:
         forwards, tokens_read = plan_forwards(
             sequences,
-            [turn.session_id for turn in batch],
+            [first_branch(turn.session_id) for turn in batch],
             min(config.micro_batch_tokens, budget.most),
             accelerator.process_index,
             accelerator.num_processes,

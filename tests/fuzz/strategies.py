@@ -184,7 +184,7 @@ THOUGHT = some(summary=mostly(TEXT), content=mostly(TEXT))
 GPT_KINDS = ["text", "multimodal_text", "code", "execution_output", "thoughts", "reasoning_recap", "odd",
              "user_editable_context"]  # fmt: skip
 GPT_CONTENT = mostly(some(content_type=mostly(st.sampled_from(GPT_KINDS)), text=mostly(TEXT), parts=mostly(
-    st.lists(ANYTHING, max_size=2)), thoughts=mostly(st.lists(mostly(THOUGHT))), user_profile=mostly(TEXT)))  # fmt: skip
+    st.lists(ANYTHING, max_size=2)), thoughts=mostly(st.lists(mostly(THOUGHT))), user_profile=TEXT))  # fmt: skip
 GPT_MESSAGE = mostly(st.none() | some(author=mostly(whole(role=ROLE)), content=GPT_CONTENT, metadata=mostly(some(
     is_visually_hidden_from_conversation=ANYTHING, model_slug=mostly(TEXT), finish_details=ANYTHING)), status=TEXT,
     recipient=mostly(st.sampled_from(["all", "python"]))))  # fmt: skip

@@ -78,7 +78,9 @@ def read_reply(output: Any) -> tuple[JSON, Note]:
             raise Unreadable("no reply", "no item of the output is one")
         for piece in messages[1:]:
             join_reply(messages[0], piece)
-        return messages[0], Note(first_text(output.get("status")))
+        details = output.get("incomplete_details")
+        reason = details.get("reason") if isinstance(details, dict) else None
+        return messages[0], Note(first_text(reason, output.get("status")))
     if isinstance(output, dict) and isinstance(output.get("choices"), list) and output["choices"]:
         choice = output["choices"][0]
         body = choice.get("message", choice) if isinstance(choice, dict) else None

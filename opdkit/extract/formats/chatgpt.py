@@ -16,7 +16,7 @@ from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, content_text, dump, first_text, message
 from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
-from opdkit.extract.formats.trees import Node, Tree, read_parent, read_time, tree_reader
+from opdkit.extract.formats.trees import Node, Tree, read_parent, tree_reader
 
 _RATINGS = {"thumbs_up": 1, "thumbsUp": 1, "thumbs_down": -1, "thumbsDown": -1}
 _LEFT_OUT = ("mapping", "current_node", "moderation_results", "safe_urls", "blocked_urls")
@@ -40,9 +40,8 @@ def read_record(record: JSON) -> Tree:
     if isinstance(mapping, dict):
         nodes = [_read_node(name, node) for name, node in mapping.items()]
         metadata = without_empty({key: value for key, value in record.items() if key not in _LEFT_OUT})
-        rank = (True, read_time(record.get("update_time")))
-        model = first_text(record.get("default_model_slug"))
-        return Tree(nodes, first_text(record.get("current_node")), metadata, model, rank=rank)
+        current, model = (first_text(record.get(key)) for key in ("current_node", "default_model_slug"))
+        return Tree(nodes, current, metadata, model, time=record.get("update_time"))
     name, rating = first_text(record.get("message_id"), record.get("id")), record.get("rating")
     if name is None or not isinstance(rating, str) or rating not in _RATINGS:
         raise Unreadable("no messages", "neither a conversation nor the rating of a message")
@@ -54,8 +53,8 @@ def read_record(record: JSON) -> Tree:
     said = said if isinstance(said, dict) else {}
     tags = [tag for tag in said["tags"] if isinstance(tag, str)] if isinstance(said.get("tags"), list) else []
     comment = first_text(said.get("text"), record.get("text"))
-    rank = (False, read_time(record.get("update_time") or record.get("create_time")))
-    return Tree(ratings={name: {"rating": _RATINGS[rating], "comment": comment, "tags": tags}}, rank=rank)
+    time = record.get("update_time") or record.get("create_time")
+    return Tree(ratings={name: {"rating": _RATINGS[rating], "comment": comment, "tags": tags}}, time=time, is_copy=True)
 
 
 def _read_node(name: str, node: Any) -> Node:

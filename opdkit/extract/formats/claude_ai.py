@@ -59,8 +59,9 @@ def _read_node(item: Any, name: str) -> Node:
         messages, notes = read_messages([{"role": role, "content": [*texts, *files, *blocks]}])
     parent, node_id = first_text(item.get("parent_message_uuid")), first_text(item.get("uuid")) or name
     node = Node(node_id, None if parent == _ROOT else parent, messages, notes)
-    if messages[-1]["role"] == "assistant":
-        node.last_note.finish_reason = first_text(item.get("stop_reason"))
+    note = node.last_note
+    if note is not None:
+        note.finish_reason = first_text(item.get("stop_reason"))
     return node
 
 

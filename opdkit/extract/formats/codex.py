@@ -101,8 +101,8 @@ class _Session:
     def skip_last_reply(self, reason: str) -> None:
         """Mark the last reply of the branch as one that cannot be trained on."""
         last = self.last_reply()
-        if last is not None:
-            note = last.last_note
+        note = last.last_note if last is not None else None
+        if note is not None:
             note.skip_reason = note.skip_reason or reason
 
 
@@ -136,9 +136,8 @@ def read(unit: Sequence[Line]) -> Iterator[Conversation | Rejected]:
     header = session.header or {}
     source = header.get("source")
     if (isinstance(source, dict) and "subagent" in source) or header.get("thread_source") == "subagent":
-        for node in session.nodes:
-            if node.messages[0]["role"] == "assistant":
-                node.last_note.kind = "side"
+        for note in filter(None, (node.last_note for node in session.nodes)):
+            note.kind = "side"
     metadata = {key: value for key, value in header.items() if key != "base_instructions"}
     current = session.path[-1].id if session.path else None
     try:

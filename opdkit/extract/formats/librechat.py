@@ -64,8 +64,8 @@ def _read_node(item: Any, above: str | None, name: str) -> Node:
     node.model = first_text(item.get("model"))
     parts = as_list(item.get("content")) or [{"type": "text", "text": item.get("text") or ""}]
     node.messages, node.notes = read_messages(split_blocks(block for part in parts for block in _blocks(part)))
-    if any(message["role"] == "assistant" for message in node.messages):
-        note, feedback = node.last_note, item.get("feedback")
+    note, feedback = node.last_note, item.get("feedback")
+    if note is not None:
         note.finish_reason = first_text(item.get("finish_reason"))
         note.skip_reason = "error" if item.get("error") else "aborted" if item.get("unfinished") else note.skip_reason
         if isinstance(feedback, dict):

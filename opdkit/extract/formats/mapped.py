@@ -9,6 +9,7 @@ from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
 from opdkit.chat.messages import ROLES, check_message_count, first_text, message, read_messages, read_tools
 from opdkit.config.conditions import parse_time
 from opdkit.extract.formats.chains import Call, call_reader
+from opdkit.extract.formats.feedback import rating_of
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import line_reader, mark_gaps
@@ -62,12 +63,21 @@ def _openai_messages(fields: FieldMap, items: Any, first: int = 0, role: str = "
             value = value_at(item, getattr(fields, key))
             if value is not None:
                 read[key] = value if isinstance(value, str) else str(value)
+        if known == "assistant" and (decision := _decision(fields, item)):
+            read["decision"] = decision
         calls = value_at(item, fields.tool_calls)
         if calls and fields.tool_call:
             calls = [{key: value_at(call, path) for key, path in fields.tool_call}
                      for call in (calls if isinstance(calls, list) else [calls])]  # fmt: skip
         messages.append(read | ({"tool_calls": calls} if calls else {}))
     return messages
+
+
+def _decision(fields: FieldMap, record: JSON) -> JSON:
+    """Return what a message, or a pair of prompt and reply, says that a person decided about the reply."""
+    rating = rating_of(value_at(record, fields.rating))
+    texts = {name: first_text(value_at(record, getattr(fields, name))) for name in ("comment", "edited")}
+    return {name: value for name, value in (texts | {"rating": rating}).items() if value is not None}
 
 
 def _path_text(steps: Sequence[str | int] | None) -> str:
@@ -141,6 +151,7 @@ def _split_pair(fields: FieldMap, record: JSON) -> tuple[list[JSON], JSON, Note,
         raise Unreadable("no reply", "it is of another role")
     note = notes.get(0) or Note()
     note.finish_reason = note.finish_reason or first_text(value_at(record, fields.finish_reason))
+    note.add_decision(**_decision(fields, record))
     following = value_at(record, fields.next)
     if following in (None, "", []):
         return prompt, replies[0], note, []

@@ -19,7 +19,7 @@ from opdkit.chat.conversation import JSON, Note, Unreadable
 from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, message, read_messages
 from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
-from opdkit.extract.formats.trees import EDITED, Node, Tree, read_parent, read_time, tree_reader
+from opdkit.extract.formats.trees import EDITED, Node, Tree, object_at, read_parent, tree_reader
 
 _OF_CHAT = ("models", "params", "tags")
 _RATINGS = {1: 1, -1: -1, 0: 0, "1": 1, "-1": -1, "0": 0}
@@ -35,65 +35,44 @@ def recognises(record: JSON) -> bool:
     """Return whether the record is a chat with its tree, or the rating of a message in one."""
     if record.get("type") == "rating":
         return isinstance(record.get("data"), dict) and isinstance(record.get("meta"), dict)
-    return _find_messages(record) is not None
-
-
-def _find_messages(record: JSON) -> JSON | None:
-    """Return the messages of a chat by id, wherever its version of Open WebUI keeps them; None where it has none."""
-    body = record.get("chat") if isinstance(record.get("chat"), dict) else record
-    history = body.get("history") if isinstance(body, dict) else None
-    messages = history.get("messages") if isinstance(history, dict) else None
-    return messages if isinstance(messages, dict) else None
+    return bool(object_at(object_at(record, "chat") or record, "history", "messages"))
 
 
 def id_of(record: JSON) -> str | None:
     if record.get("type") != "rating":
         return first_text(record.get("id"))
-    meta, chat = record.get("meta"), _copied_chat(record)
-    return first_text(meta.get("chat_id") if isinstance(meta, dict) else None, chat.get("id"))
-
-
-def _copied_chat(record: JSON) -> JSON:
-    """Return the chat that a feedback holds a copy of; {} where it holds none."""
-    snapshot = record.get("snapshot")
-    chat = snapshot.get("chat") if isinstance(snapshot, dict) else None
-    return chat if isinstance(chat, dict) else {}
+    return first_text(object_at(record, "meta").get("chat_id"), object_at(record, "snapshot", "chat").get("id"))
 
 
 def read_record(record: JSON) -> Tree:
     """Read a chat, or a feedback."""
     if record.get("type") != "rating":
-        return replace(_read_chat(record), rank=(True, read_time(record.get("updated_at"))))
-    meta, data, chat = record.get("meta"), record.get("data"), _copied_chat(record)
-    name = first_text(meta.get("message_id")) if isinstance(meta, dict) else None
+        return _read_chat(record)
+    name = first_text(object_at(record, "meta").get("message_id"))
     if name is None:
         raise Unreadable("no messages", "a rating that names no message")
-    tree = Tree() if _find_messages(chat) is None else _read_chat(chat)
-    return replace(tree, ratings={name: _read_rating(data)}, rank=(False, read_time(record.get("updated_at"))))
+    tree = _read_chat(object_at(record, "snapshot", "chat"))
+    return replace(tree, ratings={name: _read_rating(record.get("data"))}, time=record.get("updated_at"), is_copy=True)
 
 
 def _read_chat(record: JSON) -> Tree:
-    body: JSON = record["chat"] if isinstance(record.get("chat"), dict) else record
-    logged = _find_messages(record)
-    if logged is None:
-        raise Unreadable("no messages", "neither a chat with its history nor a rating")
-    parents = {str(item.get("parentId")) for item in logged.values() if isinstance(item, dict)}
+    body = object_at(record, "chat") or record
+    logged = object_at(body, "history", "messages")
+    parents = {item["parentId"] for item in logged.values() if isinstance(object_at(item).get("parentId"), str)}
     nodes = [node for name, item in logged.items() for node in _read_message(name, item, logged, parents)]
     edited = {node.id for node in nodes} - logged.keys()
+    system = first_text(object_at(body, "params").get("system"), body.get("system"))
     for node in nodes:
         if node.parent is not None and node.parent + _EDITED in edited:
             node.parent += _EDITED
-    params = body.get("params")
-    system = first_text(params.get("system") if isinstance(params, dict) else None, body.get("system"))
-    for node in nodes if system else ():
-        if node.parent is None and node.messages:
+        elif system and node.parent is None:
             node.messages.insert(0, message("system", system))
             node.notes = {index + 1: note for index, note in node.notes.items()}
     metadata = {key: value for key, value in record.items() if key not in ("chat", "history", "messages")}
     metadata |= {key: body[key] for key in _OF_CHAT if key in body}
-    models = body.get("models")
-    model = first_text(*models) if isinstance(models, list) else None
-    return Tree(nodes, first_text(body["history"].get("currentId")), without_empty(metadata), model)
+    model = first_text(*body["models"]) if isinstance(body.get("models"), list) else None
+    current = first_text(object_at(body, "history").get("currentId"))
+    return Tree(nodes, current, without_empty(metadata), model, time=record.get("updated_at"))
 
 
 def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) -> Iterator[Node]:
@@ -108,8 +87,7 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
             content = [{"type": "text", "text": content or ""}, *({"type": kind} for kind in kinds)]
         yield Node(name, parent, read_messages([{"role": item.get("role"), "content": content}])[0])
         return
-    question = logged.get(parent or "")
-    asked = question.get("models") if isinstance(question, dict) else None
+    asked = object_at(logged, parent or "").get("models")
     node = Node(name, parent, model=first_text(item.get("model")), parallel=isinstance(asked, list) and len(asked) > 1)
     is_edited = isinstance(original, str) and bool(original) and original != content
     pieces = item["output"] if isinstance(item.get("output"), list) and item["output"] and not is_edited else None

@@ -12,11 +12,13 @@ tree of all records with one id, wherever they are.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from opdkit.chat.conversation import JSON, LEFT_OUT, NO_DECISION, Conversation, Note, Unreadable
 from opdkit.chat.messages import check_message_count, dump
+from opdkit.config.conditions import parse_time
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 
@@ -27,6 +29,7 @@ EDITED = "edited by a person"  # skip reason of a text that no model wrote
 # Of all branches of a tree: characters, and a thousand for each message. One tree must not fill the memory.
 MOST_CHARACTERS = 1 << 28
 _OF_MESSAGE = 1_000
+_NEVER = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(slots=True, eq=False)
@@ -50,14 +53,15 @@ class Node:
 
 @dataclass(slots=True)
 class Tree:
-    """One record of a conversation: its messages, ratings of messages that may be in other records, or both."""
+    """Record of a conversation: its messages, ratings of messages that may be in other records, or both."""
 
     nodes: list[Node] = field(default_factory=list)
     current: str | None = None  # node that the user was left with
     metadata: JSON = field(default_factory=dict)
     model: str | None = None
     ratings: dict[str, JSON] = field(default_factory=dict)  # id of a message -> fields of `decision` in tables.toml
-    rank: tuple[bool, float] = (True, 0.0)  # True: an export, not a copy beside a rating; seconds since 1970
+    time: Any = None  # as logged
+    is_copy: bool = False  # beside a rating: an export outranks it
 
 
 def tree_reader(
@@ -68,8 +72,8 @@ def tree_reader(
 ) -> Reader:
     """Return the reader of a format whose records are conversations, ratings, or both, joined by `id_of`.
 
-    Of several records of a conversation the one of the highest rank says what it was; messages that only others hold
-    are added, and the ratings of later ones count. `read_record` raises Unreadable.
+    Of several records of a conversation the latest says what it was; messages that only others hold are added.
+    `read_record` raises Unreadable.
     """
     return Reader(name, "id", recognises, partial(_read_records, read_record), id_of)
 
@@ -83,19 +87,18 @@ def _read_records(
             records.append((line, read_record(parse(line))))
         except Unreadable as problem:
             yield line.reject(problem)
-    records.sort(key=lambda record: record[1].rank, reverse=True)
+    records.sort(key=lambda record: (not record[1].is_copy, parse_time(record[1].time) or _NEVER), reverse=True)
     nodes: list[Node] = []
     by_id: dict[str, Node] = {}
     for _, tree in records:
         nodes += [node for node in tree.nodes if node.id not in by_id]
         by_id = {node.id: node for node in tree.nodes} | by_id
-    for _, tree in reversed(records):
-        for message_id, fields in tree.ratings.items():
-            note = by_id[message_id].last_note if message_id in by_id else None
-            if note is None:
-                yield LeftOut(NOT_THERE)
-            else:
-                note.add_decision(**fields)
+    for message_id, fields in (rating for _, tree in reversed(records) for rating in tree.ratings.items()):
+        note = by_id[message_id].last_note if message_id in by_id else None
+        if note is None:
+            yield LeftOut(NOT_THERE)
+        else:
+            note.add_decision(**fields)
     for line, tree in [record for record in records if record[1].nodes or not record[1].ratings][:1]:
         try:
             yield from read_branches(line, nodes, tree.current, tree.metadata, tree.model)
@@ -110,9 +113,11 @@ def read_parent(value: Any) -> str | None:
     return value or None
 
 
-def read_time(value: Any) -> float:
-    """Return a logged time in seconds since 1970; 0.0 where it is none."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+def object_at(record: Any, *keys: str) -> JSON:
+    """Return the object at a path of names; {} where there is none."""
+    for key in keys:
+        record = record.get(key) if isinstance(record, dict) else None
+    return record if isinstance(record, dict) else {}
 
 
 _Children = Mapping[str | None, list[Node]]
@@ -194,7 +199,7 @@ def _find_branches(children: _Children, reached: Sequence[Node], kept: Collectio
             continue
         del path[depth:], sizes[depth + 1 :]
         path.append(node)
-        sizes.append(sizes[-1] + sum(map(_size, node.messages)))
+        sizes.append(sizes[-1] + _size(node))
         below = [(depth + 1, child) for child in _order(children.get(node.id, ()), kept) if child.id in with_message]
         stack += below
         if not below and (not branches or total + sizes[-1] <= MOST_CHARACTERS):
@@ -208,9 +213,9 @@ def _order(siblings: Iterable[Node], kept: Collection[str]) -> list[Node]:
     return sorted(siblings, key=lambda node: node.id not in kept)[::-1]
 
 
-def _size(message: JSON) -> int:
-    calls = sum(len(call["arguments"]) for call in message["tool_calls"])
-    return _OF_MESSAGE + len(message["content"] or "") + len(message["reasoning"] or "") + calls
+def _size(node: Node) -> int:
+    texts = (len(m["content"] or "") + len(m["reasoning"] or "") + len(str(m["tool_calls"])) for m in node.messages)
+    return _OF_MESSAGE * max(1, len(node.messages)) + sum(texts)
 
 
 def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
@@ -219,7 +224,8 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
         others = [node for node in children[chosen.parent] if node is not chosen]
         if not others:
             continue
-        kept = next((found for node in kept_path[position:] if (found := _first_message(node)) is not None), None)
+        places = range(position, len(kept_path))
+        kept = next((found for i in places if (found := _first_message(kept_path[i])) is not None), None)
         if kept is None or kept[0]["role"] != "assistant" or kept[0]["tool_calls"] or not kept[0]["content"]:
             continue
         if kept[1].skip_reason not in (None, EDITED) or (chosen.parallel and chosen is kept_path[-1]):
@@ -229,10 +235,10 @@ def _mark_regenerated(children: _Children, kept_path: Sequence[Node]) -> None:
             message, note = _first_message(node) or (None, Note())
             if message is None:
                 others.extend(children.get(node.id, ()))
-            elif message["role"] == "assistant" and text not in (
-                message["content"],
-                (note.decision or NO_DECISION)["edited"],
-            ):
+                continue
+            own = message["content"], (note.decision or NO_DECISION)["edited"]
+            is_reply = message["role"] == "assistant" and (message["content"] or message["tool_calls"])
+            if is_reply and text not in own:
                 note.add_decision(kept=text)
 
 

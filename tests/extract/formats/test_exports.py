@@ -196,10 +196,14 @@ def test_calls_of_other_interfaces_through_litellm(tmp_path):
     items = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
              {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
              {"type": "function_call", "name": "f", "arguments": "{}", "call_id": "c"}]  # fmt: skip
-    responses = first | {"call_type": "aresponses", "messages": "hey", "response": {"output": items}}
+    responses = first | {
+        "call_type": "aresponses",
+        "messages": "hey",
+        "response": {"output": items, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+    }
     found = read_export(tmp_path, [anthropic, responses])
     assert [roles(s) for s in found["sessions"]] == ["s u a", "u a"]
-    assert [t["skip_reason"] for t in found["turns"]] == ["truncated", "no next state"]
+    assert [t["skip_reason"] for t in found["turns"]] == ["truncated", "truncated"]
     reply = found["sessions"][1]["messages"][1]
     assert (reply["reasoning"], reply["content"], reply["tool_calls"][0]["name"]) == ("hm", "ok", "f")
 

@@ -237,7 +237,7 @@ def test_folders_mix_lines_arrays_and_single_documents(tmp_path, capsys):
     )
     assert summary.counters.dropped == {"unknown format": 1}
     said = capsys.readouterr().err
-    assert "chatgpt.json: set aside: unknown format" in said
+    assert "other.json: set aside: unknown format" in said
     assert "empty.json: empty" in said
 
 
