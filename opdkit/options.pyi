@@ -74,6 +74,8 @@ class JudgeOptions(TypedDict, total=False):
     """reward -1, without a vote, where this holds; as --good; both or none: votes decide"""
     conflicts: Literal["rating", "hint", "neither"] | None
     """what holds where a reply was rated +1, and was edited, given up for another one, or complained of next; rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing"""
+    criterion: Text | None
+    """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     votes: int | None
     """per question and turn; rules always give one"""
     weigh_votes: bool | None
@@ -411,6 +413,8 @@ class RunOptions(TypedDict, total=False):
     """peak learning rate"""
     seed: int | None
     """seed of every random draw"""
+    criterion: Text | None
+    """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     set: Texts | None
@@ -446,6 +450,8 @@ class SlurmOptions(TypedDict, total=False):
     """peak learning rate"""
     seed: int | None
     """seed of every random draw"""
+    criterion: Text | None
+    """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     set: Texts | None
@@ -527,6 +533,8 @@ class ForecastOptions(TypedDict, total=False):
 
 
 class CalibrateOptions(TypedDict, total=False):
+    other_run: Texts | None
+    """another judge on the same turns, beside RUN's; the run directory that it judged; may be given repeatedly"""
     session_reward: Literal["last", "mean", "min"] | None
     """a session's reward, to compare with its label; mean: its sign"""
     kappa_weights: Literal["none", "linear", "quadratic"] | None

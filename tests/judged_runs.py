@@ -1,5 +1,6 @@
 """Runs whose extract and judge stages are written directly: what the teacher stage starts from."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.judge.votes import reward_of
 from opdkit.model.load import load_tokenizer
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import read_all
@@ -53,6 +55,34 @@ def write_run(run: Path, parts: list[tuple[list[dict], list[dict], list[dict]]])
         with judge.writing(part) as out:
             out.rows("verdicts", verdicts)
     return run
+
+
+def judged_run(
+    path: Path, votes: Mapping[str, Sequence[int | None]], confidences: Mapping[str, Sequence[float | None]] = {}
+) -> Path:
+    """Write a run with one turn for every turn_id, judged with these votes."""
+    names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
+    sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
+    return write_run(
+        path,
+        [
+            (
+                sessions,
+                [turn(i) for i in votes],
+                [verdict_of(i, v, confidences.get(i, [None] * len(v))) for i, v in votes.items()],
+            )
+        ],
+    )
+
+
+def verdict_of(turn_id: str, scores: Sequence[int | None], confidences: Sequence[float | None]) -> dict:
+    reward = reward_of(scores)
+    votes = [{"score": s, "raw": "", "error": None if s is not None else "failed", "confidence": c}
+             for s, c in zip(scores, confidences, strict=True)]  # fmt: skip
+    return verdict(turn_id) | {
+        "reward_votes": votes,
+        "reward": reward.reward, "reward_status": reward.status, "reward_agreement": reward.agreement,
+    }  # fmt: skip
 
 
 def talk(name: str, replies: int = 2) -> dict:

@@ -1,7 +1,6 @@
 """`opdkit compare`: several trainings on the same held-out prompts, of one run or of several."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,14 +8,13 @@ from opdkit.config.command_line import quote
 from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import PythonFunction, convert, did_you_mean, fields_of
-from opdkit.config.shared import TRAINING
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import read_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
 from opdkit.store.digests import file_digest
-from opdkit.store.plans import check_upstream, differences, manifest, named_trainings
+from opdkit.store.plans import check_upstream, differences, manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import run_stage
 
@@ -63,12 +61,6 @@ def choose_runs(config: CompareConfig) -> dict[str, Path]:
         raise ConfigError(f"there is nothing to compare with: name two trainings of {config.run} (it has: "
                           f"{', '.join(names) or 'none'}; {train}), or another run directory")  # fmt: skip
     return chosen
-
-
-def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return runs by the names of their trainings or folders, or by their paths where these are the same."""
-    names = [path.resolve().name.removesuffix(TRAINING) for path in paths]
-    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
 
 
 def evaluate(path: Path, prompts: str | None, example: Path | None) -> None:

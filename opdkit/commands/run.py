@@ -123,7 +123,7 @@ def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
     flags: dict[str, JSON] = {
         "extract": {"logs": config.logs},
         "judge": {"judge": config.judge, "judge_model": judge_model, "judge_url": config.judge_url,
-                  "seed": config.seed, **common_to_two},
+                  "criterion": config.criterion, "seed": config.seed, **common_to_two},
         "teacher": model | common_to_two,
         "train": model | {"objective": config.objective, "learning_rate": config.learning_rate},
     }  # fmt: skip

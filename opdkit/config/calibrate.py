@@ -4,18 +4,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import CommandConfig, argument, option
-from opdkit.config.shared import shared_option
+from opdkit.config.shared import REPEAT, shared_option
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateConfig(CommandConfig):
-    """Measure the judge against labels of people, and how many votes are worth paying for."""
+    """Measure judges against labels of people, and how many votes are worth paying for."""
 
     run: Path = argument(..., "the run directory")
     labels: Path | None = argument(
         None,
         "JSONL or CSV of labels that people gave; turn_id (or session_id) and reward: -1, 0, 1, good, neutral, bad, "
-        "true or false; default: the random sample of `opdkit review`",
+        "true or false; several rows of a turn are labels of several people, named or not in a column rater; default: "
+        "the random sample of `opdkit review`",
+    )
+    other_run: tuple[str, ...] = option(
+        (), f"another judge on the same turns, beside RUN's; the run directory that it judged; {REPEAT}"
     )
     session_reward: str = option(
         "last", "a session's reward, to compare with its label; mean: its sign", choices=("last", "mean", "min")

@@ -1,10 +1,12 @@
 """Options of `opdkit judge`."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel, PythonFunction
 from opdkit.config.shared import REPEAT, WordedOptions, shared_option
+from opdkit.config.wording import judge_texts
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
@@ -41,13 +43,14 @@ class JudgeConfig(WordedOptions):
         "rating: +1 and no hint; hint: -1 and the hint; neither: it trains nothing",
         choices=("rating", "hint", "neither"),
     )
+    criterion: Path | None = shared_option("criterion", HOW)
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1, high=255)
     weigh_votes: bool = HOW.option(
         False,
         "weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the "
         "server's log-probs; where a vote has none, all votes of the question count as one",
     )
-    temperature: float = HOW.option(0.6, "sampling temperature", low=0.0, high=5.0)
+    temperature: float = HOW.expert(0.6, "sampling temperature", low=0.0, high=5.0)
     max_new_tokens: int = HOW.option(512, "longest reply; a vote that is cut off does not count", unit="tokens", low=1)
     hint_select: str = HOW.expert(
         "consensus",
@@ -79,3 +82,9 @@ class JudgeConfig(WordedOptions):
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
         if self.weigh_votes and (self.judge in WARNINGS or isinstance(self.judge, PythonFunction)):
             raise ConfigError(f"--weigh-votes needs a model as the judge: --judge {self.judge} has no probabilities")
+        if self.criterion and self.judge not in ("local", "endpoint"):
+            raise ConfigError(f"--criterion needs a model as the judge: --judge {self.judge} reads no text")
+
+    def check_inputs(self) -> None:
+        super().check_inputs()
+        judge_texts(self.wording, self.criterion)

@@ -24,6 +24,7 @@ class PipelineConfig(StageConfig):
     objective: str | None = HOW.option(None, "what to learn from", choices=OBJECTIVES)
     learning_rate: float | None = HOW.option(None, "peak learning rate", low=0.0)
     seed: int | None = shared_option("seed", HOW, default=None)
+    criterion: Path | None = shared_option("criterion", HOW, expert=True)
     wording: Path | None = shared_option("wording", HOW)
     config: Path | None = WHERE.option(None, "TOML file with one table per stage; flags win")
     set: tuple[str, ...] = HOW.option((), f"any option, as STAGE.OPTION=VALUE; {REPEAT}", check=parse_pairs)

@@ -72,6 +72,8 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
               {"check": parse_price, "plan": False, "needs": "dry_run"}),
     "measure": (0, "try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher",
                 {"unit": "turns", "low": 0, "plan": False, "needs": "dry_run"}),
+    "criterion": (None, "text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md",
+                  {"plan": False}),
     "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
                 "hint: docs/wording.md", {"plan": False, "expert": True}),
     "seed": (0, "seed of every random draw", {"low": 0}),

@@ -54,6 +54,27 @@ def read_wording(path: Path | None, defaults: dict[str, Texts] = DEFAULTS) -> di
     return {table: texts | own.get(table, {}) for table, texts in defaults.items()}
 
 
+def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
+    """Return the judge's texts: those of `--wording`, with the question about the reward that `--criterion` words.
+
+    That is plain text, which says what +1, -1 and 0 mean; the last line of the default question follows it. Raises what
+    `read_wording` raises, and ConfigError for no text, or where both files word that question.
+    """
+    texts = read_wording(wording)["judge"]
+    if criterion is None:
+        return texts
+    where = f"--criterion {criterion}"
+    try:
+        text = criterion.read_text(encoding="utf-8-sig").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where} cannot be read as UTF-8 text: {error}") from error
+    if not text:
+        raise ConfigError(f"{where} is empty; it must say which reply is +1, which is -1 and which is 0")
+    if texts["reward"] != DEFAULTS["judge"]["reward"]:
+        raise ConfigError(f"{where}: the question about the reward is in --wording {wording}, too; leave one of them")
+    return texts | {"reward": f"{text}\n{DEFAULTS['judge']['reward'].splitlines()[-1]}"}
+
+
 def wording_inputs(table: str, texts: Texts) -> JSON:
     """Return the texts of a table as an input of a stage's plan; {} where they are the defaults."""
     return {} if texts == DEFAULTS[table] else {"wording": {table: texts}}

@@ -119,13 +119,13 @@ def print_conclusion(conclusion: Conclusion, *, and_next: bool = True) -> None:
     stdout.print(f"[bold {_COLOURS.get(conclusion.word, 'default')}]{word}:[/]{rest}", soft_wrap=True)
     for row in conclusion.numbers:
         if row["metric"] == "kl_replies":
-            stdout.print(f"  {DRIFT}: {row['after']:.2f}", markup=False, soft_wrap=True)
-            continue
-        span = ("too few for an interval" if row["low"] is None
-                else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
-        change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
-        line = f"  right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
-        stdout.print(line, markup=False, soft_wrap=True)
+            line = f"{DRIFT}: {row['after']:.2f}"
+        else:
+            span = ("too few for an interval" if row["low"] is None
+                    else f"95% interval {with_sign(row['low'], 2)} to {with_sign(row['high'], 2)}")  # fmt: skip
+            change = f"{row['before']:.2f} -> {row['after']:.2f}, {with_sign(row['difference'], 2)} ({span})"
+            line = f"right replies, {row['domain']}: {change}, {counted(row['count'], 'prompt')}"
+        stdout.print(f"  {line}", markup=False, soft_wrap=True)
     for line in conclusion.watch:
         stdout.print(f"  look: {line}", markup=False, soft_wrap=True)
     if and_next:

@@ -16,7 +16,7 @@ from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, PythonFunction
 from opdkit.config.judge import WARNINGS, JudgeConfig
-from opdkit.config.wording import Texts, read_wording, wording_inputs
+from opdkit.config.wording import Texts, judge_texts, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
@@ -81,7 +81,7 @@ def run(config: JudgeConfig) -> Summary:
     Raises OpdkitError when the extract stage has not finished or the judge cannot be reached: then the part under way
     is not written, and the same command resumes with it.
     """
-    texts = read_wording(config.wording)["judge"]  # once: all parts are asked in the words of the plan
+    texts = judge_texts(config.wording, config.criterion)  # once: all parts are asked in the words of the plan
     inputs = wording_inputs("judge", texts)
     if config.judge == "local" and config.judge_model:
         check_model_folder(config.judge_model)

@@ -33,6 +33,12 @@ def named_trainings(run: Path) -> dict[str, Path]:
     return {folder.stem: folder for folder in folders}
 
 
+def name_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return runs by the names of their trainings or folders, or by their paths where these are the same."""
+    names = [path.resolve().name.removesuffix(TRAINING) for path in paths]
+    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
+
+
 def fingerprint(plan: JSON) -> str:
     """Return a short digest of a plan's canonical JSON."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
@@ -201,15 +207,12 @@ def is_same_path(one: str, other: str) -> bool:
 
 
 def check_model_path(model: str) -> None:
-    """Raise OpdkitError for a model that is no folder and does not look like a name on the hub either.
-
-    ORG/NAME is not taken for one where ORG is a folder here: then it is a path with a mistake in it.
-    """
+    """Raise OpdkitError for no folder and no name on the hub: ORG/NAME is none where ORG is a folder here."""
     path = Path(model)
-    above = path.parent if path.parent.name and path.parent.is_dir() else None
-    if not path.is_dir() and (above or model.startswith((".", "/", "~")) or model.count("/") > 1):
-        folders = sorted(one.name for one in above.iterdir() if one.is_dir()) if above else []
-        beside = f" (the folders in {above}: {', '.join(folders[:5]) or 'none'})" if above else ""
+    is_beside = path.parent.name and path.parent.is_dir()
+    if not path.is_dir() and (is_beside or model.startswith((".", "/", "~")) or model.count("/") > 1):
+        folders = ", ".join(sorted(one.name for one in path.parent.glob("*/"))[:5]) if is_beside else ""
+        beside = f" (in {path.parent}: {folders or 'no folder'})" if is_beside else ""
         raise OpdkitError(f"{model} is not there: no folder {path.absolute()}{beside}; a model is a folder in Hugging "
                           "Face format or a name on the hub")  # fmt: skip
 

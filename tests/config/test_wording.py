@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import save_tiny_model
+from http_server import Reply as Answer
 from http_server import completion, serving
 from judged_runs import HINT, plain, prompts_of, targets, three_parts, write_run
 from runs import talk as said
@@ -158,6 +159,81 @@ def test_texts_of_other_stages_are_not_in_the_plan(tmp_path: Path) -> None:
     judge.run(JudgeConfig(run=run, judge="rules", wording=path))
     judge.run(JudgeConfig(run=run, judge="rules"))
     assert "wording" not in manifest(run, "judge")["plan"]["inputs"]
+
+
+# -- the criterion of the reward ---------------------------------------------------------------------------------------
+
+ENDING = r"End with exactly one of \boxed{1}, \boxed{-1}, \boxed{0}."
+
+
+def test_a_criterion_changes_the_verdicts_and_the_manifest(tmp_path: Path) -> None:
+    """Of two replies one has a number. The judge follows the criterion; an old run is judged again on demand only."""
+    run = write_extract(
+        tmp_path / "run", {"a": said("How warm?", "12 C.", "thanks"), "b": said("And now?", "Cold.", "I see")}
+    )
+    criterion = tmp_path / "criterion.txt"
+    criterion.write_text("+1: the reply has a number.\n-1: it has none.\n", encoding="utf-8")
+
+    def answer(body: dict, *_) -> Answer:
+        common, _, question = body["messages"][-1]["content"].rpartition("## Question\n")
+        if not common or "[HINT_START]" in question:  # before votes are removed, it is asked whether it is there
+            return completion(r"\boxed{-1}")
+        wants_number = question == f"+1: the reply has a number.\n-1: it has none.\n{ENDING}"
+        assert wants_number or question == DEFAULTS["judge"]["reward"]
+        return completion(r"\boxed{1}" if not wants_number or "| 12 C." in common else r"\boxed{-1}")
+
+    with serving(answer) as server:
+        command = ["judge", str(run), "--judge", "endpoint", "--judge-model", "m", "--judge-url", server.url,
+                   "--votes", "1", "--shard", "0/1"]  # fmt: skip
+
+        def rewards(*more: str) -> list[int | None]:
+            done = CliRunner().invoke(app, [*command, *more])
+            assert done.exit_code == 0, done.stderr
+            return [row["reward"] for row in read_all(run, "verdicts")]
+
+        assert rewards() == [1, 1]
+        assert "wording" not in manifest(run, "judge")["plan"]["inputs"]
+        refused = CliRunner().invoke(app, [*command, "--criterion", str(criterion)])
+        assert refused.exit_code == 2
+        assert "--overwrite" in refused.stderr
+        assert "inputs.wording" in refused.stderr
+        assert rewards("--criterion", str(criterion), "--overwrite") == [1, -1]
+        texts = manifest(run, "judge")["plan"]["inputs"]["wording"]["judge"]
+        assert texts == DEFAULTS["judge"] | {"reward": f"{criterion.read_text().strip()}\n{ENDING}"}
+        asked = len(server.requests)
+        elsewhere = Path(shutil.copy(criterion, tmp_path / "copy.txt"))
+        assert rewards("--criterion", str(elsewhere)) == [1, -1]  # the same text: resumes
+        assert len(server.requests) == asked
+
+
+def test_a_criterion_of_run_is_the_judges(tmp_path: Path) -> None:
+    path = tmp_path / "criterion.txt"
+    config = RunConfig(run=tmp_path, logs=("x",), model="m", judge="local", criterion=path)
+    assert {name: stage.effective().get("criterion") for name, stage in configurations(config).items()} == {
+        "extract": None, "judge": str(path), "teacher": None, "train": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("written", [None, b"", b" \n", b"\xff\xfe\x00", "own"])
+def test_a_criterion_that_cannot_be_used_is_refused(written: bytes | str | None, own: Path, tmp_path: Path) -> None:
+    """Absent, empty, no text; or a file of wording has a question about the reward as well."""
+    path = tmp_path / "criterion.txt"
+    if written:
+        path.write_bytes(b"+1: good." if written == "own" else written)
+    elif written is not None:
+        path.touch()
+    judge_options = ["--judge", "local", "--judge-model", str(MODEL), "--criterion", str(path)]
+    done = CliRunner().invoke(
+        app, ["judge", str(tmp_path / "run"), *judge_options, *(["--wording", str(own)] if written == "own" else [])]
+    )
+    assert done.exit_code == 2
+    assert f"--criterion {path}" in " ".join(done.stderr.split())
+    assert (str(own) in done.stderr) == (written == "own")
+
+
+def test_a_judge_that_reads_no_text_has_no_criterion(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--criterion"):
+        JudgeConfig(run=tmp_path, judge="rules", criterion=tmp_path / "criterion.txt")
 
 
 # -- the teacher, and what comes after it ------------------------------------------------------------------------------

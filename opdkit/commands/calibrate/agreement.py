@@ -145,6 +145,50 @@ def hint_score(wanted: Sequence[bool], hinted: Sequence[bool]) -> HintScore:
 
 
 @dataclass(frozen=True)
+class PeopleRow:
+    """Agreement of somebody with labels of people.
+
+    `same` is the share of equal labels, `share` kappa divided by that of people, the human ceiling; None where theirs
+    is not above 0. In the row of two judges, all figures are differences.
+    """
+
+    against: str  # one person of the turn; the majority of its others; each person by name, the mean of the kappas
+    who: str  # another person, a judge, a constant, chance, or one judge minus another
+    same: float | None
+    kappa: float | None
+    kappa_interval: Interval
+    share: float | None
+    share_interval: Interval
+
+
+@dataclass(frozen=True)
+class RaterScore:
+    """Agreement of one person with the others (mean of Cohen's kappa over pairs), and of each judge with this person.
+
+    Without those that share fewer than `people.FEWEST_SHARED` turns.
+    """
+
+    rater: str
+    labels: int
+    kappa_people: float | None
+    kappa_judges: list[float | None]
+
+
+@dataclass(frozen=True)
+class PeopleScore:
+    """Agreement of people and judges on the turns that several people labelled and every judge gave a reward."""
+
+    turns: int
+    labels: int
+    fewest: int  # labels of a turn
+    most: int
+    judges: list[str]
+    rows: list[PeopleRow]
+    raters: list[RaterScore]  # [] where no row names its rater
+    pairs: int  # of raters who share enough turns
+
+
+@dataclass(frozen=True)
 class Point:
     """Figures of the judge with `votes` votes, over all subsets of the stored votes; None beyond their number.
 
@@ -181,3 +225,5 @@ class Calibration:
     curve_labels: int  # those whose turns have all the votes
     votes_worth_paying: int | None
     hints: HintScore | None  # null where no label says whether something was wanted
+    tied: int  # turns on which no label is the most frequent one: they are in `people` alone
+    people: PeopleScore | None  # null where each turn has one label and there is one judge

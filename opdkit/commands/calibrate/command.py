@@ -3,17 +3,20 @@
 import dataclasses
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
 from opdkit.commands.calibrate import agreement, voting
-from opdkit.commands.calibrate.agreement import Calibration, Point
+from opdkit.commands.calibrate.agreement import Calibration, PeopleScore, Point
 from opdkit.commands.calibrate.labels import Case, labels_of_reviews, match_verdicts, read_labels
+from opdkit.commands.calibrate.people import score_people
 from opdkit.commands.calibrate.table import show
 from opdkit.config.calibrate import CalibrateConfig
-from opdkit.console import warn
+from opdkit.console import counted, warn
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import Array, resample_sums, share_interval
+from opdkit.store.plans import name_runs
 
 EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
 
@@ -40,6 +43,11 @@ def measure(config: CalibrateConfig) -> Calibration:
         reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
         labels = f"no label of {config.labels}" if config.labels else "no label"
         raise OpdkitError(f"{labels} is of a judged turn of {config.run}: {reasons}")
+    people, turns = measure_people(cases, config), len(cases)
+    cases = [case for case in cases if case.label is not None]
+    if not cases:
+        raise OpdkitError(f"{config.labels}: the labels of each judged turn contradict each other, as often one as "
+                          "another")  # fmt: skip
     # Agreement of labels and rewards: as stored, and as both ways to count the votes give them.
     confusions = {
         way: confusions_by_session(cases, config.session_reward, way) for way in ("stored", "plain", "weighed")
@@ -76,7 +84,34 @@ def measure(config: CalibrateConfig) -> Calibration:
         curve_labels=used,
         votes_worth_paying=voting.worth_paying(measured, config.tolerance),
         hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
+        tied=turns - len(cases),
+        people=people,
     )
+
+
+def measure_people(cases: list[Case], config: CalibrateConfig) -> PeopleScore | None:
+    """Compare people and the judges of all runs, on the labelled turns that have a reward of each.
+
+    Where a turn has several labels, only such turns count. None for a single judge on turns with one label each. Raises
+    OpdkitError where no turn is left.
+    """
+    runs = [config.run, *map(Path, config.other_run)]
+    fewest = 2 if any(len(case.labels) > 1 for case in cases) else 1
+    if len(runs) == 1 and fewest == 1:
+        return None
+    labels = [label for case in cases for label in case.labels]
+    rewards: list[dict[tuple[str, str], int]] = []  # of each judge
+    for judged in (cases, *(match_verdicts(run, labels, config.labels)[0] for run in runs[1:])):
+        stored = (voting.session_reward(config.session_reward, (t.reward for t in case.turns)) for case in judged)
+        rewards.append({c.key: reward for c, reward in zip(judged, stored, strict=True) if reward is not None})
+    cases = [case for case in cases if len(case.labels) >= fewest and all(case.key in given for given in rewards)]
+    if not cases and len(runs) > 1:
+        raise OpdkitError(
+            f"no turn with {counted(fewest, 'label')} or more has a reward in {' and '.join(map(str, runs))}"
+        )
+    judges = list(name_runs(runs)) if len(runs) > 1 else ["the judge"]
+    rewards_NJ = [[given[case.key] for given in rewards] for case in cases]
+    return score_people(cases, rewards_NJ, judges, config.kappa_weights, config.seed) if cases else None
 
 
 def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
@@ -88,7 +123,7 @@ def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
     for case in cases:
         reward = voting.session_reward(how, (turn.rewards[way] for turn in case.turns))
         cells = by_session.setdefault(case.session_id, np.zeros(9))
-        if reward is not None:
+        if reward is not None and case.label is not None:
             cells += agreement.confusion([case.label], [reward]).ravel()
     return np.stack(list(by_session.values()))
 

@@ -2,10 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from opdkit.commands.turns.nearest import nearest_turns
 from opdkit.config.command_line import quote
@@ -16,6 +17,8 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
+
+T = TypeVar("T")
 
 KEYS = ("turn_id", "session_id")  # the first that a row has says what is labelled
 VALUES = ("reward", "label")
@@ -32,10 +35,11 @@ _VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward_votes.confidence", 
 
 @dataclass(frozen=True)
 class Label:
-    """Label of one turn or session: -1, 0 or 1. `line` is where its row begins, from 1; of a review, its number.
+    """Label that one person gave a turn or session: -1, 0 or 1.
 
-    `wanted`: whether the reaction shows what the reply should have done, so that there is a hint to give; None where
-    the label does not say.
+    `line` is where its row begins, from 1; of a review, its number. `wanted`: whether the reaction shows what the reply
+    should have done, so that there is a hint to give; None where the label does not say. `rater`: who gave it, None
+    where the row does not say.
     """
 
     kind: str  # one of KEYS
@@ -43,6 +47,7 @@ class Label:
     value: int
     line: int
     wanted: bool | None = None
+    rater: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,12 +85,35 @@ class Judged:
 
 @dataclass(frozen=True)
 class Case:
-    """Label with the verdicts on its turn, or on the turns of its session in their order."""
+    """Labels of a turn or session, and the verdicts on it, of a session's turns in their order."""
 
-    label: int
-    session_id: str
+    labels: list[Label]
     turns: list[Judged]
-    wanted: bool | None  # as in Label
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.labels[0].kind, self.labels[0].id
+
+    @property
+    def session_id(self) -> str:
+        return self.turns[0].session_id
+
+    @cached_property
+    def label(self) -> int | None:
+        """Return the label that most people gave; None where several are as frequent."""
+        return _most_frequent(label.value for label in self.labels)
+
+    @cached_property
+    def wanted(self) -> bool | None:
+        """Return whether something was wanted, as most of those say who say it."""
+        return _most_frequent(label.wanted for label in self.labels if label.wanted is not None)
+
+
+def _most_frequent(values: Iterable[T]) -> T | None:
+    """Return the value that occurs most often; None without values, and where several occur as often."""
+    ranked = Counter(values).most_common(2)
+    is_tied = len(ranked) == 2 and ranked[0][1] == ranked[1][1]
+    return ranked[0][0] if ranked and not is_tied else None
 
 
 class _UnusableError(Exception):
@@ -93,20 +121,23 @@ class _UnusableError(Exception):
 
 
 def read_labels(path: Path) -> Labels:
-    """Read the labels of a file, one for each turn or session; rows that cannot be used are set aside and counted.
+    """Read the labels of a file; rows that cannot be used are set aside and counted.
 
-    Equal labels of one turn count once; labels that contradict each other are all set aside. Raises OpdkitError, naming
-    lines, when the file cannot be read or no label is left.
+    Rows of one turn are labels of several people. Where they name the same rater, equal ones count once, and those that
+    contradict each other are all set aside. Raises OpdkitError, naming lines, when the file cannot be read or no label
+    is left.
     """
-    labels: dict[tuple[str, str], Label | None] = {}  # None: contradicted
+    labels: dict[tuple[str, ...], Label | None] = {}  # None: contradicted
     set_aside, examples, rows = Counter[str](), list[str](), 0
     for line, row in _rows(path):
         rows += 1
         try:
             label = _label(row, line)
-            before = labels.setdefault((label.kind, label.id), label)
+            # Each row without a rater is a person of its own.
+            key = (label.kind, label.id, *([str(line)] if label.rater is None else ["rater", label.rater]))
+            before = labels.setdefault(key, label)
             if before is None or before.value != label.value:
-                labels[label.kind, label.id] = None
+                labels[key] = None
                 raise _UnusableError("contradicting labels", label.id)
             if before is not label:
                 set_aside["the same label again"] += 1
@@ -191,16 +222,19 @@ def _label(row: JSON | str, line: int) -> Label:
     # The column `wanted` names what was wanted; null, none, no, false or 0 for nothing; an empty cell says neither.
     cell = str(fields.get("wanted", "")).strip().lower()
     wanted = cell not in ("none", "null", "no", "false", "0") if cell else None
-    return Label(kind, fields[kind].strip(), WORDS[word], line, wanted)
+    rater = "" if fields.get("rater") is None else str(fields["rater"]).strip()
+    return Label(kind, fields[kind].strip(), WORDS[word], line, wanted, rater or None)
 
 
 def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[list[Case], Counter[str], list[str]]:
-    """Return labels with their verdicts, the number of others by reason, and similar ids for some unknown ones.
+    """Return turns with labels and verdicts, the number of other labels by reason, and ids like some unknown ones.
 
     `file` is where the labels come from, None for reviews. Raises what `read_arrow` raises, such as for a run that is
     not judged.
     """
-    labelled = {(label.kind, label.id) for label in labels}
+    labelled: dict[tuple[str, str], list[Label]] = {}
+    for label in labels:
+        labelled.setdefault((label.kind, label.id), []).append(label)
     verdicts: dict[tuple[str, str], list[Judged]] = {}
     for part in range(part_count(run, "judge")):
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
@@ -213,18 +247,15 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
             for key in (("turn_id", row["turn_id"]), ("session_id", session_id)):
                 if key in labelled:
                     verdicts.setdefault(key, []).append(judged)
-    cases, missing = [], []
-    for label in labels:
-        if turns := verdicts.get((label.kind, label.id)):
-            cases.append(Case(label.value, turns[0].session_id, turns, label.wanted))
-        else:
-            missing.append(label)
+    cases = [Case(given, verdicts[key]) for key, given in labelled.items() if key in verdicts]
+    missing = [given for key, given in labelled.items() if key not in verdicts]
     if not missing:
         return cases, Counter(), []
-    reasons, guesses = Counter[str](), []
-    for label, reason in zip(missing, reasons_missing(run, missing), strict=True):
-        reasons[reason] += 1
-        if reason == UNKNOWN and reasons[UNKNOWN] <= _EXAMPLES:
+    reasons, guesses = Counter[str](), list[str]()
+    for given, reason in zip(missing, reasons_missing(run, [given[0] for given in missing]), strict=True):
+        reasons[reason] += len(given)
+        if reason == UNKNOWN and len(guesses) < _EXAMPLES:
+            label = given[0]
             where = f"{file}:{label.line}" if file else f"review {label.line}"
             guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
     return cases, reasons, guesses

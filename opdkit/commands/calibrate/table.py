@@ -2,11 +2,14 @@
 
 from rich.table import Table as RichTable
 
-from opdkit.commands.calibrate.agreement import CLASSES, Calibration
+from opdkit.commands.calibrate.agreement import CLASSES, Calibration, PeopleScore
+from opdkit.commands.calibrate.people import FEWEST_SHARED
 from opdkit.commands.turns.line import signed
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, printable, stdout, verb
 from opdkit.evaluate.bootstrap import Interval
+
+_AGAINST = {"person": "with one person", "majority": "with most others", "each": "with each, mean"}
 
 
 def show(measured: Calibration, config: CalibrateConfig) -> None:
@@ -16,7 +19,13 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
     statuses = ", ".join(f"{status} {n:,}" for status, n in measured.statuses.items())
     if turns != measured.labels:  # labels of sessions, which have several
         statuses = f"of their {counted(turns, 'turn')}: {statuses}"
-    _print(f"{counted(measured.rows, 'label')}: {measured.labels:,} of judged turns or sessions{set_aside}")
+    used = measured.rows - sum(measured.set_aside.values())
+    _print(f"{counted(measured.rows, 'label')}: {used:,} of judged turns or sessions{set_aside}")
+    if measured.people:
+        _show_people(measured.people)
+    if used != measured.labels:
+        tied = f"; {measured.tied:,} without one left out" if measured.tied else ""
+        _print(f"from here on {counted(measured.labels, 'label')}: the most frequent one of each turn{tied}")
     _print(f"{measured.answered:,} {verb(measured.answered, 'has', 'have')} a reward (coverage "
            f"{measured.answered / measured.labels:.3f}; {statuses})")  # fmt: skip
     _print(f"accuracy {_number(measured.accuracy, measured.accuracy_interval)}")
@@ -65,6 +74,27 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         _print(_advice(measured, config.tolerance))
 
 
+def _show_people(people: PeopleScore) -> None:
+    """Print the table of people and judges, which fits 80 columns however many labels there are."""
+    least, most = people.fewest, people.most
+    numbers = f"{most} per turn" if least == most else f"{least} to {most} per turn; each turn counts as one"
+    _print(f"people and judges on {counted(people.turns, 'turn')} with {counted(people.labels, 'label')}: {numbers}")
+    table = RichTable("", "same label", "kappa (95%)", "share of people's (95%)", show_edge=False)
+    for against, title in _AGAINST.items():
+        rows = [row for row in people.rows if row.against == against]
+        if rows:
+            table.add_row(title, style="bold")
+        for row in rows:
+            figures = (_short(row.kappa, row.kappa_interval), _short(row.share, row.share_interval))
+            table.add_row(printable(f"  {row.who}"), _short(row.same), *figures)
+    stdout.print(table)
+    if people.raters:
+        named = f"{counted(people.pairs, 'pair')} of {counted(len(people.raters), 'rater')}"
+        _print(f"mean over {named} with {FEWEST_SHARED} turns or more in common; each of them: --json")
+    elif most > 1:
+        _print("labels without a rater count as those of different people")
+
+
 def _advice(measured: Calibration, tolerance: float) -> str:
     """Return how many votes are worth paying for, in words."""
     stored, worth = measured.stored_votes, measured.votes_worth_paying
@@ -86,6 +116,11 @@ def _print(text: str) -> None:
 def _number(value: float | None, interval: Interval = None) -> str:
     text = "-" if value is None else f"{value:z.3f}"
     return text if interval is None else f"{text} (95% interval {_range(interval)})"
+
+
+def _short(value: float | None, interval: Interval = None) -> str:
+    text = "-" if value is None else f"{value:z.2f}"
+    return text if interval is None else f"{text} ({interval[0]:z.2f} to {interval[1]:z.2f})"
 
 
 def _range(interval: Interval) -> str:

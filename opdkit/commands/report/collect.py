@@ -16,7 +16,7 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import read_conclusion
-from opdkit.store.plans import named_trainings
+from opdkit.store.plans import name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.version import __version__
 
@@ -102,7 +102,7 @@ def compare_trainings(run: Path) -> JSON | None:
     if len(concluded) < 2:
         alone = [f"{path.stem}: {found.sentence}" for path, found in concluded.items() if path != run]
         return {"sentence": alone[0], "tables": []} if alone else None
-    from opdkit.commands.compare import compare_runs, name_runs  # imported here: it brings torch
+    from opdkit.commands.compare import compare_runs  # imported here: it brings torch
     from opdkit.evaluate.comparison import training_rows
     from opdkit.evaluate.scores import score_rows
 

@@ -35,7 +35,6 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
         counters = summary.counters
         entries.append({
             "stage": stage, "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
-            "rows_in": counters.rows_in, "rows_out": counters.rows_out, "dropped": counters.dropped.most_common(),
             "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in sorted(counters.counts.items())
                       for label, n in sorted(numbers.items()) if name != ADVANTAGES],
             "seconds": round(counters.seconds, 1),

@@ -20,6 +20,7 @@ from opdkit.config.slurm import SlurmConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.extract.inputs.files import expand
 from opdkit.extract.stage import check_options
+from opdkit.store import plans
 from opdkit.store.plans import check_upstream, differences, manifest, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path
 from opdkit.store.reviews import outdated_targets, reviews_in_force
@@ -56,7 +57,8 @@ def run(config: SlurmConfig) -> Launch:
             raise ConfigError(f"{log} is not there; name JSONL files, folders of them, or hf:NAME")
     check_options(cast(ExtractConfig, stages["extract"]))
     check_models(stages.values())
-    check_plans(stages)
+    for name, stage in stages.items():
+        plans.check_options(stage, name)
     check_logs(config)
     check_upstream(config.run, [name for name in ORDER if has_stage(config.run, name)])
     if config.submit and shutil.which("sbatch") is None:
@@ -72,16 +74,6 @@ def run(config: SlurmConfig) -> Launch:
             raise OpdkitError(f"sbatch refused: {done.stderr.strip()}{before}")
         submitted = done.stdout  # one line per job
     return Launch(folder, {name: len(shards) for name, shards in missing.items()}, submitted)
-
-
-def check_plans(stages: Mapping[str, StageConfig]) -> None:
-    """Raise ConfigError if a stage of the run was begun with other options."""
-    for name, config in stages.items():
-        pinned = manifest(config.run, name)["plan"]["config"] if has_stage(config.run, name) else config.plan()
-        if changes := differences(pinned, config.plan(), "config"):
-            folder, lines = stage_dir(config.run, name), "\n".join(f"  {line}" for line in changes)
-            raise ConfigError(f"{folder} was begun under another plan:\n{lines}\nChoose another run directory, or "
-                              f"remove {folder} and those of the stages after it")  # fmt: skip
 
 
 def check_logs(config: SlurmConfig) -> None:

@@ -32,22 +32,18 @@ class Commonest:
 
     room: int = _ROOM
     missed: int = 0
-    _counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
     def add(self, text: str) -> None:
-        if text in self._counts or len(self._counts) < self.room:
-            self._counts[text] += 1
+        if text in self.counts or len(self.counts) < self.room:
+            self.counts[text] += 1
             return
         self.missed += 1
-        self._counts = Counter({kept: count - 1 for kept, count in self._counts.items() if count > 1})
-
-    def most(self, count: int) -> list[tuple[str, int]]:
-        """Return the `count` commonest texts with their counts, the commonest first."""
-        return sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))[:count]
+        self.counts = Counter({kept: count - 1 for kept, count in self.counts.items() if count > 1})
 
     def groups(self) -> list[list[tuple[str, int]]]:
         """Return the commonest texts with their counts, in groups that ask for like things, the largest first."""
-        return group_alike(self.most(TEXTS))
+        return group_alike(sorted(self.counts.items(), key=lambda one: (-one[1], one[0]))[:TEXTS])
 
 
 def hints_of_group(run: Path, name: object) -> dict[str, str]:
@@ -76,10 +72,10 @@ class Topics:
         """Read the replies of the model before, which wrote the log, and the shares of right replies."""
         replies = [row for row in read_part(run, "replies", 0) if row["model"] == "before"]
         self._number = Counter(row["domain"] for row in replies)
-        self._counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
+        self.counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
         for row in replies:
             for word in set(words(row["reply"])):
-                self._counts[word][row["domain"]] += 1
+                self.counts[word][row["domain"]] += 1
         scores = {(row["metric"], row["domain"]): row for row in read_part(run, "scores", 0) if row["count"]}
         found = ((metric, domain) for metric in reversed(PASSED) for domain in self._number)
         self.scores = {domain: scores[metric, domain] for metric, domain in found if (metric, domain) in scores}
@@ -91,7 +87,7 @@ class Topics:
         """
         found = Counter[str]()
         for word in set(words(reply)):
-            shares = {domain: number / self._number[domain] for domain, number in self._counts[word].items()}
+            shares = {domain: number / self._number[domain] for domain, number in self.counts[word].items()}
             found.update({domain: share**2 / sum(shares.values()) for domain, share in shares.items()})
         first, second = [*found.most_common(2), (None, 0.0), (None, 0.0)][:2]
         return first[0] if first[1] > 2 * second[1] else None
@@ -108,11 +104,9 @@ class HintGroups:
     def add(self, turn: RunTurn, verdict: JSON) -> None:
         """Count a turn with a hint: that of the votes, or the one that the decision in force leaves."""
         self.common.add(verdict["hint"])
-        facts = self._facts.get(verdict["hint"])
-        if facts is None:
-            if len(self._facts) >= _ROOM:
-                return
-            facts = self._facts[verdict["hint"]] = Counter()
+        if verdict["hint"] not in self._facts and len(self._facts) >= _ROOM:
+            return
+        facts = self._facts.setdefault(verdict["hint"], Counter())
         facts["rewarded"] += verdict["reward"] == 1
         facts["split"] += any(vote["decision"] == -1 for vote in verdict["hint_votes"])
         facts["reviewed"] += turn.review is not None

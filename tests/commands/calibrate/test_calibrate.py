@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from judged_runs import message, session, turn, verdict, write_run
+from judged_runs import judged_run
 from labelled_runs import labelled_run
 from sample_world import DATA
 from sklearn.metrics import cohen_kappa_score
@@ -25,32 +25,6 @@ from opdkit.judge.votes import reward_of
 from opdkit.store.reviews import Review, append, order_of_draw
 
 Votes = Sequence[int | None]
-
-
-def judged_run(path: Path, votes: Mapping[str, Votes], confidences: Mapping[str, Sequence[float | None]] = {}) -> Path:
-    """Write a run with one turn for every turn_id, judged with these votes."""
-    names = list(dict.fromkeys(turn_id.rpartition(":")[0] for turn_id in votes))
-    sessions = [session(name, message("user", "hi"), message("assistant", "ho")) for name in names]
-    return write_run(
-        path,
-        [
-            (
-                sessions,
-                [turn(i) for i in votes],
-                [_verdict(i, v, confidences.get(i, [None] * len(v))) for i, v in votes.items()],
-            )
-        ],
-    )
-
-
-def _verdict(turn_id: str, scores: Votes, confidences: Sequence[float | None]) -> dict:
-    reward = reward_of(scores)
-    votes = [{"score": s, "raw": "", "error": None if s is not None else "failed", "confidence": c}
-             for s, c in zip(scores, confidences, strict=True)]  # fmt: skip
-    return verdict(turn_id) | {
-        "reward_votes": votes,
-        "reward": reward.reward, "reward_status": reward.status, "reward_agreement": reward.agreement,
-    }  # fmt: skip
 
 
 def labelled(folder: Path, labels: Mapping[str, object], key: str = "turn_id") -> Path:

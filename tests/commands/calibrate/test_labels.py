@@ -63,15 +63,28 @@ def test_sessions_and_turns_in_one_file(tmp_path: Path) -> None:
     assert read_labels(path).labels == [Label("session_id", "a", 1, 1), Label("turn_id", "a:1", 0, 3)]
 
 
+def test_rows_of_one_turn_are_labels_of_several_people(tmp_path: Path) -> None:
+    """Without a rater each row is somebody else's; a rater of a turn and of its session labels both."""
+    rows = ["a:1,,1,ann", "a:1,,-1,bob", "a:1,,-1,", "a:1,,-1,", ",a,1,ann"]
+    path = write(tmp_path / "labels.csv", "turn_id,session_id,reward,rater", *rows)
+    found = read_labels(path)
+    assert [(label.kind, label.value, label.rater) for label in found.labels] == [
+        ("turn_id", 1, "ann"), ("turn_id", -1, "bob"), ("turn_id", -1, None), ("turn_id", -1, None),
+        ("session_id", 1, "ann"),
+    ]  # fmt: skip
+    assert not found.set_aside
+
+
 def test_what_cannot_be_used_is_counted_and_shown_with_its_line(tmp_path: Path) -> None:
     path = write(
         tmp_path / "labels.jsonl",
-        '{"turn_id": "a:1", "reward": 1}', "{", "[]", '{"reward": 1}', '{"turn_id": "a:3"}',
+        '{"turn_id": "a:1", "reward": 1, "rater": "x"}', "{", "[]", '{"reward": 1}', '{"turn_id": "a:3"}',
         '{"turn_id": "a:5", "reward": "meh"}', '{"turn_id": "a:7", "reward": null}',
-        '{"turn_id": "a:1", "reward": 1}', '{"turn_id": "a:9", "reward": 1}', '{"turn_id": "a:9", "reward": -1}',
+        '{"turn_id": "a:1", "reward": 1, "rater": "x"}', '{"turn_id": "a:9", "reward": 1, "rater": 5}',
+        '{"turn_id": "a:9", "reward": -1, "rater": "5"}',
     )  # fmt: skip
     found = read_labels(path)
-    assert found.labels == [Label("turn_id", "a:1", 1, 1)]
+    assert found.labels == [Label("turn_id", "a:1", 1, 1, rater="x")]
     assert found.set_aside == {
         "not JSON": 1, "not an object": 1, "no turn_id or session_id": 1, "no reward": 1, "no such label": 1,
         "no label yet": 1, "the same label again": 1, "contradicting labels": 2,

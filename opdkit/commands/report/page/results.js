@@ -5,8 +5,7 @@
 function showAnswer(summary) {
   const found = summary.conclusion;
   fill("answer", ...summary.notices.map((notice) => quoted(notice, "p", "notice said")));
-  if (!found && summary.comparison)
-    fill("answer", quoted(summary.comparison.sentence, "p", "sentence said"), el("p", {}, linkTo("comparison", "Trainings compared")));
+  if (!found && summary.comparison) fill("answer", quoted(summary.comparison.sentence, "p", "sentence said"));
   else if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet: ", el("code", {}, "opdkit eval"), " asks both models."));
   else {
     const [word, ...rest] = found.sentence.split(":");
@@ -20,7 +19,7 @@ function showAnswer(summary) {
   }
   const hints = summary.hints?.groups.slice(0, 5) ?? [],
     dropped = summary.funnel
-      .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n), UNITS[level.name] ?? "turns"]))
+      .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n), UNITS[level.name] ?? ["turn", "turns"]]))
       .sort(([, a], [, b]) => b - a);
   fill(
     "answer",
@@ -42,7 +41,7 @@ function showAnswer(summary) {
               dropped
                 .slice(0, 4)
                 .map(([why, n, link, unit]) =>
-                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", n === 1 ? singularOf(unit) : unit),
+                  el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit[Number(n !== 1)]),
                 ),
             ),
           )
@@ -52,8 +51,7 @@ function showAnswer(summary) {
 }
 
 // What a level of the funnel loses, where that is no turn.
-const UNITS = {sessions: "lines", turns: "lines", "trained replies": "replies"};
-const singularOf = (units) => units.replace(/(ie)?s$/, (ending) => (ending === "ies" ? "y" : ""));
+const UNITS = {sessions: ["line", "lines"], turns: ["line", "lines"], "trained replies": ["reply", "replies"]};
 
 // A group of hints, with all of its turns and all of its wordings.
 const wish = (group, number) =>
@@ -98,7 +96,7 @@ const FIRST_CURVES = [
 ];
 
 function showTraining(training) {
-  if (!training) return fill("training", elsewhere() ?? absent("A finished training", "opdkit train"));
+  if (!training) return fill("training", absent("A finished training", "opdkit train"));
   const names = Object.keys(training.curves),
     first = FIRST_CURVES.filter((name) => names.includes(name));
   fill(
@@ -152,13 +150,8 @@ function showValidations(found) {
   );
 }
 
-// Where only named trainings were evaluated.
-const elsewhere = () =>
-  data.summary.comparison &&
-  el("p", {class: "faint"}, "Each named training has a report of its own: ", el("code", {}, "opdkit report RUN/NAME.training"));
-
 function showEvaluation(found) {
-  if (!found) return fill("evaluation", elsewhere() ?? absent("A comparison of before and after", "opdkit eval"));
+  if (!found) return fill("evaluation", absent("A comparison of before and after", "opdkit eval"));
   const better = dictionary(found.better),
     metrics = [...new Set(found.scores.map((row) => row.metric))].filter((metric) => Object.hasOwn(found.words, metric)),
     namesOf = (sign) => metrics.filter((metric) => better[metric] === sign).map((metric) => found.words[metric]);

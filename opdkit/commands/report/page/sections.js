@@ -6,7 +6,8 @@ function fill(id, ...inside) {
 }
 
 const absent = (what, command) =>
-  el("p", {class: "faint"}, `${what} is not in this run yet: `, el("code", {}, command), " adds it.");
+  el("p", {class: "faint"}, `${what} is not in this run yet: `, el("code", {}, command), " adds it.",
+    data.summary.comparison && " Named trainings have reports of their own: opdkit report RUN/NAME.training");
 
 function showOverview(summary) {
   fill("overview", el("ul", {class: "stages", "aria-label": "Stages"}, summary.stages.map(stageState)));

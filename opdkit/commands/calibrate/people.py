@@ -1,0 +1,123 @@
+"""Labels of several people per turn: how far they agree, and how far judges agree with them. Pure functions.
+
+A turn counts once, however many labels it has. Labels are counted as arrays [..., 3], those of -1, 0 and 1.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from itertools import combinations, product
+
+import numpy as np
+
+from opdkit.commands.calibrate.agreement import CLASSES, Matrix, PeopleRow, PeopleScore, RaterScore, accuracy, kappa
+from opdkit.commands.calibrate.labels import Case
+from opdkit.commands.turns.line import signed
+from opdkit.evaluate.bootstrap import FEWEST, Array, quantile_interval, resample_sums
+
+FEWEST_SHARED = 10  # turns that two raters share; kappa over fewer says little, and is mostly 0 or undefined
+
+
+def meetings(counts_N3: Array, of_majority: bool = False) -> Matrix:
+    """Return how often a label of a turn meets another one, or the most frequent of the others. Shape (N, 3, 3).
+
+    Rows are the others, columns the label itself; a turn sums to 1, one with a single label to 0. Where several of the
+    others are as frequent, each counts in equal parts. `kappa` of the sum over turns is Fleiss' kappa (1971): as he
+    defines it where all turns have as many labels; else each turn counts as one.
+    """
+    others_N33 = np.maximum(counts_N3[:, None, :] - np.eye(3), 0)  # [turn, the label that is left out, other label]
+    if of_majority:
+        others_N33 = np.where(others_N33 > 0, others_N33 == others_N33.max(-1, keepdims=True), 0.0)
+    shares_N3 = counts_N3 / counts_N3.sum(1, keepdims=True)
+    met_N33 = others_N33 / np.maximum(others_N33.sum(-1, keepdims=True), 1) * shares_N3[:, :, None]
+    return np.swapaxes(met_N33, 1, 2)
+
+
+def score_people(
+    cases: Sequence[Case], rewards_NJ: Sequence[Sequence[int]], judges: Sequence[str], weights: str, seed: int
+) -> PeopleScore:
+    """Compare people with each other, and with them the judges, the most frequent label and chance.
+
+    `rewards_NJ` are those of each judge on each case. Intervals come from resampled sessions, the same ones for all
+    rows; None for fewer than six sessions. Raises ValueError without cases.
+    """
+    counts_N3 = np.array([[sum(label.value == value for label in case.labels) for value in CLASSES] for case in cases])
+    shares_N3, most = counts_N3 / counts_N3.sum(1, keepdims=True), int(counts_N3.sum(1).max())
+    frequent = int(shares_N3.sum(0).argmax())
+    names = ["another person", *judges, f"always {signed(CLASSES[frequent])}", "chance"]
+    # What each but people says of a turn, as a distribution over the labels.
+    said = [np.eye(3)[rewards_N + 1] for rewards_N in np.transpose(rewards_NJ)]
+    said += [np.tile(row, (len(cases), 1)) for row in (np.eye(3)[frequent], shares_N3.mean(0))]
+    sessions = {name: s for s, name in enumerate(dict.fromkeys(case.session_id for case in cases))}
+    rows = []
+    for against, people_N33 in (("person", meetings(counts_N3)), ("majority", meetings(counts_N3, of_majority=True))):
+        if against == "majority" and most < 3:  # the others are one person
+            continue
+        target_N3 = people_N33.sum(2) if most > 1 else shares_N3
+        matrices_NW = np.stack([people_N33, *(target_N3[:, :, None] * one_N3[:, None] for one_N3 in said)], axis=1)
+        sums_SF = np.zeros((len(sessions), matrices_NW[0].size))
+        np.add.at(sums_SF, [sessions[case.session_id] for case in cases], matrices_NW.reshape(len(cases), -1))
+        resampled_BW = resample_sums(sums_SF, seed).reshape(-1, len(names), 3, 3)
+        rows += _compare(against, names, matrices_NW.sum(0), resampled_BW, weights, len(sessions) >= FEWEST)
+    raters, pairs, kappas = _score_raters(cases, rewards_NJ, weights)
+    for name, value in zip(names, kappas, strict=False):
+        share = value / kappas[0] if value is not None and kappas[0] is not None and kappas[0] > 0 else None
+        rows.append(PeopleRow("each", name, None, value, None, share, None))
+    sizes = [len(case.labels) for case in cases]
+    return PeopleScore(len(cases), sum(sizes), min(sizes), max(sizes), list(judges), rows, raters, pairs)
+
+
+def _compare(
+    against: str, names: list[str], matrices_W: Matrix, resampled_BW: Matrix, weights: str, has_intervals: bool
+) -> list[PeopleRow]:
+    """Return the rows of people, judges, constant and chance, and those of the other judges minus the first.
+
+    The matrices have the shapes (W, 3, 3) and (B, W, 3, 3), in the order of `names`.
+    """
+    kappas_W, kappas_BW = kappa(matrices_W, weights)[None], kappa(resampled_BW, weights)
+    kappas_BW[:, -2:] = np.nan  # 0 in every resample: no interval
+    shares_W, shares_BW = (x / np.where(x[:, :1] > 0, x[:, :1], np.nan) for x in (kappas_W, kappas_BW))
+    shares_BW[:, 0] = np.nan
+    others = range(2, len(names) - 2)
+    figures = [np.concatenate([x, *(x[:, j : j + 1] - x[:, 1:2] for j in others)], axis=1)
+               for x in (accuracy(matrices_W)[None], kappas_W, shares_W, kappas_BW, shares_BW)]  # fmt: skip
+    rows = []
+    for w, who in enumerate([*names, *(f"{names[j]} - {names[1]}" for j in others)]):
+        same, value, share = (None if np.isnan(x[0, w]) else float(x[0, w]) for x in figures[:3])
+        intervals = [quantile_interval(x[:, w]) if has_intervals else None for x in figures[3:]]
+        if same is not None:  # people have none where each turn has one label
+            rows.append(PeopleRow(against, who, same, value, intervals[0], share, intervals[1]))
+    return rows
+
+
+def _score_raters(
+    cases: Sequence[Case], rewards_NJ: Sequence[Sequence[int]], weights: str
+) -> tuple[list[RaterScore], int, list[float | None]]:
+    """Return the scores of each rater with a name, the number of pairs of raters, and mean kappas.
+
+    These are the mean of Cohen's kappa over pairs of raters, and for each judge that over raters; [] without pairs.
+    """
+    counts = Counter[str]()
+    matrices: defaultdict[tuple[str, str | int], Matrix] = defaultdict(lambda: np.zeros((3, 3)))
+    for case, rewards in zip(cases, rewards_NJ, strict=True):
+        known = sorted((label.rater, label.value) for label in case.labels if label.rater)
+        counts.update(rater for rater, _ in known)
+        for (rater, label), (other, its) in combinations(known, 2):
+            matrices[rater, other][label + 1, its + 1] += 1
+        for (rater, label), (j, reward) in product(known, enumerate(rewards)):
+            matrices[rater, j][label + 1, reward + 1] += 1
+    kappas = {key: value for key, matrix in matrices.items()
+              if matrix.sum() >= FEWEST_SHARED and not np.isnan(value := float(kappa(matrix, weights)))}  # fmt: skip
+    pairs = {key: value for key, value in kappas.items() if isinstance(key[1], str)}
+    if not pairs:
+        return [], 0, []
+    raters = [
+        RaterScore(rater, number, _mean([value for key, value in pairs.items() if rater in key]),
+                   [kappas.get((rater, j)) for j in range(len(rewards_NJ[0]))])
+        for rater, number in counts.most_common()
+    ]  # fmt: skip
+    of_judges = [_mean([value for key, value in kappas.items() if key[1] == j]) for j in range(len(rewards_NJ[0]))]
+    return raters, len(pairs), [_mean(list(pairs.values())), *of_judges]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
