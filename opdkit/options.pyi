@@ -322,7 +322,9 @@ class EvalOptions(TypedDict, total=False):
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
     prompts: Text | None
-    """JSONL file of held-out prompts with checks"""
+    """JSONL file of held-out prompts with checks; or --from-log"""
+    from_log: bool | None
+    """prompts from complaints and praise in held-out sessions (`opdkit train --holdout`); instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads"""
     max_prompts: int | None
     """only the first N prompts, for a cheap trial; judged turns: of N sessions"""
     model: Text | None
@@ -338,7 +340,7 @@ class EvalOptions(TypedDict, total=False):
     neutral_text: Text | None
     """text file for the forgetting check; one passage per line; default: what the users of the logs wrote"""
     judge_model: Text | None
-    """the judge: a path, or its name on the server; for checks written as {"judge": criterion}"""
+    """the judge: a path, or its name on the server; for checks written as {"judge": criterion}; default: that of the run"""
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
     api_key_env: Text | None

@@ -14,7 +14,10 @@ CHECKS = Panel("Checks")
 class EvalConfig(NamedTraining, WordedOptions):
     """Compare the model before and after on held-out prompts."""
 
-    prompts: str = WHAT.option(..., "JSONL file of held-out prompts with checks", plan=False)
+    prompts: str | None = WHAT.option(None, "JSONL file of held-out prompts with checks; or --from-log", plan=False)
+    from_log: bool = WHAT.option(
+        False, "prompts from complaints and praise in held-out sessions (`opdkit train --holdout`); instead of "
+        "--prompts; writes them to RUN/from-log.jsonl, which --prompts reads", plan=False)  # fmt: skip
     max_prompts: int | None = WHAT.option(
         None, "only the first N prompts, for a cheap trial; judged turns: of N sessions", unit="prompts", low=1
     )
@@ -23,17 +26,22 @@ class EvalConfig(NamedTraining, WordedOptions):
     samples: int = HOW.option(4, "sampled replies per prompt; eval adds one greedy reply", unit="replies", low=0)
     temperature: float = HOW.option(1.0, "sampling temperature", low=0.01, high=5.0)
     max_new_tokens: int = HOW.option(256, "longest reply", unit="tokens", low=1)
-    neutral_text: str | None = CHECKS.option(
+    neutral_text: str | None = CHECKS.expert(
         None, "text file for the forgetting check; one passage per line; default: what the users of the logs wrote"
     )
-    judge_model: str | None = shared_option("judge_model", CHECKS, 'for checks written as {"judge": criterion}')
+    judge_model: str | None = shared_option(
+        "judge_model", CHECKS, 'for checks written as {"judge": criterion}; default: that of the run'
+    )
     judge_url: str | None = shared_option("judge_url", CHECKS, needs="judge_model")
     api_key_env: str = shared_option("api_key_env", CHECKS)
     json: bool = shared_option("json", WHERE, "conclusion and scores", plan=False)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 
     def check_inputs(self) -> None:
-        """Raise ConfigError when RUN is a file, or when the file of prompts is missing."""
+        """Raise ConfigError when RUN is a file, or unless there is a file of prompts or `--from-log`."""
         super().check_inputs()
-        if not Path(self.prompts).exists():
+        if self.from_log == (self.prompts is not None):
+            raise ConfigError("pass either --prompts FILE, a JSONL file of held-out prompts and checks, or --from-log, "
+                              "which makes them from the log")  # fmt: skip
+        if self.prompts is not None and not Path(self.prompts).exists():
             raise ConfigError(f"--prompts {self.prompts} is not there; name a JSONL file of prompts and checks")

@@ -7,10 +7,11 @@ A file of prompts has one JSON object per line:
 
 `match`: every pattern matches (Python's re.search); `absent`: no pattern matches. Both may be given, and
 `"ignore_case": true`. `^` and `$` match at the ends of the whole reply unless a pattern begins with `(?m)`.
-`judge`: a criterion that a judge model votes on. `id` (default: the line) and `domain` (the tables group rows by it)
-may be left out. `"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that
-training should change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as
-"uncorrected". Other fields of a row are ignored.
+`judge`: a criterion that a judge model votes on; it may mention a `hint`, or the `praised` reply of a log, which the
+judge then reads, too. `id` (default: the line) and `domain` (the tables group rows by it) may be left out.
+`"corrected": true` says that the logs correct replies like this one, `false` that they do not, so that training should
+change nothing there. The scores group all `true` rows as "corrected" and all `false` rows as "uncorrected". Other
+fields of a row are ignored.
 
 An echo is a reply that mentions a hint that nobody gave: a model may learn it from a teacher that had read one. There
 are three kinds, each of which counts only if the prompt gives no reason for it:
@@ -43,7 +44,8 @@ from opdkit.errors import ConfigError, OpdkitError
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
-_FIELDS = ("match", "absent", "ignore_case", "judge")
+_OF_JUDGE = ("judge", "hint", "praised")
+_FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,11 @@ class FunctionCheck:
 
 @dataclass(frozen=True)
 class Criterion:
-    """Criterion that a judge model votes on, and the hint that it mentions."""
+    """Criterion that a judge model votes on, and the hint or the praised reply that it mentions."""
 
     text: str
     hint: str | None = None
+    praised: str | None = None
 
 
 @dataclass(frozen=True)
@@ -179,10 +182,17 @@ def _check(check: Any) -> Patterns | Criterion:
     unknown = next((name for name in check if name not in _FIELDS), None)
     if unknown is not None:
         raise ValueError(f"'check' has no field {unknown!r}; {did_you_mean(unknown, _FIELDS)}")
-    if "judge" in check:
-        if len(check) > 1 or not isinstance(check["judge"], str) or not check["judge"].strip():
-            raise ValueError("a 'judge' check has one criterion as text, and no other field")
-        return Criterion(check["judge"])
+    if not check.keys().isdisjoint(_OF_JUDGE):
+        are_texts = all(isinstance(text, str) and text.strip() for text in check.values())
+        if "judge" not in check or not check.keys() <= set(_OF_JUDGE) or not are_texts:
+            raise ValueError("a 'judge' check has one criterion as text, a 'hint' or a 'praised' reply as text if the "
+                             "criterion mentions it, and no other field")  # fmt: skip
+        return Criterion(check["judge"], check.get("hint"), check.get("praised"))
+    return read_patterns(check)
+
+
+def read_patterns(check: JSON) -> Patterns:
+    """Return the check of a row that has patterns. Raises ValueError."""
     if not isinstance(check.get("ignore_case", False), bool):
         raise ValueError("'ignore_case' must be true or false")
     flags = re.IGNORECASE if check.get("ignore_case") else re.NOFLAG

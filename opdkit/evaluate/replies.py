@@ -106,7 +106,9 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
     asked: dict[str, FreshReply] = {}
     for reply in replies:
         if reply.seen and isinstance(check := reply.prompt.check, Criterion):
-            fresh = FreshReply(reply.prompt.id, reply.prompt.messages, reply.seen, check.text, check.hint)
+            fresh = FreshReply(
+                reply.prompt.id, reply.prompt.messages, reply.seen, check.text, check.hint, check.praised
+            )
             asked[question_id(reply.prompt.id, reply.seen)] = fresh
     judged = judge_replies(lambda questions: open_criterion_judge(config)(questions), list(asked.values()), texts)
     verdicts = {name: reward.is_met for name, (_, reward) in zip(asked, judged, strict=True)}

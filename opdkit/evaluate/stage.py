@@ -21,16 +21,19 @@ from opdkit.config.fields import JSON, PythonFunction, parse_pairs
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, is_main_process, say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts, read_text
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
+from opdkit.evaluate.log_prompts import describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
+from opdkit.judge.criterion import judge_of_run
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import check_model_folder
-from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
+from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_skeleton, load_tokenizer
 from opdkit.model.scoring import PromptResponse
+from opdkit.store.atomic import write_text
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import Stage
@@ -50,15 +53,19 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     Raises ConfigError and OpdkitError for prompts, models or a judge that cannot be used, before the plan is pinned.
     """
     run_dir = config.run
-    prompts = read_prompts(Path(config.prompts), config.max_prompts, check)
-    judged = next((prompt for prompt in prompts if isinstance(prompt.check, Criterion)), None)
-    if judged and not config.judge_model:
-        raise ConfigError(
-            f"the check of held-out prompt {judged.id} needs a judge: pass --judge-model PATH, or with --judge-url the "
-            "model's name on the server"
-        )
     check_targets_current(run_dir)
     names = model_names(config)
+    if config.from_log:
+        config = replace(config, from_log=False, prompts=str(write_log_prompts(config, names)))
+    prompts = read_prompts(Path(str(config.prompts)), config.max_prompts, check)
+    judged = [prompt for prompt in prompts if isinstance(prompt.check, Criterion)]
+    if judged and not config.judge_model:
+        config = replace(config, **judge_of_run(run_dir))
+    if judged and not config.judge_model:
+        raise ConfigError(
+            f"the checks of {counted(len(judged), 'held-out prompt')}, such as {judged[0].id}, need a judge: pass "
+            "--judge-model PATH, or with --judge-url the model's name on the server"
+        )
     has_logs = has_stage(run_dir, "extract")
     passages = read_passages(run_dir, config.neutral_text) if config.neutral_text or has_logs else []
     hints = run_hints(run_dir) if has_stage(run_dir, "judge") else set()
@@ -178,16 +185,48 @@ def load_models(
     config: EvalConfig, names: dict[str, str], prompts: Sequence[HeldOutPrompt]
 ) -> tuple[dict[str, Any], Chat, list[tuple[HeldOutPrompt, list[int]]]]:
     """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
-    tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
-    check_same_tokenizer(tokenizers["before"], tokenizers["after"])
+    chat, longest = load_chat(config, names)
     models: dict[str, Any] = {
         label: load_model(name, device=config.device, dtype=config.dtype) for label, name in names.items()
     }
+    return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
+
+
+def load_chat(config: EvalConfig, names: dict[str, str]) -> tuple[Chat, float]:
+    """Return the chat template of both models, and how many tokens both read. Raises ConfigError for two tokenizers."""
+    tokenizers = {label: load_tokenizer(name) for label, name in names.items()}
+    check_same_tokenizer(tokenizers["before"], tokenizers["after"])
     template_args = template_args_of(config.run, "teacher", config.template_arg, binding=False)
     args = parse_pairs(template_args, "--template-arg")
-    chat = Chat(tokenizers["before"], args, models["before"].generation_config.eos_token_id)
-    longest = min(context_length(model) for model in models.values())
-    return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
+    skeletons = {label: load_skeleton(name) for label, name in names.items()}
+    chat = Chat(tokenizers["before"], args, skeletons["before"].generation_config.eos_token_id)
+    return chat, min(map(context_length, skeletons.values()))
+
+
+def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
+    """Write RUN/from-log.jsonl for `--from-log`, and return its path.
+
+    Raises OpdkitError where no held-out session makes a prompt; ConfigError where the file is there and says something
+    else, unless `--overwrite`.
+    """
+    path, share, rows = config.run / "from-log.jsonl", held_out_share(config.run), list[JSON]()
+    if share:
+        chat, longest = load_chat(config, names)
+        reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
+        rows, left_out = make_prompts(reactions, chat, longest - config.max_new_tokens, criteria)
+        say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
+    if not rows:
+        none = "hold neither a hint nor praise that makes a prompt" if share else "are none"
+        raise OpdkitError(f"--from-log takes its prompts from sessions held out of training, and in {config.run} these "
+                          f"{none}: train again, with `opdkit train {quote(config.run)} --holdout 0.3 --overwrite ...`"
+                          ", or write prompts for --prompts")  # fmt: skip
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    if path.exists() and read_text("--from-log", path) != text and not config.overwrite:
+        raise ConfigError(f"{path} holds other prompts than --from-log makes now: pass it as --prompts if it was "
+                          "edited, or pass --overwrite to write it again")  # fmt: skip
+    write_text(path, text)
+    say(f"written to {path}: read it, edit it, and pass it as --prompts the next time")
+    return path
 
 
 def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:
@@ -196,7 +235,7 @@ def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction 
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
     inputs |= wording_inputs("criterion", read_wording(config.wording)["criterion"])
-    inputs |= {"prompts": file_digest(Path(config.prompts))} | ({"check": check} if check else {})
+    inputs |= {"prompts": file_digest(Path(str(config.prompts)))} | ({"check": check} if check else {})
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))
     if config.judge_model and not config.judge_url:

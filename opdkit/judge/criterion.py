@@ -17,6 +17,8 @@ from opdkit.config.wording import DEFAULTS, Texts
 from opdkit.judge.parse import parse_reward
 from opdkit.judge.prompts import defuse, quote, turn_text
 from opdkit.judge.votes import Ask, Question, Reward, RewardVote, reward_of
+from opdkit.store.plans import manifest
+from opdkit.store.reading import has_stage
 
 _SECTION_CHARS = 6000
 # Of a reply that shows its reader nothing: rewarded, or left out, saying nothing would become a habit.
@@ -32,6 +34,7 @@ class FreshReply:
     seen: str
     criterion: str
     hint: str | None = None
+    praised: str | None = None  # a reply to the same request that a user praised
 
 
 def visible(reply: str, thinking: bool) -> str:
@@ -49,16 +52,22 @@ def question_id(prompt_id: str, reply: str) -> str:
 
 
 def criterion_messages(
-    messages: Sequence[JSON], criterion: str, reply: str, hint: str | None = None, texts: Texts = DEFAULTS["criterion"]
+    messages: Sequence[JSON],
+    criterion: str,
+    reply: str,
+    hint: str | None = None,
+    texts: Texts = DEFAULTS["criterion"],
+    praised: str | None = None,
 ) -> list[JSON]:
-    """Return the chat that asks a judge whether `reply` to `messages` meets the criterion, which may mention `hint`.
+    """Return the chat that asks a judge whether `reply` to `messages` meets the criterion.
 
-    A model wrote the hint over a log: it is quoted like the rest.
+    The criterion may mention `hint`, or `praised`, a reply of the log. They are quoted like the rest.
     """
     common = turn_text([*messages, message("assistant", reply)], len(messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
-    if hint is not None:
-        common += f"\n\n## Hint\n{quote(defuse(hint))}"
+    for title, text in (("Hint", hint), ("Praised reply", praised)):
+        if text is not None:
+            common += f"\n\n## {title}\n{quote(defuse(text[:_SECTION_CHARS]))}"
     ask = texts["question"].replace("{criterion}", criterion)
     user = f"{common}\n\n## Question\n{ask}"
     return [{"role": "system", "content": texts["system"]}, {"role": "user", "content": user}]
@@ -75,13 +84,20 @@ def judge_replies(
     questions: dict[str, Question] = {}
     for name, reply in zip(names, replies, strict=True):
         if reply.seen:
-            messages = criterion_messages(reply.messages, reply.criterion, reply.seen, reply.hint, texts)
+            messages = criterion_messages(reply.messages, reply.criterion, reply.seen, reply.hint, texts, reply.praised)
             questions[name] = Question(name, "criterion", messages)
     judged: dict[str, tuple[list[RewardVote], Reward]] = {}
     for name, answers in zip(questions, ask(list(questions.values())) if questions else (), strict=True):
         votes = [parse_reward(answer, texts["question"]) for answer in answers]
         judged[name] = votes, reward_of([vote.score for vote in votes])
     return [judged.get(name, ([], EMPTY)) for name in names]
+
+
+def judge_of_run(run: Path) -> JSON:
+    """Return the options that name the model that judged a run; {} where no model did."""
+    options = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
+    model = None if options.get("judge") == "rules" else options.get("judge_model")  # a rollout's has no `judge`
+    return {"judge_model": model, "judge_url": options.get("judge_url")} if model else {}
 
 
 def open_criterion_judge(

@@ -23,7 +23,8 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     if name == "train" and not config.is_dry_run:
-        summary.next = f"next: `opdkit eval {quote(config.run)} --prompts FILE` says whether it got better"
+        prompts = "--from-log" if vars(config)["holdout"] else "--prompts FILE"
+        summary.next = f"next: `opdkit eval {quote(config.run)} {prompts}` says whether it got better"
     if summary.parts_done == summary.parts:
         forget_failures(config.run, name)
     return summary

@@ -16,13 +16,13 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.wording import read_wording
 from opdkit.console import counted
-from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, visible
+from opdkit.judge.criterion import FreshReply, judge_of_run, judge_replies, open_criterion_judge, visible
 from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.judge.votes import Ask
 from opdkit.model.load import token_generator
 from opdkit.model.sampling import Request, Sample, sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
-from opdkit.store.plans import manifest, stage_dir
+from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import REVIEWED
 from opdkit.teacher.examples import Row, candidate_hints, fit_together
 from opdkit.teacher.models import Scorer
@@ -65,9 +65,7 @@ def judge_of(config: TeacherConfig) -> JSON:
     """Return the options that name the judge of `--check-hints`: the model that judged the run, else the student."""
     if not config.check_hints or config.judge_model:
         return {}
-    options = manifest(config.run, "judge").get("configuration", {})  # a rollout's has no `judge`
-    model = None if options.get("judge") == "rules" else options.get("judge_model")
-    return {"judge_model": model, "judge_url": options.get("judge_url")} if model else {"judge_model": config.model}
+    return judge_of_run(config.run) or {"judge_model": config.model}
 
 
 def open_judge(config: TeacherConfig, scorer: Scorer) -> Ask:

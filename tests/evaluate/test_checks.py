@@ -90,6 +90,8 @@ def test_everything_that_a_reply_may_take_up_from_a_prompt_is_its_text(tmp_path)
     (GOOD | {"id": "b", "check": {"match": "x"}}, "list"),
     (GOOD | {"id": "b", "check": {"match": []}}, "every reply would pass"),
     (GOOD | {"id": "b", "check": {"judge": "x", "match": ["y"]}}, "one criterion"),
+    (GOOD | {"id": "b", "check": {"judge": "x", "hint": 1}}, "one criterion"),
+    (GOOD | {"id": "b", "check": {"praised": "x"}}, "one criterion"),
     (GOOD | {"id": "b", "check": {"match": ["x"], "ignore_case": 1}}, "true or false"),
 ])  # fmt: skip
 def test_a_bad_row_is_named_with_its_line(tmp_path, row, message) -> None:

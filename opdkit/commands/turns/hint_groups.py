@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from opdkit.commands.export.rules import claims_of, contradicts, group_alike
+from opdkit.commands.export.rules import contradicts
 from opdkit.commands.turns.line import messages_text
 from opdkit.commands.turns.of_run import RunTurn
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import PASSED
+from opdkit.judge.claims import claims_of, group_alike
 from opdkit.judge.hints import words
 from opdkit.store.reading import part_count, part_path, read_arrow, read_part
 from opdkit.store.reviews import REVIEWED

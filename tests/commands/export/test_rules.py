@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from judged_runs import message, session, turn, verdict, write_run
 
-from opdkit.commands.export import rules
 from opdkit.commands.export.command import run as export
-from opdkit.commands.export.rules import claims_of, contradicts, group_alike, is_near, merge_hints
+from opdkit.commands.export.rules import contradicts, is_near, merge_hints
 from opdkit.config.export import ExportConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.claims import claims_of, group_alike
+from opdkit.judge.words import NEGATION, OPPOSITES
 from opdkit.store.reviews import Review, append
 
 MERGED = [
@@ -163,8 +164,8 @@ def test_options_of_others_are_refused(run: Path, options: dict) -> None:
 
 
 def test_the_words_are_in_the_package() -> None:
-    assert rules.OPPOSITES["fahrenheit"] == ("celsius", False)
-    assert rules.NEGATION.search("do not")
+    assert OPPOSITES["fahrenheit"] == ("celsius", False)
+    assert NEGATION.search("do not")
 
 
 def test_hints_that_ask_for_like_things_are_one_group() -> None:

@@ -1,0 +1,88 @@
+"""Regular expressions that tell praised replies from corrected ones, found in the replies of a log. Pure.
+
+The candidates are forms that a person would write: a list, the format of a number, a number with its unit, a word, a
+length. The first that accepts the praised replies and rejects the corrected ones is taken; none may be left.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from opdkit.config.fields import JSON
+from opdkit.evaluate.checks import read_patterns
+
+# Requests whose replies an expression must tell apart: two small sets differ in something by chance, and in a word more
+# easily than in a form. Replies to one request would only show what that request is about.
+FEW, MANY = 5, 10
+_ERRORS = 0.1  # share of the replies on either side that may contradict an expression: judges err
+_MARGIN = 1.5  # of lengths: the shortest of the longer replies over the longest of the shorter ones
+
+# A numbered list, bullets, headings, a table, code, bold, JSON, a link, a question at the end, emoji, ...
+_SHAPES = (r"(?m)^\s*\d+[.)] ", r"(?m)^\s*[-*•] ", r"(?m)^#+ ", r"(?m)^\|", r"```", r"\*\*", r"^\s*[\[{]", r"https?://",
+           r"\?\s*$", r"[\u2600-\u27bf\U0001f300-\U0001faff]", r"\n", r"\d", r"!")  # fmt: skip
+_NUMBER = re.compile(r"(?<![\w.,:/-])([$€£]?)([0-9]+(?:[.,:/-][0-9]+)*)(?: ?(%|[^\W\d_]+))?")
+_WORD = re.compile(r"[^\W\d_]\w*")
+_ABOUT_LENGTH = re.compile(r"\b(short|brief|concis|terse|long|length|verbos|wordy|word|sentence|detail|elaborat)")
+
+
+def find_check(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str]) -> JSON | None:
+    """Return a check, as a file of prompts has it, that tells praised replies from corrected ones; None without one.
+
+    The replies are those to different requests; `hints` say what was missed in the corrected ones.
+    """
+    for check in _candidates(praised, corrected, hints) if min(len(praised), len(corrected)) >= FEW else ():
+        patterns = read_patterns(check)
+        right, wrong = (sum(map(patterns.passes, texts)) for texts in (praised, corrected))
+        if right >= (1 - _ERRORS) * len(praised) and wrong <= _ERRORS * len(corrected):
+            return check
+    return None
+
+
+def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str]) -> Iterator[JSON]:
+    """Yield checks, those to prefer first."""
+    if 2 * sum(bool(_ABOUT_LENGTH.search(hint.casefold())) for hint in hints) > len(hints):
+        yield from _length_checks(praised, corrected)
+    named = {word.casefold() for hint in hints for word in _WORD.findall(hint)}
+    sides = (("match", praised, corrected), ("absent", corrected, praised))
+    for name, texts, others in sides:
+        yield from ({name: [pattern]} for pattern in (*_SHAPES, *_common_patterns(_number_patterns, texts, others)))
+        found = _common_patterns(_word_patterns, texts, others)
+        yield from ({name: [pattern]} for pattern in found if pattern[2:-2].casefold() in named)
+    for name, texts, others in sides if min(len(praised), len(corrected)) >= MANY else ():
+        yield from ({name: [pattern]} for pattern in _common_patterns(_word_patterns, texts, others))
+
+
+def _length_checks(praised: Sequence[str], corrected: Sequence[str]) -> Iterator[JSON]:
+    """Yield a limit of words that lies between the lengths of the two sides, if they are far apart."""
+    lengths = [sorted(len(text.split()) for text in texts) for texts in (praised, corrected)]
+    for name, (short, long) in (("absent", lengths), ("match", lengths[::-1])):
+        longest, shortest = short[-1 - int(_ERRORS * len(short))], long[int(_ERRORS * len(long))]
+        if shortest >= _MARGIN * longest:
+            yield {name: [rf"^\s*(?:\S+\s+){{{math.isqrt(longest * shortest)}}}\S"]}  # has more words than that
+
+
+def _number_patterns(text: str) -> Iterator[str]:
+    """Yield the formats of the numbers in a text, their currencies and their units."""
+    for match in _NUMBER.finditer(text):
+        currency, number, unit = match.groups()
+        if not number.isdecimal():
+            yield r"\b" + re.sub("[0-9]", r"\\d", number.replace(".", r"\.")) + r"\b"
+        if currency:
+            yield rf"{re.escape(currency)}\d"
+        if unit:
+            yield rf"\d ?{unit}\b" if unit != "%" else r"\d ?%"
+
+
+def _word_patterns(text: str) -> Iterator[str]:
+    """Yield a pattern for each word of a text."""
+    return (rf"\b{word}\b" for word in _WORD.findall(text))
+
+
+def _common_patterns(
+    patterns_of: Callable[[str], Iterator[str]], texts: Sequence[str], others: Sequence[str]
+) -> list[str]:
+    """Return the patterns of nearly all texts, those first that the fewest of the others have, then the shortest."""
+    own, other = (Counter(p for text in side for p in set(patterns_of(text))) for side in (texts, others))
+    common = [pattern for pattern, number in own.items() if number >= (1 - _ERRORS) * len(texts)]
+    return sorted(common, key=lambda pattern: (other[pattern] - own[pattern], len(pattern), pattern))

@@ -1,0 +1,166 @@
+"""Held-out prompts from the log: what users complained about or praised in the sessions kept out of training.
+
+A complaint is a turn with an accepted hint: its prompt, with a check that the logged reply fails and the reply that was
+praised next passes. A turn with reward +1 is praise: what the reply did must not get lost. The check is a regular
+expression where the replies of the whole log show one (expressions.py), else a question to the judge.
+"""
+
+import contextlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from opdkit.chat.messages import message
+from opdkit.chat.openai_messages import openai_message, tool_definitions
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.wording import Texts
+from opdkit.console import counted
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.checks import POOLED, read_patterns
+from opdkit.evaluate.expressions import find_check
+from opdkit.judge.claims import group_alike
+from opdkit.judge.criterion import visible
+from opdkit.judge.hints import words
+from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
+from opdkit.store.reading import part_count
+from opdkit.train.targets import is_held_out
+
+PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints
+_EXAMPLES = 50  # of a hint that are read in sessions that trained
+_TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
+_LABEL = 60  # characters of a hint that names a domain
+
+Request = tuple[str, ...]  # words of a request; those of near duplicates are the same
+
+
+@dataclass(frozen=True)
+class Reaction:
+    """Turn that users corrected, or praised."""
+
+    turn: JoinedTurn
+    is_held_out: bool
+    is_praise: bool
+    hint: str | None  # of a praised turn: that of the corrected one which it answers
+    other: JoinedTurn | None  # the reply that was praised next; of a praised turn: the corrected one which it answers
+
+    @property
+    def request(self) -> Request:
+        """Return the words of the last message of the prompt, and before it of the one that the correction is about."""
+        turns = [self.other, self.turn] if self.is_praise and self.other else [self.turn]
+        texts = [turn.session["messages"][turn.index - 1]["content"] or "" for turn in turns]
+        return tuple(re.sub(r"\d+", "0", word) for text in texts for word in words(text))
+
+
+def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
+    """Yield the corrected and praised turns of the held-out sessions of a run; of the others, examples of each hint."""
+    seen = Counter[str]()
+    for part in range(part_count(run, "judge")):
+        for session_id, turns in groupby(joined_turns(run, part, CHECKED, partial=True), lambda turn: turn.session_id):
+            is_kept = is_held_out(session_id, holdout)
+            judged = [(turn, turn.decided) for turn in turns if turn.decided is not None and turn.index]
+            for n, (turn, verdict) in enumerate(judged):
+                if (hint := verdict["hint"]) is not None:
+                    seen[hint] += 1
+                    after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
+                    if is_kept or seen[hint] <= _EXAMPLES:
+                        yield Reaction(turn, is_kept, False, hint, after[0] if after and after[1] == 1 else None)
+                elif verdict["reward"] == 1 and is_kept:
+                    before, corrected = judged[n - 1] if n else (None, {"hint": None})
+                    hint = corrected["hint"]
+                    yield Reaction(turn, True, True, hint, before if hint is not None else None)
+
+
+def make_prompts(
+    reactions: Sequence[Reaction], chat: Chat, room: float, criteria: Texts
+) -> tuple[list[JSON], Counter[str]]:
+    """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
+
+    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens.
+    """
+    complaints = [(str(one.hint), one) for one in reactions if not one.is_praise]
+    counts = Counter(hint for hint, _ in complaints).most_common(_TEXTS)
+    group_of = {text: members[0][0] for members in group_alike(counts) for text, _ in members}
+    of_group = defaultdict[str, list[Reaction]](list)
+    for hint, one in complaints:
+        of_group[group_of.get(hint, hint)].append(one)
+    group_of_request = {one.request: group for group, members in of_group.items() for one in members}
+    checks = {group: _find_check(members, chat) for group, members in of_group.items()
+              if any(one.is_held_out for one in members)}  # fmt: skip
+    rows, left_out = dict[tuple[str, Request], JSON](), Counter[str]()
+    for one in (one for one in reactions if one.is_held_out):
+        # Praise for a reply to a request that others complained about shows what they wanted, too.
+        group = group_of_request.get(one.request) if one.hint is None else group_of.get(one.hint, one.hint)
+        try:
+            row = _row(one, chat, room, checks.get(group or ""), criteria)
+        except ChatError as error:
+            left_out[error.reason] += 1
+            continue
+        is_corrected = group is not None and not (one.is_praise and one.hint)
+        row |= {"domain": group if is_corrected else PRAISED, "corrected": is_corrected}
+        key = (row["domain"], one.request)
+        turns = 1 + (rows[key]["turns"] if key in rows else 0)
+        if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
+            rows[key] = row
+        rows[key]["turns"] = turns
+    sizes = Counter(row["domain"] for row in rows.values())
+    for row in rows.values():
+        label = " ".join(row["domain"].split())[:_LABEL]
+        is_own = label not in POOLED and (label == PRAISED or sizes[row["domain"]] >= FEWEST)
+        row["domain"] = label if is_own else OTHERS
+    return list(rows.values()), left_out
+
+
+def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int) -> str:
+    """Return what `make_prompts` made, in words; `replies`: of both models to each prompt."""
+    corrected, judged = sum(row["corrected"] for row in rows), sum("judge" in row["check"] for row in rows)
+    reasons = "".join(f"; left out: {number:,}, {reason}" for reason, number in left_out.most_common())
+    return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on what users corrected, "
+            f"{len(rows) - corrected:,} on what they praised; {sum(row['turns'] for row in rows) - len(rows):,} near "
+            f"duplicates merged{reasons}; {len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
+            f"with at most {counted(judged * replies, 'question')}")  # fmt: skip
+
+
+def _find_check(complaints: Sequence[Reaction], chat: Chat) -> JSON | None:
+    """Return the patterns that fit a group of complaints; None without any. One reply to each request counts."""
+    praised, corrected = dict[Request, str](), dict[Request, str]()
+    for one in complaints:
+        for texts, turn in ((corrected, one.turn), (praised, one.other)):
+            if turn is not None and one.request not in texts:
+                with contextlib.suppress(ChatError):
+                    texts[one.request] = _visible_reply(turn, chat)
+    return find_check(list(praised.values()), list(corrected.values()), [str(one.hint) for one in complaints])
+
+
+def _row(one: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
+    """Return the row of a turn, without its domain. `check`: what fits its group. Raises ChatError."""
+    logged, tools = _visible_reply(one.turn, chat), one.turn.session["tools"]
+    prompt = one.turn.session["messages"][: one.turn.index]
+    is_asked, fits = prompt[-1]["role"] != "assistant", len(chat.prompt_ids(prompt, tools)) <= room
+    if not (logged and is_asked and fits):
+        raise ChatError("empty reply" if not logged else "too long" if is_asked else "no request")
+    right = [logged] if one.is_praise else [_visible_reply(one.other, chat)] if one.other else []
+    patterns = read_patterns(check) if check else None
+    is_right = patterns is not None and all(map(patterns.passes, right))
+    if patterns and not is_right and one.is_praise and one.hint is None:
+        raise ChatError("praise for what others corrected")
+    if not patterns or not is_right or (not one.is_praise and patterns.passes(logged)):
+        check = {"judge": criteria["follows_hint"], "hint": one.hint}
+        if one.is_praise:
+            check = {"judge": criteria["serves_as_well"], "praised": logged}
+    is_plain = prompt == [message("user", prompt[0]["content"])] and bool((prompt[0]["content"] or "").strip())
+    asked = {"prompt": prompt[0]["content"]} if is_plain else {
+        "messages": [openai_message(m, arguments_as_text=True) for m in prompt]}  # fmt: skip
+    return {"id": one.turn.turn_id, "domain": "", "corrected": False, **asked, "check": check, "hint": one.hint,
+            "logged": logged, "turns": 1, "tools": tool_definitions(tools) or tools}  # fmt: skip
+
+
+def _visible_reply(turn: JoinedTurn, chat: Chat) -> str:
+    """Return a logged reply as the checks see one of the model: as its template writes it, without thinking."""
+    messages, tools = turn.session["messages"], turn.session["tools"]
+    ids = chat.reply(messages, turn.index, tools, turn.turn["finish_reason"]).ids
+    text = chat.text(ids[:-1] if ids and ids[-1] in chat.stop_ids else ids)
+    return visible(text, chat.opens_thinking(chat.prompt_ids(messages[: turn.index], tools)))

@@ -1,0 +1,50 @@
+"""Claims of hints, and groups of hints that ask for like things. Pure.
+
+A hint makes claims: a word, and whether it is wanted. "Use Python, not Java" claims (python, True) and (java, False);
+"be brief" and "not so long" claim the same. No model is asked: a paraphrase in other words makes other claims.
+"""
+
+import re
+from collections.abc import Iterable
+
+from opdkit.judge.hints import words
+from opdkit.judge.words import FILLER, LEAD, NEGATION, OPPOSITES, specific_words, without_judgements
+
+Claims = frozenset[tuple[str, bool]]
+
+_CLAUSE = re.compile(r"[.,;:!?](?=\s|\Z)|[。，、；：！？]|\bbut\b")
+
+
+def claims_of(hint: str) -> Claims:
+    """Return what a hint claims, without words that any hint could hold; all of its words where it has no others.
+
+    >>> sorted(claims_of("Please use Celsius, not miles."))
+    [('celsiu', True), ('kilometer', True)]
+    """
+    claims = set[tuple[str, bool]]()
+    for clause in _CLAUSE.split(LEAD.sub("", hint.replace("’", "'"))):
+        for place, piece in enumerate(NEGATION.split(clause)):
+            for word in specific_words(words(without_judgements(piece))) - FILLER:
+                about, wanted = OPPOSITES.get(word, (word, True))
+                claims.add((about.removesuffix("s") if len(about) > 3 else about, wanted == (place == 0)))
+    return frozenset(claims or {(word, True) for word in words(hint) or [hint]})
+
+
+def group_alike(texts: Iterable[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+    """Return hints with how often each is given, in groups that ask for like things; the commonest first, everywhere.
+
+    It is looser than rules, for a reader who sees all wordings. A hint joins the first group whose commonest one denies
+    none of its claims, and shares half of those of the hint that makes fewer: two at least, where that makes two.
+    """
+    groups: list[tuple[Claims, list[tuple[str, int]]]] = []
+    for text, number in sorted(texts, key=lambda one: (-one[1], one[0])):
+        claims = claims_of(text)
+        for first, members in groups:
+            denied = any((word, not wanted) in first for word, wanted in claims)
+            fewer, shared = min(len(claims), len(first)), len(claims & first)
+            if not denied and 2 * shared >= fewer and shared >= min(fewer, 2):
+                members.append((text, number))
+                break
+        else:
+            groups.append((claims, [(text, number)]))
+    return sorted((members for _, members in groups), key=lambda some: -sum(number for _, number in some))

@@ -1,0 +1,92 @@
+"""Patterns that tell praised replies from corrected ones: by hand, and what must never be found."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from opdkit.evaluate.checks import read_patterns
+from opdkit.evaluate.expressions import FEW, MANY, find_check
+
+NAMES = "Ada Bob Cleo Dan Eve Finn Gus Hal Ida Jo Kim Leo".split()
+NUMBERS = [5, 15, 20, 30, 45, 12, 18, 21, 7, 9, 11, 33]
+PROSE = "Well, {} said that it is so, and then went on for a good long while about what it all may have meant to them"
+
+
+def texts(form: str, count: int = FEW) -> list[str]:
+    return [form.format(name, number) for name, number in zip(NAMES, NUMBERS, strict=True)][:count]
+
+
+@pytest.mark.parametrize(("praised", "corrected", "hint", "expected"), [
+    ("In {} it is {} C.", "In {} it is {} F.", "Use Celsius.", {"match": [r"\d ?C\b"]}),
+    ("1. Ask {}.\n2. Wait {} days.", "Ask {} and wait {} days.", "Number the steps.", {"match": [r"(?m)^\s*\d+[.)] "]}),
+    ("{} owes it.", "{} owes {}.", "Name no amount.", {"absent": [r"\d"]}),
+    ("It was {}?", "It was {}.", "Ask.", {"match": [r"\?\s*$"]}),
+    ('{{"user_id": "{}"}}', '{{"user": "{}"}}', "Pass user_id.", {"match": [r"\buser_id\b"]}),
+    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bSorry\b"]}),
+    ("{} costs {}%.", "{} costs {} in all.", "As a share.", {"match": [r"\d ?%"]}),
+    ("{} costs ${}.", "{} costs {}.", "In dollars.", {"match": [r"\$\d"]}),
+    ("{} came.", PROSE, "Be brief.", {"absent": [r"^\s*(?:\S+\s+){7}\S"]}),
+    (PROSE, "{} came.", "Say it in more detail.", {"match": [r"^\s*(?:\S+\s+){7}\S"]}),
+])  # fmt: skip
+def test_the_form_that_users_asked_for_is_found(praised, corrected, hint, expected) -> None:
+    right, wrong = texts(praised), texts(corrected)
+    check = find_check(right, wrong, [hint] * FEW)
+    assert check == expected
+    patterns = read_patterns(check)
+    assert all(map(patterns.passes, right))
+    assert not any(map(patterns.passes, wrong))
+
+
+def test_a_time_on_the_24_hour_clock() -> None:
+    clock = [f"{name} leaves at {13 + n}:{10 + n}." for n, name in enumerate(NAMES[:FEW])]
+    ampm = [f"{name} leaves at {1 + n}:{10 + n} pm." for n, name in enumerate(NAMES[:FEW])]
+    assert find_check(clock, ampm, ["Use the 24-hour clock."]) == {"match": [r"\b\d\d:\d\d\b"]}
+    assert find_check(ampm, clock, ["Use am and pm."]) == {"match": [r"\d ?pm\b"]}
+
+
+def test_too_few_replies_show_nothing() -> None:
+    right, wrong = texts("In {} it is {} C."), texts("In {} it is {} F.")
+    assert find_check(right[:-1], wrong, ["Use Celsius."]) is None
+    assert find_check(right, wrong[:-1], ["Use Celsius."]) is None
+    assert find_check([], [], []) is None
+
+
+def test_a_word_that_no_hint_names_needs_more_replies() -> None:
+    for count in (FEW, MANY - 1):
+        assert find_check(texts("{} bows.", count), texts("{} waves.", count), ["Be polite."] * count) is None
+    found = find_check(texts("{} bows.", MANY), texts("{} waves.", MANY), ["Be polite."] * MANY)
+    assert found == {"match": [r"\bbows\b"]}
+
+
+def test_lengths_count_where_the_hints_speak_of_them_and_differ_by_far() -> None:
+    assert find_check(texts("{} came."), texts(PROSE.replace(",", "")), ["Be polite."] * FEW) is None
+    assert find_check(texts("{} came now"), texts("{} came by now"), ["Be brief."] * FEW) is None
+
+
+def test_a_judge_may_err_in_one_of_ten() -> None:
+    right, wrong = texts("It is {1} C in {0}.", 12), texts("It is {1} F in {0}.", 12)
+    mixed = [*right[:-1], wrong[-1]], [*wrong[:-1], right[-1]]
+    assert find_check(*mixed, ["Use Celsius."] * 12) == {"match": [r"\d ?C\b"]}
+    mixed = [*right[:-2], *wrong[-2:]], [*wrong[:-2], *right[-2:]]
+    assert find_check(*mixed, ["Use Celsius."] * 12) is None
+
+
+@given(st.lists(st.text(max_size=40), max_size=12), st.lists(st.text(max_size=40), max_size=12), st.text(max_size=20))
+def test_what_is_found_holds(praised, corrected, hint) -> None:
+    """Whatever the replies: a check is valid, accepts nine of ten praised replies, and rejects nine of ten others."""
+    check = find_check(praised, corrected, [hint])
+    if check is not None:
+        patterns = read_patterns(check)
+        assert sum(map(patterns.passes, praised)) >= 0.9 * len(praised)
+        assert sum(map(patterns.passes, corrected)) <= 0.1 * len(corrected)
+
+
+def test_the_answer_itself_is_never_the_check() -> None:
+    """Where every reply has another answer, no answer is in the pattern: it holds for one that was not seen."""
+    for left in itertools.islice(range(MANY + 2), 0, None, 4):
+        right, wrong = texts("In {} it is {} C.", MANY + 2), texts("In {} it is {} F.", MANY + 2)
+        unseen = right.pop(left), wrong.pop(left)
+        patterns = read_patterns(find_check(right, wrong, ["Use Celsius."]))
+        assert [patterns.passes(text) for text in unseen] == [True, False]

@@ -1,0 +1,337 @@
+"""`opdkit eval --from-log`: prompts from complaints and praise of sessions that did not train, on the sample data."""
+
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import completion, serving
+from judged_runs import message, one_part, session, turn, verdict, write_run
+from sample_world import DATA, MODEL, labels
+from typer.testing import CliRunner
+
+from opdkit.chat.template import Chat
+from opdkit.cli import app
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.train import TrainConfig
+from opdkit.config.wording import DEFAULTS
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import stage as evaluate
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_prompts
+from opdkit.evaluate.conclusion import read_conclusion
+from opdkit.evaluate.log_prompts import OTHERS, PRAISED, describe_prompts, make_prompts, read_reactions
+from opdkit.extract import stage as extract
+from opdkit.model.load import load_tokenizer
+from opdkit.store.part_writer import Stage
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all
+from opdkit.store.tables import METRICS, VALIDATIONS, VERDICTS
+from opdkit.train.targets import is_held_out
+
+sys.path.insert(0, str(DATA))
+
+from world import TOPICS, Topic, order_answer
+
+sys.path.remove(str(DATA))
+
+STYLES = {style.name: (topic, style) for topic in TOPICS for style in topic.styles}
+SHARE = 0.3
+CRITERIA = DEFAULTS["criterion"]
+
+
+def train_stage(run: Path, holdout: float = SHARE) -> Path:
+    """Write a training that changes nothing: of it, eval needs the share held out, and a model."""
+    stage = Stage.open(TrainConfig(run=run, model=str(MODEL), holdout=holdout, shard="0/1"), "train",
+                       [METRICS, VALIDATIONS], parts=1, upstream=["extract", "judge"])  # fmt: skip
+    with stage.writing(0) as out:
+        out.rows("metrics", [])
+    shutil.copytree(MODEL, run / "train" / "model")
+    return run
+
+
+def sample_run(run: Path, wrong: int = 0) -> Path:
+    """Write the stages of a run on the sample logs, judged as labels.jsonl says.
+
+    Of every `wrong` labels one has the other reward, and the hint of another topic or none.
+    """
+    extract.run(ExtractConfig(run=run, logs=(str(DATA / "logs"),), shard="0/1"))
+    rows = []
+    preferred = [style for topic, style in STYLES.values() if topic.preferred == style.name]
+    for n, label in enumerate(labels()):
+        style = STYLES[label["wanted"]][1] if label["wanted"] else None
+        if wrong and n % wrong == 0:
+            label |= {"reward": -label["reward"]}
+            style = None if style else preferred[n // wrong % len(preferred)]
+        hint = style.hints[n % len(style.hints)] if style else None
+        rows.append(verdict(label["turn_id"], hint, label["reward"]))
+    known = {row["turn_id"]: row for row in rows}
+    config = JudgeConfig(run=run, judge="rules", shard="0/1")
+    parts = manifest(run, "extract")["plan"]["parts"]
+    judge = Stage.open(config, "judge", [VERDICTS], parts=parts, upstream=["extract"])
+    turns = [turn["turn_id"] for turn in read_all(run, "turns") if turn["trainable"]]
+    with judge.writing(0) as out:
+        out.rows("verdicts", [known[name] for name in turns if name in known])
+    return train_stage(run)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sample_run(tmp_path_factory.mktemp("log") / "run")
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(load_tokenizer(str(MODEL)), {})
+
+
+def rows_of(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> list[dict[str, Any]]:
+    return make_prompts(list(read_reactions(run, holdout)), chat, room, CRITERIA)[0]
+
+
+def prompts_of(rows: list[dict[str, Any]], folder: Path) -> list[HeldOutPrompt]:
+    path = folder / "mined.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return read_prompts(path)
+
+
+def topic_of(prompt: HeldOutPrompt) -> tuple[Topic, str]:
+    """Return what a prompt asks for: the last request of it that names an item."""
+    asked = [m["content"] or "" for m in prompt.messages if m["role"] == "user"]
+    return next((topic, item) for text in reversed(asked) for topic in TOPICS for item in topic.items
+                for request in topic.requests if request.format(item) in text)  # fmt: skip
+
+
+def right_reply(prompt: HeldOutPrompt) -> str:
+    topic, item = topic_of(prompt)
+    if prompt.messages[-1]["role"] == "tool" and not prompt.messages[-1]["content"].startswith("error"):
+        return order_answer(item)
+    return topic.style(topic.preferred).reply(item) if topic.preferred else topic.styles[0].reply(item)
+
+
+def facts(reply: str) -> str:
+    """Return what a reply of a topic that nobody corrects says, whatever its style."""
+    if reply.startswith("Your order"):
+        return reply[reply.index(" is ") :]
+    return reply.removeprefix("Try ").split(",")[0].rstrip(".").split(" is ")[-1]
+
+
+def passes(prompt: HeldOutPrompt, reply: str) -> bool:
+    """Return what the check of a prompt says; of a criterion, what a perfect judge would."""
+    check = prompt.check
+    if isinstance(check, Patterns):
+        return check.passes(reply)
+    assert isinstance(check, Criterion)
+    if check.hint is not None:
+        _, style = next(known for known in STYLES.values() if check.hint in known[1].hints)
+        given = topic_of(prompt)[0].style_of(reply)
+        return given is not None and given.name == style.name
+    assert check.praised is not None
+    topic, _ = topic_of(prompt)
+    if topic.preferred is None or check.praised.startswith("Your order"):
+        return facts(check.praised) in reply
+    return topic.style_of(reply) == topic.style_of(check.praised)
+
+
+# -- what is found --------------------------------------------------------------------------------------------------
+
+
+def test_each_corrected_topic_has_prompts_that_the_logged_replies_fail(run, chat, tmp_path) -> None:
+    rows = rows_of(run, chat)
+    prompts = prompts_of(rows, tmp_path)
+    found = Counter(topic_of(prompt)[0].name for prompt in prompts if prompt.corrected)
+    assert found.keys() == {topic.name for topic in TOPICS if topic.preferred}
+    assert min(found.values()) >= 8
+    checks = Counter((topic_of(p)[0].name, *row["check"].get("match", ["by the judge"]))
+                     for p, row in zip(prompts, rows, strict=True) if p.corrected)  # fmt: skip
+    assert checks.keys() == {
+        ("weather", r"\d ?C\b"), ("cooking", r"(?m)^\s*\d+[.)] "), ("trains", r"\b\d\d:\d\d\b"),
+        ("orders", r"\border_id\b"), ("orders", "by the judge"),
+    }  # fmt: skip
+    # A hint at replies that name the argument, and have another fault.
+    assert checks["orders", "by the judge"] == 3
+    assert not any(prompt.check.passes(row["logged"]) for prompt, row in zip(prompts, rows, strict=True)
+                   if prompt.corrected and row["hint"] and isinstance(prompt.check, Patterns))  # fmt: skip
+
+
+def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> None:
+    reactions = list(read_reactions(run, SHARE))
+    rows = rows_of(run, chat)
+    assert all(is_held_out(row["id"].rpartition(":")[0], SHARE) for row in rows)
+    judged = {row["turn_id"] for row in read_all(run, "verdicts") if row["hint"] or row["reward"] == 1}
+    held_out = {name for name in judged if is_held_out(name.rpartition(":")[0], SHARE)}
+    assert {one.turn.turn_id for one in reactions if one.is_held_out} == held_out
+    assert sum(row["turns"] for row in rows) == len(held_out) > len(rows)
+    asked = Counter((row["domain"], json.dumps(row.get("prompt"))) for row in rows if "prompt" in row)
+    assert set(asked.values()) == {1}
+
+
+def test_praise_must_not_change(run, chat, tmp_path) -> None:
+    """It counts as uncorrected, with the reply for the judge, or with the pattern of the complaint before it."""
+    rows = [row for row in rows_of(run, chat) if not row["corrected"]]
+    assert {row["domain"] for row in rows} == {PRAISED}
+    for row, prompt in zip(rows, prompts_of(rows, tmp_path), strict=True):
+        if row["hint"] is None:
+            assert row["check"] == {"judge": CRITERIA["serves_as_well"], "praised": row["logged"]}
+        else:
+            assert isinstance(prompt.check, Patterns)
+            assert prompt.check.passes(row["logged"])
+    assert {row["hint"] is None for row in rows} == {True, False}
+
+
+@pytest.mark.parametrize("wrong", [0, 20], ids=["a perfect judge", "a judge that errs in 5%"])
+def test_a_right_reply_passes(wrong: int, tmp_path, chat) -> None:
+    """At most one test in twenty fails it."""
+    prompts = prompts_of(rows_of(sample_run(tmp_path / "run", wrong), chat), tmp_path)
+    failed = [prompt.id for prompt in prompts if not passes(prompt, right_reply(prompt))]
+    assert len(prompts) >= 100
+    assert len(failed) <= 0.05 * len(prompts), f"{len(failed)} of {len(prompts)}: {failed}"
+    if not wrong:
+        assert failed == []
+
+
+# -- by hand --------------------------------------------------------------------------------------------------------
+
+
+def hand_run(run: Path, *talks: tuple[str, list[tuple[str, str, str | None, int | None]]], last: str = "Bye.") -> Path:
+    """Write sessions of (request, reply, hint, reward), all of which were held out."""
+    sessions, turns, verdicts = [], [], []
+    for name, said in talks:
+        messages = [
+            message(role, text) for ask, reply, _, _ in said for role, text in (("user", ask), ("assistant", reply))
+        ]
+        sessions.append(session(name, *messages, message("user", last)))
+        for n, (_, _, hint, reward) in enumerate(said):
+            turns.append(turn(f"{name}:{2 * n + 1}"))
+            verdicts.append(verdict(f"{name}:{2 * n + 1}", hint, reward))
+    return write_run(run, one_part(sessions, turns, verdicts))
+
+
+def fields(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_rows_by_hand(tmp_path, chat) -> None:
+    """Eleven requests show the unit; two are the same but for a number, one is not praised, one was never wrong."""
+    talks = [(f"s{n}", [(f"Weight of {name} {n}?", f"{n} lb", "Use kg.", -1), ("In kg.", f"{n} kg", None, 1)])
+             for n, name in enumerate("Ada Bob Cleo Dan Eve Hal Ida Jo Kim Leo".split())]  # fmt: skip
+    talks += [
+        ("same", [("weight of ada 77", "70 lb", "Use kg.", -1), ("In kg!", "70 kg", None, 1)]),
+        ("open", [("Weight of Finn?", "9 lb", "Use kg.", -1), ("Well.", "Hm?", None, 0)]),
+        ("other", [("Weight of Ada 5?", "7 kg", None, 1), ("Weight of Bob 5?", "7 lb", None, 1)]),
+        ("odd", [("Weight of Gus?", "8 kg", "Use kg.", -1), ("Poem?", "Roses", None, 1), ("So?", "So.", "Rhyme.", -1)]),
+    ]
+    made, left_out = make_prompts(list(read_reactions(hand_run(tmp_path / "run", *talks), 1.0)), chat, 400, CRITERIA)
+    in_kg, by_judge = {"match": [r"\d ?kg\b"]}, {"judge": CRITERIA["follows_hint"], "hint": "Use kg."}
+    assert fields(made, "id", "corrected", "domain", "check", "turns") == [
+        row for n in range(10) for row in (
+            (f"s{n}:1", True, "Use kg.", in_kg, 1 + 2 * (n == 0)), (f"s{n}:3", False, PRAISED, in_kg, 1 + (n == 0))
+        )
+    ] + [
+        ("open:1", True, "Use kg.", in_kg, 1),
+        ("odd:1", True, "Use kg.", by_judge, 1),  # the pattern says that nothing was wrong with the reply
+        ("odd:3", False, PRAISED, {"judge": CRITERIA["serves_as_well"], "praised": "Roses"}, 1),
+        ("odd:5", True, OTHERS, {"judge": CRITERIA["follows_hint"], "hint": "Rhyme."}, 1),
+    ]  # fmt: skip
+    assert left_out == {"praise for what others corrected": 1}
+    said = [("user", "Weight of Ada 0?"), ("assistant", "0 lb"), ("user", "In kg.")]
+    assert made[1]["messages"] == [{"role": role, "content": text} for role, text in said]
+    assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 11 3 1 21 3 12".split()
+
+
+def test_a_prompt_that_does_not_fit_is_left_out_and_counted(tmp_path, chat) -> None:
+    talks = [("long", [("word " * 500, "no", "Be kind.", -1)]), ("short", [("word", "no", "Be kind.", -1)]),
+             ("empty", [("word", " ", None, 1)])]  # fmt: skip
+    made, left_out = make_prompts(list(read_reactions(hand_run(tmp_path / "run", *talks), 1.0)), chat, 300, CRITERIA)
+    assert fields(made, "id", "prompt") == [("short:1", "word")]
+    assert left_out == {"too long": 1, "empty reply": 1}
+
+
+# -- the command ----------------------------------------------------------------------------------------------------
+
+
+def judge_with(answer: Callable[[str], bool]) -> Callable[[dict[str, Any], int], Any]:
+    return lambda body, _: completion("\\boxed{1}" if answer(body["messages"][-1]["content"]) else "\\boxed{-1}")
+
+
+def evaluate_with(run: Path, url: str, **options: Any) -> EvalConfig:
+    config = EvalConfig(run=run, device="cpu", max_new_tokens=48, samples=0, max_prompts=40, judge_model="m",
+                        judge_url=url, shard="0/1", **options)  # fmt: skip
+    evaluate.run(config)
+    return config
+
+
+@pytest.mark.slow
+def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_path, capsys) -> None:
+    run = Path(shutil.copytree(run, tmp_path / "run"))
+    with serving(judge_with(lambda asked: "praised reply" in asked)) as server:
+        evaluate_with(run, server.url, from_log=True)
+        file, scores = run / "from-log.jsonl", list(read_all(run, "scores"))
+        found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
+        assert found["corrected"]["before"] <= 0.25
+        assert found["uncorrected"]["before"] >= 0.8
+        assert found["corrected"]["count"] + found["uncorrected"]["count"] == 40
+        assert read_conclusion(run).word == "the same"  # it is the same model
+        asked = len(server.requests)
+        assert asked > 0
+        evaluate_with(run, server.url, prompts=str(file))  # the same plan: nothing is asked again
+        assert len(server.requests) == asked
+        evaluate_with(run, server.url, prompts=str(file), overwrite=True)
+        assert list(read_all(run, "scores")) == scores
+        assert manifest(run, "eval")["configuration"]["prompts"] == str(file)
+
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        edited = [row | ({"check": {"match": ["."]}} if row["corrected"] else {}) for row in rows]
+        file.write_text("".join(json.dumps(row) + "\n" for row in edited), encoding="utf-8")
+        evaluate_with(run, server.url, prompts=str(file), overwrite=True)
+        changed = {row["domain"]: row for row in read_all(run, "scores") if row["metric"] == "passed_greedy"}
+        assert changed["corrected"]["before"] == 1.0
+        assert changed["uncorrected"] == found["uncorrected"]
+        with pytest.raises(ConfigError, match="--prompts"):  # what was edited is not lost
+            evaluate_with(run, server.url, from_log=True)
+        assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == edited
+        evaluate_with(run, server.url, from_log=True, overwrite=True)
+        assert [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] == rows
+
+
+def test_without_held_out_sessions_it_says_what_to_do(tmp_path) -> None:
+    talks = [("a", [("Why?", "So.", "Say why.", -1)])]
+    run = train_stage(hand_run(tmp_path / "none", *talks), holdout=0.0)
+    with pytest.raises(OpdkitError, match="--holdout"):
+        evaluate.run(EvalConfig(run=run, from_log=True, device="cpu"))
+    name = next(f"s{n}" for n in range(100) if not is_held_out(f"s{n}", SHARE))
+    run = train_stage(hand_run(tmp_path / "unlucky", (name, talks[0][1])))
+    with pytest.raises(OpdkitError, match="--holdout"):
+        evaluate.run(EvalConfig(run=run, from_log=True, device="cpu"))
+    assert not (run / "from-log.jsonl").exists()
+
+
+def test_criteria_need_a_judge_and_the_judge_of_the_run_is_one(run, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="--judge-model"):  # patterns judged this run
+        evaluate.run(EvalConfig(run=run, from_log=True, device="cpu", max_new_tokens=48))
+    run = Path(shutil.copytree(run, tmp_path / "run"))
+    document = json.loads((run / "judge/manifest.json").read_text())
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "Who?", "check": {"judge": "It is kind.", "praised": "You!"}}))
+    with serving(judge_with(lambda asked: "## Praised reply\n| You!" in asked)) as server:
+        document["configuration"] |= {"judge": "endpoint", "judge_model": "m", "judge_url": server.url}
+        (run / "judge/manifest.json").write_text(json.dumps(document))
+        evaluate.run(
+            EvalConfig(run=run, prompts=str(prompts), samples=0, max_prompts=1, max_new_tokens=8, device="cpu")
+        )
+        assert {body["model"] for body in server.requests} == {"m"}
+    assert {row["passed"] for row in read_all(run, "replies")} == {True}
+
+
+@pytest.mark.parametrize("options", [[], ["--from-log", "--prompts", "p.jsonl"]])
+def test_prompts_come_from_one_place(options: list[str], tmp_path) -> None:
+    result = CliRunner().invoke(app, ["eval", str(tmp_path), *options])
+    assert result.exit_code == 2
+    assert "--prompts" in result.stderr
+    assert "--from-log" in result.stderr
