@@ -1,5 +1,6 @@
 """Every command in docs/ runs: page by page, as it stands but for names (a small log, a tiny model, a server here)."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from sample_world import DATA, MODEL
+from sample_world import DATA, MODEL, labels
 from transformers_server import transformers_serve
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -22,7 +23,11 @@ pytestmark = pytest.mark.slow
 
 
 def scripts(page: str) -> str:
-    return "".join(re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL))
+    return "".join(blocks(page))
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
 def fewer(script: str) -> str:
@@ -87,8 +92,57 @@ def test_the_guide(tmp_path: Path, warm_path: str) -> None:
     (tmp_path / "labels.jsonl").write_text(labels, encoding="utf-8")
     with transformers_serve(MODEL, tmp_path / "server.log") as url:
         names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
-        run(scripts("guide.md"), tmp_path, names, warm_path)
+        run("".join(b for b in blocks("guide.md") if "runs/chats" not in b), tmp_path, names, warm_path)
     assert (tmp_path / "runs/second/train/model/model.safetensors").exists()
+
+
+def test_the_guide_from_a_chat_export_alone(tmp_path: Path, warm_path: str) -> None:
+    """Five commands; thumbs, an edit and a regenerated reply count; what is held out becomes prompts."""
+    sessions = []
+    for n, line in enumerate((DATA / "logs" / "openai.jsonl").read_bytes().split(b"\n"), 1):
+        with contextlib.suppress(json.JSONDecodeError):  # one line of the sample is damaged, on purpose
+            sessions.append((n, json.loads(line)["messages"]))
+    wanted = {row["turn_id"]: row["wanted"] for row in labels()}
+    chats = [open_webui_chat(n, messages, wanted) for n, messages in sessions
+             if all(message.get("content") and message["role"] != "tool" for message in messages)]  # fmt: skip
+    (tmp_path / "chat-export.json").write_text(json.dumps(chats[:80]), encoding="utf-8")
+    (script,) = (block for block in blocks("guide.md") if "runs/chats" in block)
+    assert script.count("opdkit ") == script.count("\n") == 5
+    run(script, tmp_path, {"Qwen/Qwen3-4B": str(MODEL)}, warm_path)
+    folder = tmp_path / "runs" / "chats"
+    decisions = [d for d in pq.read_table(folder / "extract" / "turns")["decision"].to_pylist() if d]
+    found = {name for d in decisions for name in ("rating", "comment", "edited", "kept") if d[name] not in (None, "")}
+    assert found == {"rating", "comment", "edited", "kept"}
+    mined = list(map(json.loads, (folder / "from-log.jsonl").read_text(encoding="utf-8").splitlines()))
+    assert {row["corrected"] for row in mined} == {True, False}
+    assert pq.read_table(folder / "eval" / "scores").num_rows > 0
+    assert (folder / "train/model/model.safetensors").exists()
+
+
+def open_webui_chat(number: int, messages: list[dict[str, str]], wanted: dict[str, str | None]) -> dict[str, object]:
+    """Return a chat of the sample log as Open WebUI exports it; a few of its replies are rated, edited, regenerated."""
+    history: dict[str, dict[str, object]] = {}
+    last = None
+    for place, message in enumerate(messages):
+        if message["role"] == "system":
+            continue
+        name = f"{number}-{place}"
+        history[name] = {"id": name, "parentId": last, "childrenIds": [], "content": message["content"],
+                         "role": message["role"], "done": True}  # fmt: skip
+        if last:
+            history[last]["childrenIds"] = [name]
+        if message["role"] == "assistant" and number % 5 == 1:
+            is_bad = bool(wanted.get(f"openai:{number}:{place}"))
+            history[name]["annotation"] = {"rating": -1 if is_bad else 1, "comment": "Not as I want it." * is_bad}
+        last = name
+    replies = [name for name, item in history.items() if item["role"] == "assistant"]
+    if number % 10 == 2:
+        history[replies[0]] |= {"originalContent": history[replies[0]]["content"], "content": "It is 21 C."}
+    if number % 10 == 3:
+        other = history[replies[-1]] | {"id": "again", "content": "What do you mean?", "childrenIds": []}
+        history["again"] = other
+        history[str(other["parentId"])]["childrenIds"] = [replies[-1], "again"]
+    return {"id": f"chat-{number}", "title": "A chat", "chat": {"history": {"messages": history, "currentId": last}}}
 
 
 def test_the_page_of_logs(tmp_path: Path, warm_path: str) -> None:

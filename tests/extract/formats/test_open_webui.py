@@ -111,18 +111,18 @@ TURNS = {
     "c1:2": ("edited by a person", None),
     "c1:4": (None, None),
     "c1:6": (None, None),
-    "c1:8": ("no next state", NOTHING | {"rating": -1}),
+    "c1:8": (None, NOTHING | {"rating": -1}),
     **{f"c1#branch-{n}:{i}": ("duplicate", None) for n in (2, 3) for i in (2, 4, 6)},
-    "c1#branch-2:8": ("no next state", NOTHING | {"rating": 1, "edited": "About 711 feet.", "kept": "712"}),
+    "c1#branch-2:8": (None, NOTHING | {"rating": 1, "edited": "About 711 feet.", "kept": "712"}),
     "c1#branch-3:8": ("error", None),
-    "c1#branch-4:2": ("no next state", A1),
-    "c1#branch-5:2": ("no next state", NOTHING | {"edited": "Lake Thun, in Bern."}),
+    "c1#branch-4:2": (None, A1),
+    "c1#branch-5:2": (None, NOTHING | {"edited": "Lake Thun, in Bern."}),
     "c1#branch-6:2": (None, None),
     "c1#branch-6:4": ("no next state", None),
 }
 RATED = TURNS | {
-    "c1:8": ("no next state", NOTHING | {"rating": -1, "comment": "good", "tags": ["Other"]}),
-    "c1#branch-6:4": ("no next state", NOTHING | {"rating": 1}),
+    "c1:8": (None, NOTHING | {"rating": -1, "comment": "good", "tags": ["Other"]}),
+    "c1#branch-6:4": (None, NOTHING | {"rating": 1}),
 }
 
 
