@@ -11,6 +11,7 @@ import torch
 from forked import ranks
 from scored_runs import ALONE, Toy, toy_sessions, train_and_kill, train_config, write_run
 from toy_turns import toy_turn
+from transformers import PreTrainedModel
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
@@ -66,6 +67,15 @@ def any_state(monkeypatch) -> None:
     monkeypatch.setattr(train, "is_worse", lambda rows: False)
 
 
+def before_and_after(model_dir: Path, moved: float) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Load the model twice, and move the weights of the second one at random by so much."""
+    before, after = (load_model(str(model_dir), device="cpu", dtype="float32") for _ in range(2))
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.add_(moved * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    return before, after
+
+
 def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
     return {"step": step, "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": 0.5 if (kept_kl or 0.0) > 2.5 else 0.1,
             "score": (hint_kl or 0.0) + (kept_kl or 0.0)}  # fmt: skip
@@ -77,10 +87,7 @@ def _row(step: int, hint_kl: float | None, kept_kl: float | None) -> JSON:
 def test_it_is_the_kl_of_sampled_replies_to_teacher_and_student_before(run, tmp_path, plain_model_dir) -> None:
     """Recomputed reply by reply from two models, with plain forwards; over TOP tokens and the rest."""
     config = train_config(run, plain_model_dir, **VALIDATED)
-    before, after = (load_model(str(plain_model_dir), device="cpu", dtype="float32") for _ in range(2))
-    with torch.no_grad():
-        for parameter in after.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    before, after = before_and_after(plain_model_dir, 0.05)
     chat = Chat(load_tokenizer(str(plain_model_dir)), {}, before.generation_config.eos_token_id)
     turns = choose_turns(load_turns(run), 8, 1)
     validation = open_validation(turns, chat, config, start_accelerator(config))
@@ -167,10 +174,7 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, pl
 def test_a_prompt_is_lost_where_two_replies_to_it_are(run, plain_model_dir, monkeypatch) -> None:
     """One reply can be odd by chance. The second is read for the first that are lost, and for no other."""
     config = train_config(run, plain_model_dir, **VALIDATED)
-    before, after = (load_model(str(plain_model_dir), device="cpu", dtype="float32") for _ in range(2))
-    with torch.no_grad():
-        for parameter in after.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    before, after = before_and_after(plain_model_dir, 0.02)
     chat = Chat(load_tokenizer(str(plain_model_dir)), {}, before.generation_config.eos_token_id)
     opened = open_validation(choose_turns(load_turns(run), 8, 1), chat, config, start_accelerator(config))
     prompts = [replace(p, readings=p.readings[:1]) for p in opened.prompts if not p.hinted]

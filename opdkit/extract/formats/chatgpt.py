@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, content_text, dump, first_text, message
+from opdkit.chat.messages import NOT_ONLY_TEXT, ROLES, as_list, content_text, dump, first_text, message
 from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import Node, Tree, read_parent, tree_reader
@@ -51,7 +51,7 @@ def read_record(record: JSON) -> Tree:
     except orjson.JSONDecodeError:
         said = {"text": text}
     said = said if isinstance(said, dict) else {}
-    tags = [tag for tag in said["tags"] if isinstance(tag, str)] if isinstance(said.get("tags"), list) else []
+    tags = [tag for tag in as_list(said.get("tags")) if isinstance(tag, str)]
     comment = first_text(said.get("text"), record.get("text"))
     time = record.get("update_time") or record.get("create_time")
     return Tree(ratings={name: {"rating": _RATINGS[rating], "comment": comment, "tags": tags}}, time=time, is_copy=True)

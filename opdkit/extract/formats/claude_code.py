@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import first_text, read_messages
+from opdkit.chat.messages import as_list, first_text, read_messages
 from opdkit.extract.formats.json_lines import COMMENT, parse
 from opdkit.extract.formats.reader import Line, Reader, Rejected
 from opdkit.extract.formats.sessions import join_reply, mark_gaps
@@ -141,7 +141,7 @@ def _read_event(line: Line, record: JSON) -> _Event:
             event.model, event.note.skip_reason = None, SYNTHETIC
     else:
         event.results = {m["tool_call_id"] for m in event.messages if m["role"] == "tool" and m["tool_call_id"]}
-        event.failed = {str(block.get("tool_use_id")) for block in (content if isinstance(content, list) else [])
+        event.failed = {str(block.get("tool_use_id")) for block in as_list(content)
                         if isinstance(block, dict) and block.get("is_error") is True}  # fmt: skip
         text = event.messages[-1]["content"] or ""
         event.client = record.get("isMeta") is True or (not event.results and text.startswith(_OF_CLIENT))

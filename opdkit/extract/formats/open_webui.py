@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Note, Unreadable
-from opdkit.chat.messages import NOT_ONLY_TEXT, content_text, first_text, message, read_messages
+from opdkit.chat.messages import NOT_ONLY_TEXT, as_list, content_text, first_text, message, read_messages
 from opdkit.extract.formats.claude_code import ABORTED
 from opdkit.extract.formats.spans import without_empty
 from opdkit.extract.formats.trees import EDITED, Node, Tree, object_at, read_parent, tree_reader
@@ -81,7 +81,7 @@ def _read_message(name: str, item: Any, logged: JSON, parents: Collection[str]) 
         raise Unreadable("message is no object", f"message {name} is a {type(item).__name__}")
     parent, content, original = read_parent(item.get("parentId")), item.get("content"), item.get("originalContent")
     if item.get("role") != "assistant":
-        files = item["files"] if isinstance(item.get("files"), list) else []
+        files = as_list(item.get("files"))
         kinds = [first_text(file.get("type")) or "file" for file in files if isinstance(file, dict)]
         if kinds:
             content = [{"type": "text", "text": content or ""}, *({"type": kind} for kind in kinds)]
@@ -113,8 +113,8 @@ def _read_rating(data: Any) -> JSON:
     """Return the fields of `decision` in tables.toml that an annotation or the data of a feedback hold."""
     if not isinstance(data, dict):
         return {}
-    rating, tags = data.get("rating"), data.get("tags")
-    known = [tag for tag in (*(tags if isinstance(tags, list) else ()), data.get("reason")) if first_text(tag)]
+    rating = data.get("rating")
+    known = [tag for tag in (*as_list(data.get("tags")), data.get("reason")) if first_text(tag)]
     value = _RATINGS.get(rating) if isinstance(rating, (int, float, str)) and not isinstance(rating, bool) else None
     return {"rating": value, "comment": first_text(data.get("comment")), "tags": list(dict.fromkeys(known))}
 

@@ -158,10 +158,9 @@ def _genai_messages(tree: JSON) -> Logged:
 
 def _event_messages(record: JSON) -> Logged:
     """Return the messages that the events of a span hold."""
-    events = record.get("events")
     prompt: list[Any] = []
     replies: list[Any] = []
-    for event in events if isinstance(events, list) else []:
+    for event in as_list(record.get("events")):
         name = event.get("name") if isinstance(event, dict) else None
         if not isinstance(name, str):
             continue

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from opdkit.chat.conversation import JSON, Unreadable
+from opdkit.chat.messages import as_list
 
 _DEEPEST = 24  # names in a key, nested objects: conventions have ten at most, what is deeper stays as it is
 _INT = re.compile(r"-?[0-9]{1,19}")
@@ -71,7 +72,7 @@ def otlp_value(value: Any) -> Any:
     nested = value.get("arrayValue" if is_array else "kvlistValue")
     if not isinstance(nested, dict):
         return None
-    items = nested["values"] if isinstance(nested.get("values"), list) else []
+    items = as_list(nested.get("values"))
     if is_array:
         return [otlp_value(item) for item in items]
     return {

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Conversation, Note, Unreadable
-from opdkit.chat.messages import check_message_count, first_text, read_messages, read_tools
+from opdkit.chat.messages import as_list, check_message_count, first_text, read_messages, read_tools
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.formats.sessions import line_reader
 from opdkit.extract.formats.spans import parse_text
@@ -28,13 +28,10 @@ _LEFT_OUT = frozenset(("history", "trajectory", "replay_config", "tools", "model
 def recognises(record: JSON) -> bool:
     """Return whether a history names the agent of its messages, or steps have an action and an observation."""
     history, steps = record.get("history"), record.get("trajectory")
-    for item in history[:3] if isinstance(history, list) else ():
+    for item in as_list(history)[:3]:
         if isinstance(item, dict) and "role" in item and not _OF_HISTORY.isdisjoint(item):
             return True
-    for step in steps[:3] if isinstance(steps, list) else ():
-        if isinstance(step, dict) and "action" in step and "observation" in step:
-            return True
-    return False
+    return any(isinstance(step, dict) and "action" in step and "observation" in step for step in as_list(steps)[:3])
 
 
 def read_record(line: Line, record: JSON) -> list[Conversation]:
