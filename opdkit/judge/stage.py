@@ -253,7 +253,7 @@ def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Tex
                               weights=weights["hint"], select=config.hint_select, min_chars=config.min_hint_chars,
                               max_chars=config.max_hint_chars)  # fmt: skip
     reward, choice = turn.outcome or reward, hint_of_decision(turn.decision, choice, texts)
-    if turn.decision["rating"] == 1 and choice.hint is not None:
+    if turn.decision["rating"] == reward.reward == 1 and choice.hint is not None:  # --bad comes before the rating
         counters.count("conflicts", label=f"rated +1, {choice.status if choice.status in WANTED_REPLIES else 'hinted'}")
         reward, choice = resolve(reward, choice, config.conflicts)
     count_votes(counters, [*hint_votes, *reward_votes], reward)

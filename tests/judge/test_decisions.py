@@ -107,6 +107,14 @@ def test_an_option_says_what_holds_in_a_conflict(tmp_path: Path, rule: str, expe
     assert check.run(CheckConfig(run=run)), "nothing wrong"
 
 
+def test_a_rating_that_a_condition_outranks_is_no_conflict(tmp_path: Path) -> None:
+    run = decided_run(tmp_path / "run")
+    found, summary = judged(run, bad=("format=openai",))
+    assert found["up, said"] == (-1, "outcome", HINT, "ok")
+    assert found["up, edited"] == (-1, "outcome", EDIT_HINT, "edited")
+    assert summary.counters.total("conflicts") == 0
+
+
 def test_the_teacher_reads_the_edit(tmp_path: Path, plain_model_dir: Path) -> None:
     run = decided_run(tmp_path / "run")
     judged(run, conflicts="neither")
