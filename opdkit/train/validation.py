@@ -49,6 +49,7 @@ CHECKS = 3  # the fewest measurements; that before training comes to them, and c
 TOP = 20  # the student's most likely tokens at each position; the KL is over them and the rest
 CAP, CAP_PER_TOKEN = 10.0, 0.25  # nats that a reply counts, at most the larger: of few, one absurd one says little
 LOST = 0.4  # of that: a reply to a prompt that nobody complained of is lost where its KL is above
+FEW = 5  # of so many prompts without a complaint, one that is lost is chance, and counts as none
 HINTS = 4  # of other turns: a reply that one of them explains is the wanted change, and not lost
 LONGEST = 512  # tokens of a sampled reply, at most
 
@@ -161,8 +162,10 @@ def _row(results: Sequence[JSON], tokens: int, step: int) -> JSON:
         return sum(values) / len(values) if values else None
 
     hint_kl, kept_kl = mean("kl", hinted=True), mean("kl", hinted=False)
-    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl,
-            "forgotten": mean("lost", hinted=False),
+    lost = [bool(r["lost"]) for r in results if not r["hinted"]]
+    is_chance = sum(lost) == 1 and len(lost) >= FEW
+    forgotten = 0.0 if is_chance else mean("lost", hinted=False)
+    return {"step": step, "replies": len(results), "hint_kl": hint_kl, "kept_kl": kept_kl, "forgotten": forgotten,
             "score": (hint_kl or 0.0) + (kept_kl or 0.0), "ended": mean("ended"), "looped": mean("looped"),
             "broke_call": mean("broke_call"), "tokens_read": tokens}  # fmt: skip
 

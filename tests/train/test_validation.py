@@ -171,6 +171,16 @@ def test_a_lost_reply_that_the_hint_of_another_turn_explains_is_not_lost(run, pl
     assert rows["by none"]["kept_kl"] <= rows["lost"]["kept_kl"]
 
 
+@pytest.mark.parametrize(
+    ("lost", "kept", "share"), [(1, 4, 0.25), (1, 5, 0.0), (2, 5, 0.4), (1, 12, 0.0), (2, 12, 1 / 6), (0, 0, None)]
+)
+def test_one_lost_prompt_of_five_or_more_is_chance(lost: int, kept: int, share: float | None) -> None:
+    facts = {"kl": 1.0, "ended": True, "looped": False, "broke_call": False}
+    results = [{"hinted": False, "lost": n < lost, **facts} for n in range(kept)]
+    hinted = {"hinted": True, "lost": True, **facts}
+    assert validating._row([hinted, *results], tokens=9, step=3)["forgotten"] == pytest.approx(share)
+
+
 def test_a_prompt_is_lost_where_two_replies_to_it_are(run, plain_model_dir, monkeypatch) -> None:
     """One reply can be odd by chance. The second is read for the first that are lost, and for no other."""
     config = train_config(run, plain_model_dir, **VALIDATED)
