@@ -29,6 +29,8 @@ class ExtractOptions(TypedDict, total=False):
     """TOML file that says where the fields are; for logs of no known format, see docs/logs.md"""
     filter: Texts | None
     """keep only sessions with FIELD=VALUE; with =, !=, >=, <=, > or <; FIELD is model, time, language, format, source or metadata.NAME; VALUE may hold * and |; may be given repeatedly"""
+    side: bool | None
+    """train on side calls, too, such as sessions of subagents; without it their turns are skipped"""
     redact: bool | None
     """replace secrets and personal data; by [key], [password], [email], [phone], [card], ... (docs/logs.md)"""
     redact_pattern: Texts | None

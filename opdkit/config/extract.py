@@ -36,6 +36,9 @@ class ExtractConfig(StageConfig):
         f"source or metadata.NAME; VALUE may hold * and |; {REPEAT}",
         check=parse_filters,
     )
+    side: bool = WHAT.option(
+        False, "train on side calls, too, such as sessions of subagents; without it their turns are skipped"
+    )
     redact: bool = PRIVACY.option(
         False, "replace secrets and personal data; by [key], [password], [email], [phone], [card], ... (docs/logs.md)"
     )

@@ -112,13 +112,13 @@ def write_part(stage: Stage, units: Units, part: int) -> None:
                 out.counters.rows_in += 1
                 write_rejected(Line(log.input.source, 0, b"").reject(log.problem), out, redactor)
         for unit in units.read(part):
-            write_unit(unit, out, redactor, filters)
+            write_unit(unit, out, redactor, filters, config.side)
         for name, count in redactor.counts.items() if redactor is not None else ():
             out.counters.count("redacted", count, label=name)
 
 
-def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, filters: Sequence[Filter] = ()) -> None:
-    """Write the rows of one unit that the filters let pass, redacted if there is a redactor."""
+def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None, filters: Sequence[Filter], side: bool) -> None:
+    """Write the rows of one unit that the filters let pass, redacted if there is a redactor. `side`: see `turns`."""
     counters = out.counters
     counters.rows_in += 1
     if unit.problem is not None:
@@ -144,7 +144,8 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None = None, fi
                     note.skip_reason, note.decision = DUPLICATE, None
             try:
                 row = session_row(item, unit, ordinal, redactor)
-                rows = turns(row["session_id"], item)  # of the text as it was logged: placeholders are all alike
+                # Of the text as it was logged: placeholders are all alike.
+                rows = turns(row["session_id"], item, side=side)
                 if redactor is not None:
                     rows = redact_session(row, rows, redactor)
             except Unreadable as why:
@@ -287,7 +288,7 @@ def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:
         with contextlib.closing(Units(logs)) as units:
             for part in range(logs.parts):
                 for unit in units.read(part):
-                    write_unit(unit, writers[unit.log.number], redactor, filters)
+                    write_unit(unit, writers[unit.log.number], redactor, filters, config.side)
     for log, out, (_, extent) in zip(logs.inputs, writers, heads, strict=True):
         taken = f"within the first {counted(config.limit, 'session')} of all inputs (--limit)" if config.limit else ""
         print_report(log, out, ", ".join(filter(None, [extent if extent != WHOLE or not taken else "", taken])))
@@ -323,7 +324,7 @@ def check_results(counters: Counters) -> None:
             "judge --good ... --bad ...` rewards them by that"
         )
         return
-    side = " Every turn is marked as side." if set(skipped) == {SIDE} else ""
+    side = " Every turn is marked as side; --side trains on such turns, too." if set(skipped) == {SIDE} else ""
     raise OpdkitError(
         f"nothing can be trained on: none of {counted(counters.total(_TURNS), 'turn')}.{side} Reasons: {why}."
     )

@@ -13,11 +13,11 @@ _REACTIONS = ("comment", "edited", "kept")  # of a decision: a judge reads them 
 _END: JSON = {"role": "assistant"}  # the end of a conversation ends a next state as the next reply does
 
 
-def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
+def turns(session_id: str, conversation: Conversation, *, side: bool = False) -> list[tuple[Any, ...]]:
     """Return the rows of tables.TURNS for one conversation, in order, each a tuple of its columns.
 
     The next state of a turn is every message after it up to the next assistant message. Of two assistant messages in a
-    row the first has none.
+    row the first has none. `side` (--side): turns that are not part of the conversation with the user are trainable.
     """
     messages = conversation.messages
     rows: list[tuple[Any, ...]] = []
@@ -29,7 +29,8 @@ def turns(session_id: str, conversation: Conversation) -> list[tuple[Any, ...]]:
         if role == "assistant":
             if reply is not None:
                 note = conversation.notes.get(reply, _NO_NOTE)
-                skip = note.skip_reason or _skip_reason(messages, reply, request, reaction, by_person, note)
+                skip = note.skip_reason or (SIDE if note.kind == "side" and not side else None)
+                skip = skip or _skip_reason(messages, reply, request, reaction, by_person, note)
                 rows.append((
                     turn_id(session_id, reply),
                     session_id,
@@ -59,8 +60,6 @@ def _skip_reason(
     """Return why the reply at `index` is not trainable; None if it is."""
     reply = messages[index]
     content = reply["content"]
-    if note.kind == "side":
-        return SIDE
     if not reply["tool_calls"] and (not content or content.isspace()):
         return EMPTY
     if is_cut_off(note.finish_reason):

@@ -36,6 +36,6 @@ def hint_of_decision(decision: JSON, choice: Choice, texts: Texts) -> Choice:
 def resolve(reward: Reward, choice: Choice, rule: str) -> tuple[Reward, Choice]:
     """Return reward and hint of a reply that a person rated +1 although a hint wants another one, by --conflicts."""
     if rule == "hint":
-        return Reward(-1, OUTCOME, None), choice
+        return Reward(-1, CONFLICT, None), choice
     none = Choice(choice.hints, None, CONFLICT, choice.rejected)
-    return (reward if rule == "rating" else Reward(None, CONFLICT, None)), none
+    return Reward(reward.reward if rule == "rating" else None, CONFLICT, None), none

@@ -99,10 +99,12 @@ def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
 
 
 def describe_signal(data: TrainingSet) -> str:
-    """Return the numbers of turns, sessions, hints and rewards as text."""
+    """Return the numbers of replies, sessions, hints and rewards as text."""
     hinted, rewards = _hints_and_rewards(data)
     sessions = {logged_session_id(turn.session_id) for turn in data.turns}
-    return (f"{counted(len(data.turns), 'turn')} in {counted(len(sessions), 'session')}: {hinted} with a hint; "
+    written = sum(turn.written is not None for turn in data.turns)
+    return (f"{counted(len(data.turns), 'reply')} in {counted(len(sessions), 'session')}: {written} written by the "
+            f"teacher, {hinted} with a hint; "
             f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
 
 

@@ -47,7 +47,7 @@ def test_every_option_has_help_and_a_type_the_command_line_knows():
 def test_plan_and_effective_configuration_are_json_values():
     config = ExtractConfig(run=RUN, logs=("a.jsonl",), limit=3)
     assert config.plan() == {"limit": 3, "format": "auto", "part_mb": None, "max_line_mb": 64, "filter": [],
-                             "redact": False, "redact_names": None, "redact_pattern": []}  # fmt: skip
+                             "redact": False, "redact_names": None, "redact_pattern": [], "side": False}  # fmt: skip
     assert config.effective()["logs"] == ["a.jsonl"]
     assert "run" not in config.effective()
 

@@ -182,7 +182,7 @@ def test_damage_inside_a_session_is_no_lost_session(tmp_path):
 
 
 @pytest.mark.parametrize(("record", "words"), [
-    (chat("u", "a", "v", turn_type="side"), r"none of 2 turns\. Every turn is marked as side"),
+    (chat("u", "a", "v", turn_type="side"), r"none of 2 turns\. Every turn is marked as side; --side"),
     (chat("u"), "no turns at all"),
 ])  # fmt: skip
 def test_nothing_to_train_on_is_said_in_words(tmp_path, record, words):

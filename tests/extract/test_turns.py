@@ -7,6 +7,8 @@ from small_logs import turn_rows
 
 from opdkit.chat.conversation import Conversation, Note
 from opdkit.chat.messages import message
+from opdkit.extract.turns import turns
+from opdkit.store.tables import TURNS
 
 ROLE = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
 
@@ -61,6 +63,16 @@ def test_skip_reasons(pattern, options, reasons):
 def test_what_the_log_says_about_a_reply(note, reason):
     (row,) = told("uau", {1: note})
     assert (row["skip_reason"], row["kind"], row["finish_reason"]) == (reason, note.kind, note.finish_reason)
+
+
+def test_side_calls_can_be_asked_for():
+    """What else is wrong with a side call still skips it."""
+    messages = [message(ROLE[role], str(n)) for n, role in enumerate("uaua")]
+    talk = Conversation("log", 1, messages, notes={1: Note(kind="side"), 3: Note(kind="side")})
+    rows = [dict(zip(TURNS.schema.names, row, strict=True)) for row in turns("log:1", talk, side=True)]
+    assert [(row["kind"], row["trainable"], row["skip_reason"]) for row in rows] == [
+        ("side", True, None), ("side", False, "no next state")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "reason"), [

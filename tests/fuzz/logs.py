@@ -202,7 +202,7 @@ def _rows(name: str, line: bytes) -> int:
     """Read one line to the end, as a part of one unit. Return the bytes of its columns."""
     writer = PartWriter(extract.TABLES)
     whole = SurveyedInput(Input("log", "log", Path(), True), 0, (len(line),), Path(), _reader(name), name)
-    extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer)
+    extract.write_unit(Unit(whole, None, [Line("log", 1, line + b"\n")]), writer, None, (), side=False)
     return sum(writer.arrow(table).nbytes for table in extract.TABLES)
 
 

@@ -9,6 +9,8 @@ from runs import talk, write_extract
 
 from opdkit.chat.conversation import NO_DECISION
 from opdkit.commands.check import stage as check
+from opdkit.commands.report.collect import collect
+from opdkit.commands.show.command import choose_views
 from opdkit.commands.show.command import run as show
 from opdkit.config.check import CheckConfig
 from opdkit.config.judge import JudgeConfig
@@ -78,9 +80,9 @@ def test_decisions_are_rewards_and_hints_without_a_vote(tmp_path: Path) -> None:
         "edited, said": (-1, "outcome", EDIT_HINT, "edited"),
         "given up": (-1, "outcome", KEPT_HINT, "kept"),
         "given up, said": (-1, "outcome", f"{HINT}\n\n{KEPT_HINT}", "kept"),
-        "up, said": (1, "outcome", None, "conflict"),
-        "up, edited": (1, "outcome", None, "conflict"),
-        "up, given up": (1, "outcome", None, "conflict"),
+        "up, said": (1, "conflict", None, "conflict"),
+        "up, edited": (1, "conflict", None, "conflict"),
+        "up, given up": (1, "conflict", None, "conflict"),
     }
     assert summary.counters.labels("conflicts") == {"rated +1, hinted": 1, "rated +1, edited": 1, "rated +1, kept": 1}
     assert summary.counters.dropped == {"no next state": 1}, "tags alone say nothing of the reply"
@@ -94,7 +96,7 @@ def test_decisions_are_rewards_and_hints_without_a_vote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rule", "expected"), [
-    ("hint", [(-1, "outcome", HINT, "ok"), (-1, "outcome", EDIT_HINT, "edited"), (-1, "outcome", KEPT_HINT, "kept")]),
+    ("hint", [(-1, "conflict", *hint) for hint in ((HINT, "ok"), (EDIT_HINT, "edited"), (KEPT_HINT, "kept"))]),
     ("neither", [(None, "conflict", None, "conflict")] * 3),
 ])  # fmt: skip
 def test_an_option_says_what_holds_in_a_conflict(tmp_path: Path, rule: str, expected: list[tuple]) -> None:
@@ -104,6 +106,10 @@ def test_an_option_says_what_holds_in_a_conflict(tmp_path: Path, rule: str, expe
     assert [found.pop(name) for name in ("up, said", "up, edited", "up, given up")] == expected
     assert found.items() <= before.items(), "all others stay"
     assert summary.counters.total("conflicts") == 3
+    disagreeing, _ = choose_views(ShowConfig(run=run, status="conflict", max_turns=9), whole=False)
+    assert [line.turn_id for line in disagreeing.lines] == ["up, said:1", "up, edited:1", "up, given up:1"]
+    assert {line.certainty for line in disagreeing.lines} == {0.0}, "a review begins with them"
+    assert dict(collect(run, 9).summary["votes"]["statuses"])["conflict"] == 3
     assert check.run(CheckConfig(run=run)), "nothing wrong"
 
 

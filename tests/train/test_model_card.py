@@ -72,7 +72,8 @@ def test_it_says_what_the_model_was_trained_on(trained, plain_model_dir) -> None
     said = facts(trained / "train/model")
     assert said["Base model"] == f"`{plain_model_dir}`"
     assert said["Data"] == (
-        f"{len(targets)} turns in {len({row['turn_id'].rpartition(':')[0] for row in targets})} sessions: "
+        f"{len(targets)} replies in {len({row['turn_id'].rpartition(':')[0] for row in targets})} sessions: "
+        f"{sum(row['written'] is not None for row in targets)} written by the teacher, "
         f"{sum(row['hint'] is not None for row in targets)} with a hint; "
         f"rewards: {rewards[1]} +1, {rewards[0]} 0, {rewards[-1]} -1"
     )
@@ -128,7 +129,7 @@ def test_a_strange_card_of_the_base_does_no_harm(tmp_path, plain_tokenizer, head
     run = write_run(tmp_path / "run", base, toy_sessions(2))
     train.run(train_config(run, base))
     said = facts(run / "train/model")
-    assert "turns in 2 sessions" in said["Data"]
+    assert "replies in 2 sessions" in said["Data"]
     assert card(run / "train/model").data.base_model in (None, ["x"])
 
 

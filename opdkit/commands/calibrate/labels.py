@@ -12,7 +12,7 @@ from opdkit.commands.turns.nearest import nearest_turns
 from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import OUTCOME, confidences_of, reward_of
+from opdkit.judge.votes import CONFLICT, OUTCOME, confidences_of, reward_of
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
@@ -238,7 +238,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     verdicts: dict[tuple[str, str], list[Judged]] = {}
     for part in range(part_count(run, "judge")):
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
-            if row["reward_status"] == OUTCOME:  # not of the judge
+            if row["reward_status"] in (OUTCOME, CONFLICT):  # not of the judge
                 continue
             votes = [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
             session_id, scores = row["turn_id"].rpartition(":")[0], tuple(score for score, _ in votes)

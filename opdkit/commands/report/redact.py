@@ -18,8 +18,9 @@ _ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of
 _NUMBERED = ("source", "session", "domain")
 _KEPT = ("opdkit", "sentence", "watch", "training")  # opdkit's own sentences and numbers
 _EMPTIED: JSON = {"run": "", "next": "", "replies": [], "examples": [], "moved": [], "largest": [], "models": [],
-                  "comparison": None}  # fmt: skip
+                  "comparison": ""}  # fmt: skip
 _OTHER = "not shown"
+_NAMED = "The trainings of this run have names, which are left out here: redact the report of each training instead."
 
 
 class Names:
@@ -79,7 +80,8 @@ def redact_summary(summary: JSON, names: Names) -> JSON:
     """Return the summary of the page without a text, a path or a name of the run, its logs and its prompts."""
     number = len(summary["notices"])
     notices = [f"{number} of the report's notices may quote names and are left out here"] if number else []
-    return redact(summary, names) | {"redacted": True, "notices": notices}
+    comparison = {"sentence": _NAMED, "tables": []} if summary["comparison"] else None
+    return redact(summary, names) | {"redacted": True, "notices": notices, "comparison": comparison}
 
 
 def redact_columns(table: JSON, names: Names) -> JSON:

@@ -11,13 +11,13 @@ from opdkit.commands.turns.of_run import RunTurn, read_turns
 from opdkit.config.fields import did_you_mean
 from opdkit.config.show import ShowConfig
 from opdkit.errors import ConfigError
-from opdkit.judge.votes import OUTCOME
+from opdkit.judge.votes import CONFLICT, OUTCOME
 from opdkit.store.reviews import REVIEWED
 from opdkit.store.stable_hash import stable_hash
 
 # Statuses that the tables name; a run may hold more.
-STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, "empty", "not_judged", "none", "outvoted", "too_short",
-            "too_long", "empty_judgement", "leak", REVIEWED}  # fmt: skip
+STATUSES = {"ok", "tie", "no_quorum", "failed", OUTCOME, CONFLICT, "empty", "not_judged", "none", "outvoted",
+            "too_short", "too_long", "empty_judgement", "leak", REVIEWED}  # fmt: skip
 _PATIENCE = 2.0  # seconds per turn
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from opdkit.commands.turns.of_run import RunTurn
 from opdkit.config.fields import JSON
+from opdkit.judge.votes import CONFLICT
 from opdkit.store.joined_turns import JoinedTurn
 
 CHARS = 300  # of each text of a line, at most
@@ -67,8 +68,11 @@ def turn_line(number: int, turn: RunTurn, verdict: JSON | None) -> TurnLine:
 def certainty_of(verdict: JSON) -> float | None:
     """Return the share of the votes that agree, on the reward or on whether there is a hint, whichever is less.
 
-    A vote counts by its confidence where that is known, and one that failed counts for nothing. None without votes.
+    A vote counts by its confidence where that is known, and one that failed counts for nothing. None without votes. 0
+    where a person's rating and the hint disagree.
     """
+    if verdict["reward_status"] == CONFLICT:
+        return 0.0
     shares = []
     for question, value in (("reward", "score"), ("hint", "decision")):
         if votes := verdict[f"{question}_votes"]:

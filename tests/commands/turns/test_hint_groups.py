@@ -118,4 +118,4 @@ def test_votes_that_differ_fail_or_are_unsure_are_less_certain(
 ) -> None:
     votes = {f"{name}_votes": [{key: value, "confidence": sure} for value, sure in given]
              for name, key, given in (("reward", "score", scores), ("hint", "decision", decisions))}  # fmt: skip
-    assert certainty_of(votes) == (None if expected is None else pytest.approx(expected))
+    assert certainty_of(votes | {"reward_status": "ok"}) == (None if expected is None else pytest.approx(expected))

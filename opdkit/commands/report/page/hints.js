@@ -106,7 +106,7 @@ function drawGroups(hints) {
         ...(scored
           ? [{number: group.scored ? share(group.still, group.scored) : MISSING}, {number: fixed(group.effect, 2)}]
           : []),
-        texts(against(group)),
+        texts(against(group, number)),
         ...(measured ? [resultOf(group.topic)] : []),
         texts((group.sources ?? []).map(([name, n]) => el("div", {}, quoted(name.replace(/^.*\//, "")), ` ${count(n)}`))),
       ]),
@@ -129,9 +129,11 @@ function judgeName() {
   return [value("judge"), value("judge_model")].filter(Boolean).join(", ") || "not named";
 }
 
-function against(group) {
+function against(group, number) {
   const found = [
-    group.rewarded ? `${plural(group.rewarded, "turn")} with reward +1` : null,
+    group.rewarded
+      ? [linked(group.rewarded, {asks: number, reward: 1}, plural(group.rewarded, "turn")), " with reward +1"]
+      : null,
     group.split ? `${plural(group.split, "turn")} with a vote against the hint` : null,
     ...(group.opposed ?? []).map((text) => ["the opposite is wanted: ", quoted(text)]),
   ].filter(Boolean);

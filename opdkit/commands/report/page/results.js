@@ -39,7 +39,7 @@ function showAnswer(summary) {
               "ul",
               {},
               dropped
-                .slice(0, 4)
+                .slice(0, 6)
                 .map(([why, n, link, unit]) =>
                   el("li", {}, quoted(why), ": ", link instanceof Node ? link : linkTo("overview", link), " ", unit[Number(n !== 1)]),
                 ),

@@ -100,6 +100,9 @@ function showFeedback(votes) {
       ["of the rewards are unanimous", votes.unanimous === null ? MISSING : share(votes.unanimous, 1)],
       ["votes that gave no answer", count(votes.errors.reduce((a, [, n]) => a + n, 0))],
       ["decided by a person instead", linked(data.summary.reviewed, {decided: "yes"})],
+      ...votes.statuses
+        .filter(([status]) => status === "conflict")
+        .map(([vote, n]) => ["rated +1 by a person, though the log shows what was wanted instead", linked(n, {vote})]),
     ),
   );
   fill(

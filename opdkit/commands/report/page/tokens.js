@@ -19,7 +19,7 @@ function heatMap(target, view) {
   const title =
     target.written === null || target.written === undefined
       ? "The reply, token by token"
-      : `Reply ${target.written + 1} written by the teacher, token by token`;
+      : `Reply ${target.written} that the teacher wrote, token by token`;
   const about = el(
     "p",
     {class: "active-token", role: "status"},
