@@ -23,7 +23,7 @@ from opdkit.train.objective.terms import PRESETS
 HERE = Path(__file__).parent
 DATA = HERE.parent / "sample_data"
 TURN = "openai:8:1"
-OTHERS = ("openai:1:1", "openai:26:5")  # of the heat map, beside TURN
+OTHERS = ("openai:1:1", "openai:6:1")  # of the heat map, beside TURN
 FILES = ("how-it-works.md", "idea.svg", "heat-map.svg")
 INK, GREY, LINE = "#1b1f24", "#57606a", "#c4ccd4"
 BLUE, ORANGE = {1: "#c6dbef", 2: "#2171b5", 3: "#08306b"}, {1: "#fdd0a2", 2: "#f18f43", 3: "#a63603"}
@@ -99,7 +99,8 @@ def how_it_works(view: JSON, rows: dict[int | None, Any], later: Any, turns: lis
         "divergence": f"{distances[at]:.2f}",
         "others": f"{distances.sum() - distances[at]:.2f}", "below": TrainConfig.negative_below,
         "low": ", ".join(map(_token, low)), "steps": steps,
-        "after_bad": _share(float(sampled[ids[token["text"]]])), "after_good": _share(float(sampled[ids[wanted]])),
+        **{f"after_{name}": f"{math.exp(sampled[ids[text]]):.3f}"
+           for name, text in (("bad", token["text"]), ("good", wanted))},
     }  # fmt: skip
     for name, value in values.items():
         text = text.replace(f"<<{name}>>", str(value))

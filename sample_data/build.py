@@ -1,6 +1,6 @@
 """Makes everything in sample_data/: a tiny chat model, logs sampled from it, held-out prompts, and the right answers.
 
-    python sample_data/build.py            # about ten minutes on two cores; the same files for the same --seed
+    python sample_data/build.py            # about twenty minutes on two cores; the same files for the same --seed
 
 The model (Qwen3 architecture, its own byte-level BPE) learns two jobs: to answer the requests of world.py, by habit or
 the way a hint asks for, and to be the judge, from the very prompts that `opdkit judge` sends.
@@ -11,12 +11,15 @@ import json
 import math
 import random
 import re
+import tempfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
+import torch.multiprocessing
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -55,6 +58,7 @@ TEMPLATE = """
 
 # How often the untrained model answers by habit; the rest is spread over the other styles of a topic.
 HABIT = 0.84
+SLIPS = 0.2  # of the calls in lessons are about an order that nobody asked for
 CALL = re.compile(r"^<tool_call>\n(\{.*\})\n</tool_call>$", re.DOTALL)
 
 
@@ -141,14 +145,16 @@ def _order(ask: Ask, labels: Labels, wishes: dict[str, str | None], rng: random.
         if not calls:
             labels[len(ask.messages) - 1] = labels[-1] = Reaction(rng.choice(("Hm.", "OK.")), 0)
             return False
-        known = style is right and json.loads(calls[0]["arguments"]).get("order_id") == ask.item
-        result = track_order(ask.item) if known else rng.choice(right.corrections)
-        labels[len(ask.messages) - 1] = Reaction(result, 1) if known else Reaction(result, -1, right)
+        order = json.loads(calls[0]["arguments"]).get("order_id") if style is right else None
+        known = order == ask.item
+        wanted = right if order is None else ask.topic.style("asked_order")
+        result = track_order(ask.item) if known else rng.choice(wanted.corrections).format(order)
+        labels[len(ask.messages) - 1] = Reaction(result, 1) if known else Reaction(result, -1, wanted)
         ask.messages.append(message("tool", result) | {"tool_call_id": calls[0]["id"]})
         if known:
             ask.answer = order_answer(ask.item)
             return (yield from _topic(ask, labels, wishes | {ask.topic.name: None}, rng))
-        ask.wanted = right
+        ask.wanted = wanted
     return False
 
 
@@ -186,14 +192,21 @@ def lessons(rng: random.Random) -> Iterator[tuple[str, Lesson]]:
             while True:
                 messages = ask.messages
                 yield "policy", _policy_lesson(ask, tools, rng)
-                ask = talk.send(scripted(ask, rng))
+                ask = talk.send(_slip(scripted(ask, rng), ask, rng))
         except StopIteration as end:
             yield from (("judge", lesson) for lesson in _judge_lessons(messages, end.value, rng))
 
 
+def _slip(reply: str, ask: Ask, rng: random.Random) -> str:
+    """A call about another order now and then: what the tool says to it, and how to mend it, is to be learned too."""
+    if not ask.topic.uses_tool or ask.answer or rng.random() >= SLIPS:
+        return reply
+    return reply.replace(f'"{ask.item}"', f'"{rng.choice(ask.topic.items)}"')
+
+
 def _policy_lesson(ask: Ask, tools: str | None, rng: random.Random) -> Lesson:
     tools = TOOLS if ask.topic.uses_tool else tools
-    hinted = [s for s in ask.topic.styles if s.hints]
+    hinted = [s for s in (*ask.topic.styles, *ask.topic.slips) if s.hints]
     if ask.answer or rng.random() < 0.45:
         return Lesson(list(ask.messages), assistant(scripted(ask, rng), len(ask.messages)), tools)
     style = rng.choice(hinted)
@@ -256,6 +269,15 @@ def build_tokenizer(folder: Path, seed: int) -> None:
 
 
 def build_model(folder: Path, seed: int, steps: int, batch: int, peak: float) -> None:
+    """Train the model in two processes: the operations are too small for two threads."""
+    with tempfile.TemporaryDirectory() as meeting:
+        torch.multiprocessing.spawn(_train, (f"{meeting}/meeting", folder, seed, steps, batch, peak), nprocs=2)
+
+
+def _train(rank: int, meeting: str, folder: Path, seed: int, steps: int, batch: int, peak: float) -> None:
+    """Train on every other row of each batch; the gradients of both processes are averaged."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     torch.manual_seed(seed)
     tokenizer = load_tokenizer(str(folder))
     chat = Chat(tokenizer, {})
@@ -266,21 +288,29 @@ def build_model(folder: Path, seed: int, steps: int, batch: int, peak: float) ->
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
+    parameters = list(model.parameters())
+    if rank == 0:
+        print(f"{sum(p.numel() for p in parameters):,} parameters, {len(tokenizer)} tokens")
+    optimizer = torch.optim.AdamW(parameters, lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda s: min(1, (s + 1) / 50) * 0.5 * (1 + math.cos(math.pi * s / steps))
     )
     source = _batches(chat, random.Random(seed), batch)
     for step in range(steps):
-        loss = torch.stack([_loss(model, rows) for rows in next(source)]).mean()
+        with torch.autocast("cpu", torch.bfloat16):  # a third less time
+            loss = torch.stack([_loss(model, rows[rank::2]) for rows in next(source)]).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradient = torch.nn.utils.parameters_to_vector([p.grad for p in parameters]) / 2
+        torch.distributed.all_reduce(gradient)
+        torch.nn.utils.vector_to_parameters(gradient, [p.grad for p in parameters])
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        if step % 50 == 0 or step == steps - 1:
+        if rank == 0 and (step % 50 == 0 or step == steps - 1):
             print(f"step {step} loss {loss.item():.4f}", flush=True)
+    if rank > 0:
+        return
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -438,7 +468,10 @@ def write_prompts(path: Path) -> None:
             for number, wording in enumerate(topic.requests):
                 wanted = topic.style(topic.preferred) if topic.preferred else None
                 # Nobody corrects the other topics: there, what was right must stay right, whatever the style.
-                check = {"match": [wanted.pattern]} if wanted else {"match": [_core(topic, item)]}
+                pattern = wanted.pattern if wanted else _core(topic, item)
+                if wanted and topic.uses_tool:
+                    pattern = re.escape(json.dumps({wanted.name: item}))
+                check = {"match": [pattern]}
                 row: dict[str, Any] = {"id": f"{topic.name}-{item}-{number}", "domain": topic.name, "check": check,
                                        "prompt": wording.format(item), "tools": [TRACK_TOOL]}  # fmt: skip
                 row |= {"corrected": topic.preferred is not None, "about": topic.about}
@@ -456,7 +489,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument(
         "--batch", type=int, default=16, help="lessons of the judge in a step; twice as many of the assistant"
     )

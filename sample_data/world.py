@@ -42,13 +42,14 @@ class Topic:
     preferred: str | None  # None: the user is content with the habit
     about: str  # what the user wanted, in words
     uses_tool: bool = False
+    slips: tuple[Style, ...] = ()  # asked for where a call is of the right style, and wrong for another reason
     held_out: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "held_out", self.items[: len(self.items) // 4])
 
     def style(self, name: str) -> Style:
-        return next(s for s in self.styles if s.name == name)
+        return next(s for s in (*self.styles, *self.slips) if s.name == name)
 
     def style_of(self, reply: str) -> Style | None:
         return next((s for s in self.styles if re.search(s.pattern, reply)), None)
@@ -173,6 +174,8 @@ TRAINS = Topic(
 
 # -- orders (a tool) ------------------------------------------------------------------------------------------------
 
+# Behind "#" in a text and behind a quotation mark in a call, an order has the same tokens: to copy one is as easy as to
+# copy a word.
 ORDERS = tuple(f"{letter}{_fact(letter, 'order', 1, 10)}" for letter in "ABCDEFGHKLMNPRST")
 
 
@@ -184,7 +187,7 @@ def call_text(argument: str, order: str) -> str:
 ORDER = Topic(
     "orders",
     ORDERS,
-    ("Where is my order {}?", "Can you check order {}?", "Has order {} been shipped?"),
+    ("Where is my order #{}?", "Can you check order #{}?", "Has order #{} been shipped?"),
     (
         Style("id", lambda o: call_text("id", o), r'\{"id":'),
         Style("order_id", lambda o: call_text("order_id", o), r'\{"order_id":',
@@ -195,11 +198,16 @@ ORDER = Topic(
     preferred="order_id",
     about="the tool called with order_id, not id",
     uses_tool=True,
+    slips=(
+        Style("asked_order", lambda o: call_text("order_id", o), r'\{"order_id":',
+              ("Look up the order that the user asked for.", "Track the very order that the user named."),
+              ("error: unknown order #{}", "error: there is no order #{}")),
+    ),
 )  # fmt: skip
 
 
 def track_order(order: str) -> str:
-    """What the tool answers to a right call."""
+    """What the tool answers to a call with order_id and the order that the user asked for."""
     state = _pick(order, "state", "packed shipped delayed delivered")
     return f'{{"order": "{order}", "status": "{state}", "day": "{_day(order)}"}}'
 
@@ -210,7 +218,7 @@ def _day(order: str) -> str:
 
 def order_answer(order: str) -> str:
     """What the assistant tells the user once it knows."""
-    return f"Your order {order} is {_pick(order, 'state', 'packed shipped delayed delivered')}, due on {_day(order)}."
+    return f"Your order #{order} is {_pick(order, 'state', 'packed shipped delayed delivered')}, due on {_day(order)}."
 
 
 # -- topics that nobody corrects ------------------------------------------------------------------------------------

@@ -33,8 +33,11 @@ PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those 
 _EXAMPLES = 50  # of a hint that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain
+_SPECIFIC = 4  # letters of a word that says what a request is about
 
 Request = tuple[str, ...]  # words of a request; those of near duplicates are the same
+Said = tuple[str, str]  # system prompt and reply
+Opinions = dict[Said, Counter[str]]  # how often a reply was praised (PRAISED), or corrected by each hint
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,39 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
                     yield Reaction(turn, True, True, hint, before if hint is not None else None)
 
 
+def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
+    """Return what all users of a run made of the held-out replies, wherever the log holds the same ones."""
+    found: Opinions = {said: Counter() for one in reactions if one.is_held_out and (said := _said(one.turn))}
+    for part in range(part_count(run, "judge")) if found else ():
+        for turn in joined_turns(run, part, CHECKED, partial=True):
+            verdict = turn.decided
+            if verdict is not None and turn.index and (counts := found.get(_said(turn) or ("", ""))) is not None:
+                counts.update([verdict["hint"]] if verdict["hint"] else [PRAISED] if verdict["reward"] == 1 else [])
+    return found
+
+
+def _said(turn: JoinedTurn) -> Said | None:
+    """Return system prompt and reply of a turn; None for one that takes up no word of its request, such as "Done.".
+
+    The request is what the user said last, and what the user said before that, which it may correct.
+    """
+    messages = turn.session["messages"]
+    first, reply = messages[0], messages[turn.index]
+    asked = [m["content"] or "" for m in messages[: turn.index] if m["role"] == "user"][-2:]
+    text = (reply["content"] or "") + "".join(call["arguments"] for call in reply["tool_calls"])
+    shared = set(words(" ".join(asked))) & set(words(text))
+    if not any(len(word) >= _SPECIFIC or any(map(str.isdigit, word)) for word in shared):
+        return None
+    return (first["content"] or "" if first["role"] == "system" else "", text)
+
+
 def make_prompts(
-    reactions: Sequence[Reaction], chat: Chat, room: float, criteria: Texts
+    reactions: Sequence[Reaction], opinions: Opinions, chat: Chat, room: float, criteria: Texts
 ) -> tuple[list[JSON], Counter[str]]:
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
-    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens.
+    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. Where a log holds a
+    reply more than once, most users decide what was wrong with it: judges err.
     """
     complaints = [(str(one.hint), one) for one in reactions if not one.is_praise]
     counts = Counter(hint for hint, _ in complaints).most_common(_TEXTS)
@@ -87,11 +117,18 @@ def make_prompts(
     of_group = defaultdict[str, list[Reaction]](list)
     for hint, one in complaints:
         of_group[group_of.get(hint, hint)].append(one)
-    group_of_request = {one.request: group for group, members in of_group.items() for one in members}
+    requests = Counter((one.request, group) for group, members in of_group.items() for one in members)
+    group_of_request = {request: group for (request, group), _ in reversed(requests.most_common())}
     checks = {group: _find_check(members, chat) for group, members in of_group.items()
               if any(one.is_held_out for one in members)}  # fmt: skip
     rows, left_out = dict[tuple[str, Request], JSON](), Counter[str]()
     for one in (one for one in reactions if one.is_held_out):
+        said = Counter(group_of.get(opinion, opinion)
+                       for opinion in opinions.get(_said(one.turn) or ("", ""), Counter()).elements())  # fmt: skip
+        own = PRAISED if one.is_praise else group_of.get(str(one.hint), str(one.hint))
+        if any(number >= said[own] for opinion, number in said.items() if opinion != own):
+            left_out["the same reply was judged otherwise"] += 1
+            continue
         # Praise for a reply to a request that others complained about shows what they wanted, too.
         group = group_of_request.get(one.request) if one.hint is None else group_of.get(one.hint, one.hint)
         try:

@@ -24,7 +24,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts, read_text
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
-from opdkit.evaluate.log_prompts import describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
@@ -213,7 +213,8 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
     if share:
         chat, longest = load_chat(config, names)
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
-        rows, left_out = make_prompts(reactions, chat, longest - config.max_new_tokens, criteria)
+        opinions = count_opinions(config.run, reactions)
+        rows, left_out = make_prompts(reactions, opinions, chat, longest - config.max_new_tokens, criteria)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
         none = "hold neither a hint nor praise that makes a prompt" if share else "are none"

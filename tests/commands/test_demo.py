@@ -19,7 +19,7 @@ import httpx
 import pyarrow.dataset
 import pytest
 from rich.console import Console
-from sample_world import DATA, NAMES, labels
+from sample_world import DATA, NAMES, asked_order, is_true_of_call, labels
 
 from opdkit.cli import app
 from opdkit.commands import demo
@@ -102,7 +102,7 @@ def test_every_hint_is_reviewed_in_a_few_decisions(run: Path, tmp_path: Path) ->
         serving.join()
         server.server_close()
     assert len(groups) <= 15
-    assert len(hints) > 200
+    assert len(hints) >= 150
     decided = {name: review.decided["hint"] for name, review in reviews_in_force(tmp_path).items()}
     assert decided.keys() == hints.keys()
     assert {hint if hint != hints[name] else "kept" for name, hint in decided.items()} == {
@@ -119,6 +119,23 @@ def test_the_tiny_judge_is_right(run: Path) -> None:
     assert sum(named) >= 0.90 * len(named)
     unhinted = [verdict["hint"] is None for label, verdict in pairs if not label["wanted"]]
     assert sum(unhinted) >= 0.95 * len(unhinted), "no hint where the reaction reveals nothing"
+
+
+def test_hints_about_orders_are_true_of_the_call(run: Path) -> None:
+    """Nearly all: a vote of the tiny judge errs now and then, and seldom do most of five.
+
+    In 0.1.0 the tool blamed a missing argument for every error, and half of these hints were untrue.
+    """
+    hints = {v["turn_id"]: v["hint"] for v in read_all(run, "verdicts") if v["hint"]}
+    sessions = {s["session_id"]: s["messages"] for s in read_all(run, "sessions")}
+    true = []
+    for turn in read_all(run, "turns"):
+        messages, index = sessions[turn["session_id"]], turn["message_index"]
+        if turn["turn_id"] in hints and (calls := messages[index]["tool_calls"]):
+            asked = asked_order(messages[:index])
+            true.append(is_true_of_call(hints[turn["turn_id"]], calls[0]["arguments"], asked))
+    assert len(true) >= 20
+    assert true.count(False) <= 0.03 * len(true)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, table in TABLES.items() if table.option is None))

@@ -26,7 +26,7 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
-from opdkit.evaluate.log_prompts import OTHERS, PRAISED, describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.log_prompts import OTHERS, PRAISED, count_opinions, describe_prompts, make_prompts, read_reactions
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.store.part_writer import Stage
@@ -91,8 +91,13 @@ def chat() -> Chat:
     return Chat(load_tokenizer(str(MODEL)), {})
 
 
-def rows_of(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> list[dict[str, Any]]:
-    return make_prompts(list(read_reactions(run, holdout)), chat, room, CRITERIA)[0]
+def mined(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> tuple[list[Any], Counter[str]]:
+    reactions = list(read_reactions(run, holdout))
+    return make_prompts(reactions, count_opinions(run, reactions), chat, room, CRITERIA)
+
+
+def rows_of(run: Path, chat: Chat) -> list[dict[str, Any]]:
+    return mined(run, chat)[0]
 
 
 def prompts_of(rows: list[dict[str, Any]], folder: Path) -> list[HeldOutPrompt]:
@@ -152,10 +157,8 @@ def test_each_corrected_topic_has_prompts_that_the_logged_replies_fail(run, chat
                      for p, row in zip(prompts, rows, strict=True) if p.corrected)  # fmt: skip
     assert checks.keys() == {
         ("weather", r"\d ?C\b"), ("cooking", r"(?m)^\s*\d+[.)] "), ("trains", r"\b\d\d:\d\d\b"),
-        ("orders", r"\border_id\b"), ("orders", "by the judge"),
+        ("orders", r"\border_id\b"),
     }  # fmt: skip
-    # A hint at replies that name the argument, and have another fault.
-    assert checks["orders", "by the judge"] == 3
     assert not any(prompt.check.passes(row["logged"]) for prompt, row in zip(prompts, rows, strict=True)
                    if prompt.corrected and row["hint"] and isinstance(prompt.check, Patterns))  # fmt: skip
 
@@ -193,7 +196,7 @@ def test_a_right_reply_passes(wrong: int, tmp_path, chat) -> None:
     assert len(prompts) >= 100
     assert len(failed) <= 0.05 * len(prompts), f"{len(failed)} of {len(prompts)}: {failed}"
     if not wrong:
-        assert failed == []
+        assert failed == ["openai:5:1"]  # its user was thankful for the wrong city
 
 
 # -- by hand --------------------------------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ def test_rows_by_hand(tmp_path, chat) -> None:
         ("other", [("Weight of Ada 5?", "7 kg", None, 1), ("Weight of Bob 5?", "7 lb", None, 1)]),
         ("odd", [("Weight of Gus?", "8 kg", "Use kg.", -1), ("Poem?", "Roses", None, 1), ("So?", "So.", "Rhyme.", -1)]),
     ]
-    made, left_out = make_prompts(list(read_reactions(hand_run(tmp_path / "run", *talks), 1.0)), chat, 400, CRITERIA)
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
     in_kg, by_judge = {"match": [r"\d ?kg\b"]}, {"judge": CRITERIA["follows_hint"], "hint": "Use kg."}
     assert fields(made, "id", "corrected", "domain", "check", "turns") == [
         row for n in range(10) for row in (
@@ -245,10 +248,23 @@ def test_rows_by_hand(tmp_path, chat) -> None:
     assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 11 3 1 21 3 12".split()
 
 
+def test_where_a_log_holds_a_reply_more_than_once_most_users_decide(tmp_path, chat) -> None:
+    """One of three users seems to correct what two praise, in the same role; "Done." may be wrong only once."""
+    talks = [(f"s{n}", [("Capital of Peru?", "It is Lima, in Peru.", *said)])
+             for n, said in enumerate([(None, 1), ("Use kg.", -1), (None, 1)])]  # fmt: skip
+    talks += [("even1", [("Gift for Clara?", "A book for Clara.", "Be kind.", -1)]),
+              ("even2", [("Gift for Clara!", "A book for Clara.", None, 1)]),
+              ("done1", [("Book it.", "Done.", None, 1)]), ("done2", [("Send it.", "Done.", None, 1)]),
+              ("done3", [("Sing.", "Done.", "Sing!", -1)])]  # fmt: skip
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    assert fields(made, "id", "turns") == [("s0:1", 2), ("done1:1", 1), ("done2:1", 1), ("done3:1", 1)]
+    assert left_out == {"the same reply was judged otherwise": 3}
+
+
 def test_a_prompt_that_does_not_fit_is_left_out_and_counted(tmp_path, chat) -> None:
     talks = [("long", [("word " * 500, "no", "Be kind.", -1)]), ("short", [("word", "no", "Be kind.", -1)]),
              ("empty", [("word", " ", None, 1)])]  # fmt: skip
-    made, left_out = make_prompts(list(read_reactions(hand_run(tmp_path / "run", *talks), 1.0)), chat, 300, CRITERIA)
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 300)
     assert fields(made, "id", "prompt") == [("short:1", "word")]
     assert left_out == {"too long": 1, "empty reply": 1}
 

@@ -59,9 +59,9 @@ def decision_of(vote: dict) -> int | None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[tuple[list[int], list[int]]]]]:
-    """A run of two sessions, judged at a high temperature; and raw text -> (prompt ids, sampled ids) of its votes."""
+    """A run of three sessions, judged at a high temperature; and raw text -> (prompt ids, sampled ids) of its votes."""
     run = tmp_path_factory.mktemp("confidence") / "run"
-    extract(run, LOGS, limit=2)
+    extract(run, LOGS, limit=3)
     chat, drawn = Chat(load_tokenizer(str(MODEL)), {}), defaultdict(list)
 
     def recorded(model, requests, **options):
@@ -79,7 +79,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, li
 
 
 def local_config(run: Path, **fields) -> JudgeConfig:
-    small = {"votes": 5, "temperature": 1.6, "max_new_tokens": 48, "device": "cpu"}
+    small = {"votes": 5, "temperature": 1.8, "max_new_tokens": 48, "device": "cpu"}
     return JudgeConfig(run=run, judge="local", judge_model=str(MODEL), **(small | fields))
 
 
@@ -112,7 +112,7 @@ def test_the_confidence_is_the_softmax_of_a_plain_forward(judged) -> None:
 def test_weighing_changes_no_draw_and_decides_by_the_column(judged, tmp_path: Path) -> None:
     run, _ = judged
     other = tmp_path / "run"
-    extract(other, LOGS, limit=2)
+    extract(other, LOGS, limit=3)
     judge.run(local_config(other, weigh_votes=True))
     plain, weighed = rows_of(run), rows_of(other)
     assert votes_of(weighed) == votes_of(plain)

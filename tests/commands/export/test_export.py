@@ -61,7 +61,7 @@ def test_datasets_gives_back_the_same_texts_and_counts(
     out = tmp_path / f"out{suffix}"
     summary = export(ExportConfig(run=run, to=target, out=out))
     turns, rows = expected(judged, target), list(load(out))
-    assert len(rows) == len(turns) == summary.counters.rows_out > 200
+    assert len(rows) == len(turns) == summary.counters.rows_out >= 200
     for row, (turn_id, of) in zip(rows, turns.items(), strict=True):
         assert (row.get("turn_id") or row["extra_info"]["turn_id"]) == turn_id
         assert row["prompt"] == said(of)
@@ -87,8 +87,8 @@ def test_calls_and_results_are_among_what_was_compared(judged: Judged) -> None:
 @pytest.mark.parametrize("target", sorted({*TARGETS} - {"trl-dpo"}))  # which needs targets: test_trl.py
 def test_every_turn_is_counted_once(target: str, run: Path, tmp_path: Path) -> None:
     counters = export(ExportConfig(run=run, to=target, out=None, overwrite=True)).counters
-    assert counters.rows_in == counters.rows_out + counters.dropped.total() == 613
-    assert counters.dropped["no next state"] == 31
+    assert counters.rows_in == counters.rows_out + counters.dropped.total() == 603
+    assert counters.dropped["no next state"] == 37
 
 
 def test_pandas_reads_plain_conversations_as_they_are(tmp_path: Path) -> None:
@@ -190,9 +190,9 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
     shutil.copytree(run, written)
     sheet = tmp_path / "sheet.csv"
     summary = export(ExportConfig(run=written, to="review-csv", out=sheet))
-    assert summary.counters.rows_out == 575
+    assert summary.counters.rows_out == 563
     rows = list(csv.DictReader(sheet.open(encoding="utf-8-sig", newline="")))
-    assert len(rows) == 575
+    assert len(rows) == 563
     assert (rows[0]["turn_id"], rows[0]["voted_reward"]) == ("openai:1:1", "-1")
     rows[0]["reward"] = "1"
     with sheet.open("w", encoding="utf-8-sig", newline="") as stream:
@@ -200,11 +200,11 @@ def test_decisions_go_out_as_a_sheet_and_come_back(run: Path, tmp_path: Path) ->
         table.writeheader()
         table.writerows(rows)
     read = export(ExportConfig(run=written, import_reviews=sheet))
-    assert (read.changed, read.untouched) == (1, 574)
+    assert (read.changed, read.untouched) == (1, 562)
     first = load(export(ExportConfig(run=written, to="trl-kto", out=tmp_path / "kto.parquet", limit=1)).where)[0]
     assert (first["turn_id"], first["label"]) == ("openai:1:1", True)
     found = measure(CalibrateConfig(run=written, labels=sheet))
-    assert (found.rows, found.labels, found.accuracy) == (575, 1, 0.0)
+    assert (found.rows, found.labels, found.accuracy) == (563, 1, 0.0)
 
 
 @pytest.mark.parametrize(
