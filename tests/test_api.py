@@ -336,7 +336,7 @@ def test_tables_in_every_form_are_the_same_rows(run: Run, tmp_path: Path, monkey
     table = run.table("turns")
     rows = list(read_all(run.path, "turns"))
     assert list(table) == list(table.rows()) == rows
-    assert len(table) == len(rows) > 500
+    assert len(table) == len(rows) > 600
     arrow = table.arrow()
     assert isinstance(arrow, pa.Table)
     assert arrow.to_pylist() == rows

@@ -37,7 +37,7 @@ _SPECIFIC = 4  # letters of a word that says what a request is about
 
 Request = tuple[str, ...]  # words of a request; those of near duplicates are the same
 Said = tuple[str, str]  # system prompt and reply
-Opinions = dict[Said, Counter[str]]  # how often a reply was praised (PRAISED), or corrected by each hint
+Opinions = dict[Said | None, Counter[str]]  # how often a reply was praised (PRAISED), or corrected by each hint
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
     for part in range(part_count(run, "judge")) if found else ():
         for turn in joined_turns(run, part, CHECKED, partial=True):
             verdict = turn.decided
-            if verdict is not None and turn.index and (counts := found.get(_said(turn) or ("", ""))) is not None:
+            if verdict is not None and turn.index and (counts := found.get(_said(turn))) is not None:
                 counts.update([verdict["hint"]] if verdict["hint"] else [PRAISED] if verdict["reward"] == 1 else [])
     return found
 
@@ -124,7 +124,7 @@ def make_prompts(
     rows, left_out = dict[tuple[str, Request], JSON](), Counter[str]()
     for one in (one for one in reactions if one.is_held_out):
         said = Counter(group_of.get(opinion, opinion)
-                       for opinion in opinions.get(_said(one.turn) or ("", ""), Counter()).elements())  # fmt: skip
+                       for opinion in opinions.get(_said(one.turn), Counter()).elements())  # fmt: skip
         own = PRAISED if one.is_praise else group_of.get(str(one.hint), str(one.hint))
         if any(number >= said[own] for opinion, number in said.items() if opinion != own):
             left_out["the same reply was judged otherwise"] += 1

@@ -122,7 +122,7 @@ def test_the_sample_data_judged_by_rules(sample) -> None:
     """Before, 131 of 262 corrections were rewarded, and there were 37 hints."""
     truth = {row["turn_id"]: row for row in labels() if row["turn_id"] in sample}
     rewards = Counter((row["reward"], sample[turn][0]) for turn, row in truth.items())
-    assert sum(number for (reward, _), number in rewards.items() if reward == -1) >= 190
+    assert sum(number for (reward, _), number in rewards.items() if reward == -1) >= 200
     assert rewards[-1, 1] == rewards[0, 1] == rewards[1, -1] == rewards[0, -1] == 0
     hinted = {turn: sample[turn][1] for turn in truth if sample[turn][1]}
     true = sum(names_wish(hint, truth[turn]["wanted"]) for turn, hint in hinted.items())
