@@ -1,7 +1,8 @@
 """Trees of sequences packed side by side in one row, which training reads in one differentiable forward.
 
 There is no padding and no mask over the whole row: each tree attends to itself only, causally where it has no branches,
-else under a mask. Shapes: N response tokens of all sequences, n tokens of the row, H hidden size.
+else under a mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. Shapes:
+N response tokens of all sequences, n tokens of the row, H hidden size.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from opdkit.model.output_layer import OutputLayer
 from opdkit.model.scoring import PromptResponse, score, token_logprobs
 from opdkit.model.tree import Pass, plan_passes
 from opdkit.model.tree_reading import check_tree_reading
+from opdkit.model.windows import made_up_tokens, windows_of, within
 
 ATTENTION = "opdkit_packed"
 
@@ -38,6 +40,21 @@ class Block:
     start: int
     stop: int
     mask: Tensor | None  # bool [1, 1, stop - start, stop - first]
+    positions: Tensor  # of the keys, in their tree: [stop - first]
+
+    def cut(self, window: int | None) -> Iterator["Block"]:
+        """Yield the blocks of the same rows in a layer that sees a window; a chain leaves out the keys before it."""
+        if window is None:
+            yield self
+            return
+        step = _BLOCK if self.mask is None else self.stop - self.start
+        for start in range(self.start, self.stop, step):
+            stop = min(start + step, self.stop)
+            first = max(self.first, start - window + 1) if self.mask is None else self.first
+            rows_b1 = self.positions[start - self.first : stop - self.first, None]
+            keys = self.positions[first - self.first : stop - self.first]
+            mask_bn = within(window, rows_b1, keys) & (keys <= rows_b1 if self.mask is None else self.mask[0, 0])
+            yield Block(first, start, stop, mask_bn[None, None], keys)
 
 
 @dataclass(frozen=True)
@@ -71,15 +88,16 @@ class Pack:
 
 def _blocks(one: Pass, first: int, device: torch.device) -> Iterator[Block]:
     """Yield the blocks in which a tree attends to itself; its tokens begin at `first` in the row."""
+    positions_n = torch.tensor(one.positions, device=device)
     if one.is_chain:
-        yield Block(first, first, first + len(one), None)
+        yield Block(first, first, first + len(one), None, positions_n)
         return
     ends_n, order_n = torch.tensor(one.subtree_end, device=device), torch.arange(len(one), device=device)
     for start in range(0, len(one), _BLOCK):
         stop = min(start + _BLOCK, len(one))
         rows_b, seen_n = order_n[start:stop, None], order_n[:stop]
         mask_bn = (seen_n <= rows_b) & (rows_b < ends_n[:stop])
-        yield Block(first, first + start, first + stop, mask_bn[None, None])
+        yield Block(first, first + start, first + stop, mask_bn[None, None], positions_n[:stop])
 
 
 def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
@@ -88,13 +106,15 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
     The model must have been prepared by `enable_packing`.
     """
     whole: Any = model
+    windows = windows_of(whole) or []
+    blocks = {window: tuple(cut for block in pack.blocks for cut in block.cut(window)) for window in set(windows)}
     output = whole.get_decoder()(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
         # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
         attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=pack.ids_1n.device),
         use_cache=False,
-        packed_blocks=pack.blocks,
+        packed_blocks=tuple(blocks[window] for window in windows),
     )
     return output.last_hidden_state[0, pack.nodes_N], OutputLayer(model, output)
 
@@ -127,16 +147,15 @@ def enable_packing(model: nn.Module) -> bool:
 @torch.inference_mode()
 def _largest_difference(model: Any) -> float:
     """Return the largest difference (nats) of a log-prob between packed and plain reading; inf where packing fails."""
-    generator = torch.Generator().manual_seed(0)
-    size = min(model.get_input_embeddings().weight.shape[0], 1000)
-    a, b, c, d = torch.randint(0, size, (4, 12), generator=generator).tolist()
+    a, b, c, d = made_up_tokens(model, 12)
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
     trees = [chain, fork, [PromptResponse(d, c)]]
     sequences = [s for tree in trees for s in tree]
     try:
         hidden_NH, output_layer = read_packed(model, Pack.of(trees, model.device))
-    except (TypeError, ValueError, RuntimeError) as error:  # a model that does not pass the blocks to its layers
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        # A model that does not pass the blocks to its layers, or whose layers have no numbers.
         if is_out_of_memory(error):
             raise
         return float("inf")
@@ -154,14 +173,17 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    packed_blocks: tuple[Block, ...] | None = None,
+    packed_blocks: tuple[tuple[Block, ...], ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend block by block in a packed row; query, key, value are [1, heads, n, size]. Without blocks, call sdpa."""
+    """Attend block by block in a packed row; query, key, value are [1, heads, n, size]. Without blocks, call sdpa.
+
+    `packed_blocks` are those of each layer.
+    """
     if packed_blocks is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     parts = []
-    for b in packed_blocks:
+    for b in packed_blocks[module.layer_idx]:
         rows, keys = slice(b.start, b.stop), slice(b.first, b.stop)
         inputs = query[:, :, rows], key[:, :, keys], value[:, :, keys]
         parts.append(sdpa_attention_forward(module, *inputs, b.mask, **options)[0])

@@ -8,12 +8,12 @@ Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a resp
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
@@ -22,6 +22,7 @@ from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, has_separate_output_layer
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
 from opdkit.model.tree import Pass, Plan, plan_passes
+from opdkit.model.windows import made_up_tokens, masks_by_kind, windows_of, within
 
 # Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
 # and the mask hides most of it: many more would cost time, many fewer would leave a GPU idle.
@@ -122,16 +123,14 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
     if state.reads_trees is None:
         problem = find_build_problem(model)
         if problem is None:
-            generator = torch.Generator().manual_seed(0)
-            size = min(model.get_input_embeddings().weight.shape[0], 1000)
-            a, b, c, d = torch.randint(0, size, (4, 16), generator=generator).tolist()
+            a, b, c, d = made_up_tokens(model, 16)
             pairs = [(a + b + c, d), (a, b[:9] + d), (a + d + b, c), (a + d + c, c)]
             sequences = [PromptResponse(prompt, response) for prompt, response in pairs]
             queries = [LogprobQuery((s,)) for s in sequences]
             padded = torch.cat([x.logprobs for x in logprobs_of(Mixture((model,)), queries, batch_tokens=1)])
             worst, limit = 0.0, 0.0
             try:
-                for pack_tokens, most in ((1, 1000), (40, 20), (1000, 1000)):
+                for pack_tokens, most in ((1, 10_000), (40, 20), (10_000, 10_000)):
                     plan = plan_passes([prompt + response for prompt, response in pairs], pack_tokens)
                     tree = ReadTree(model, sequences, plan, most)
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
@@ -155,8 +154,8 @@ def find_build_problem(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in ("sdpa", "eager"):
         return f"its attention ({config._attn_implementation}) takes no custom mask"
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-        return "not all of its layers see all tokens before a token"
+    if windows_of(model) is None:
+        return "not all of its layers see all tokens before a token, or those in a window"
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
     every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
     if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
@@ -225,22 +224,24 @@ def _hidden_states(
 ) -> tuple[OutputLayer, Tensor]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
     device, body = input_device(model), cast(Any, model).get_decoder()
-    cache, hidden, first = DynamicCache(config=model.config), list[Tensor](), 0
+    # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
+    cache, hidden, first = DynamicCache(), list[Tensor](), 0
+    windows = windows_of(model) or ()
     pieces = list[tuple[Pass, range]]()
     for one in passes:  # a chain longer than `most` goes through the layers in pieces
         size = min(_CHUNK, most) if one.is_chain and len(one) > most else len(one)
         pieces += [(one, range(start, min(start + size, len(one)))) for start in range(0, len(one), size)]
     for one, piece in progress(pieces, "reading", len(pieces), "passes"):
         if piece.start == 0 and one.prefix == 0:
-            cache = DynamicCache(config=model.config)
+            cache = DynamicCache()
         elif piece.start == 0:
             cache.crop(one.prefix - cache.get_seq_length())
         ids_1n = torch.tensor([one.ids[piece.start : piece.stop]], device=device)
         # A chain needs no positions and mask: the model makes them from the cache, as when it generates text.
-        branching: dict[str, Tensor] = {}
+        branching = dict[str, Any]()
         if not one.is_chain:
             branching["position_ids"] = torch.tensor([one.positions], device=device)
-            branching["attention_mask"] = _mask(one, model)
+            branching["attention_mask"] = masks_by_kind(windows, partial(_mask, one, model))
         output = body(input_ids=ids_1n, past_key_values=cache, use_cache=True, **branching)
         nodes_n = nodes_W[(nodes_W >= first) & (nodes_W < first + len(piece))] - first
         hidden.append(output.last_hidden_state[0, nodes_n.to(output.last_hidden_state.device)])
@@ -248,14 +249,16 @@ def _hidden_states(
     return OutputLayer(model, output), torch.cat(hidden)
 
 
-def _mask(one: Pass, model: PreTrainedModel) -> Tensor:
+def _mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
     """Return the mask [1, 1, n, prefix + n] of a pass: True for visible (sdpa), or 0 and a lowest number (eager)."""
     device = input_device(model)
     visible_n, ends_n = (torch.tensor(x, device=device) for x in (one.visible_prefix, one.subtree_end))
     order_n = torch.arange(len(one), device=device)
     before_nk = torch.arange(one.prefix, device=device) < visible_n[:, None]
     within_nn = (order_n <= order_n[:, None]) & (order_n[:, None] < ends_n)
-    seen = torch.cat([before_nk, within_nn], -1)[None, None]
+    positions_n = torch.tensor(one.positions, device=device)
+    of_keys = torch.cat([torch.arange(one.prefix, device=device), positions_n])
+    seen = (torch.cat([before_nk, within_nn], -1) & within(window, positions_n[:, None], of_keys))[None, None]
     if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
         return seen
     return additive_mask(seen, model.dtype)

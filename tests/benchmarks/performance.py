@@ -20,6 +20,10 @@ TIMED = {
     "scoring": ("Scoring", "`opdkit teacher` without preparing the prompts, which both ways need: the log-probs of "
                 "every reply under the student and, where there is a hint, under the teacher."),
     "training": ("Training", "`opdkit train`, an optimizer step."),
+    "families": ("Models of other families", "Small models with random weights, built from the configurations in "
+                 "transformers, score one session of tau-bench and take a training step on it. Where layers see a "
+                 "window, it is of 256 tokens. Where the tokens read are those of the usual way, the family is read "
+                 "turn by turn."),
     "judge": ("Judging", "`opdkit judge`."),
     "extract": ("Reading logs", "`opdkit extract`."),
 }  # fmt: skip
@@ -69,8 +73,10 @@ a mask that shows each token only its own conversation; short sessions are read 
 and values are kept: 2 × layers × key heads × head size × bytes per number × tokens of the longest turn (147 kB per
 token for a model like Qwen3-4B in bfloat16).
 
-Models with sliding windows, chunks, convolutions, or a cache other than the keys and values of all tokens are read turn
-by turn; `opdkit teacher` reports this. It also reads part of the first session both ways, and stops if they differ.
+Where layers see a window of the last tokens alone (Gemma, GPT-OSS, Mistral), all keys of the conversation are kept, and
+the mask hides those outside the window. Models whose layers see chunks, or keep a state in place of keys (Mamba, LFM2,
+Qwen3-Next), are read turn by turn; `opdkit teacher` reports this. It also reads part of the first session both ways,
+and stops if they differ.
 """
 
 

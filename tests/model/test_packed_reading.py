@@ -4,7 +4,7 @@ from collections.abc import Sequence as Items
 
 import pytest
 import torch
-from model_families import FAMILIES, WINDOWS, build
+from model_families import EAGER, FAMILIES, PLAIN, build
 from torch import Tensor, nn
 
 from opdkit.model.packed_reading import Pack, enable_packing, read_packed
@@ -50,7 +50,7 @@ def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "eager"])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in EAGER])
 @pytest.mark.parametrize("trees", [TREES, [CHAIN], [FORKED]], ids=["many", "a chain", "branches"])
 def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> None:
     """Wasted tokens: what turns have in common is read once, and nothing else changes."""
@@ -75,9 +75,10 @@ def test_a_row_holds_every_token_once() -> None:
     assert forked.mask.shape == (1, 1, 54, 54)
 
 
-def test_long_trees_are_read_some_rows_at_a_time(monkeypatch) -> None:
+@pytest.mark.parametrize("family", ["grouped queries", "window, then all"])
+def test_long_trees_are_read_some_rows_at_a_time(family, monkeypatch) -> None:
     """The mask of a block ends where its rows end: a triangle, not a square."""
-    model = build(*FAMILIES["grouped queries"])
+    model = build(*FAMILIES[family])
     assert enable_packing(model)
     whole = packed(model, TREES)
     monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
@@ -85,6 +86,25 @@ def test_long_trees_are_read_some_rows_at_a_time(monkeypatch) -> None:
     assert max(b.mask.shape[2] for b in pack.blocks if b.mask is not None) == 7
     assert all(b.mask.shape[3] == b.stop - b.first for b in pack.blocks if b.mask is not None)
     torch.testing.assert_close(packed(model, TREES), whole, atol=1e-5, rtol=0)
+
+
+def test_a_window_reads_no_keys_that_it_is_done_with(monkeypatch) -> None:
+    monkeypatch.setattr("opdkit.model.packed_reading._BLOCK", 7)
+    chain, *_ = Pack.of(TREES, CPU).blocks
+    cut = list(chain.cut(8))
+    assert [(b.first, b.start, b.stop) for b in cut[:3]] == [(0, 0, 7), (0, 7, 14), (7, 14, 21)]
+    assert cut[-1].stop == chain.stop
+    for b in cut:
+        assert b.mask is not None
+        rows, keys = torch.arange(b.start, b.stop)[:, None], torch.arange(b.first, b.stop)
+        assert torch.equal(b.mask[0, 0], (keys <= rows) & (rows - keys < 8))
+
+
+def test_a_window_that_the_layers_do_not_have_is_found_out(monkeypatch, capsys) -> None:
+    model = build(*FAMILIES["window, then all"])
+    monkeypatch.setattr("opdkit.model.packed_reading.windows_of", lambda model: [None, None])
+    assert not enable_packing(model)
+    assert "would differ by" in capsys.readouterr().err
 
 
 def test_trees_do_not_see_each_other() -> None:
@@ -113,9 +133,9 @@ def test_the_way_of_attending_is_not_saved(tmp_path) -> None:
     assert "opdkit" not in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("family", [*WINDOWS, "eager"])
+@pytest.mark.parametrize("family", [*PLAIN, *EAGER])
 def test_what_cannot_be_packed_is_said(family, capsys) -> None:
-    model = build(*(FAMILIES | WINDOWS)[family])
+    model = build(*(FAMILIES | PLAIN)[family])
     before = model.config._attn_implementation
     assert not enable_packing(model)
     assert " ".join(capsys.readouterr().err.split()).count("trains on padded turns") == 1

@@ -8,7 +8,7 @@ import chat_templates
 import pytest
 import torch
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
-from model_families import FAMILIES, WINDOWS, build
+from model_families import FAMILIES, PLAIN, build
 
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat
@@ -283,10 +283,10 @@ def test_numbers_that_are_not_finite_stay_with_their_turn():
 # -- models that read plainly ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", PLAIN)
 def test_layers_that_do_not_see_everything_read_plainly(kind, capsys):
     """Said once a model; and the numbers are those of plain reading, bit for bit."""
-    model, counted = build(*WINDOWS[kind]), Counter()
+    model, counted = build(*PLAIN[kind]), Counter()
     arguments = (model, Mixture((model,)), conversation(), ScoreOptions(top_k=5))
     for _ in range(2):
         actual = score_session(*arguments, batch_tokens=10_000, counted=counted)
@@ -318,10 +318,18 @@ def test_positions_that_depend_on_the_length_read_plainly(kind, capsys):
 def test_a_model_that_takes_no_notice_of_the_mask_is_found_out(monkeypatch, capsys):
     model = build("LlamaConfig", {})
     real = tree_reading._mask
-    monkeypatch.setattr(tree_reading, "_mask", lambda each, model: torch.ones_like(real(each, model)))
+    monkeypatch.setattr(tree_reading, "_mask", lambda *each: torch.ones_like(real(*each)))
     counted = Counter()
     score_session(model, Mixture((model,)), conversation(), ScoreOptions(), batch_tokens=10_000, counted=counted)
     assert counted["tokens saved"] == 0
+    assert "log-probs would differ by" in capsys.readouterr().err
+
+
+def test_a_window_that_the_layers_do_not_have_is_found_out(monkeypatch, capsys):
+    """The made-up sequences are longer than the window."""
+    model = build(*FAMILIES["window, then all"])
+    monkeypatch.setattr(tree_reading, "within", lambda window, queries, keys: queries - keys < 7)
+    assert not check_tree_reading(model)
     assert "log-probs would differ by" in capsys.readouterr().err
 
 
@@ -341,8 +349,8 @@ def wrong_mask(monkeypatch) -> None:
     """A model that sees too much only where there is much to see: the made-up sequences do not find it out."""
     real = tree_reading._mask
 
-    def mask(each, model):
-        seen = real(each, model)
+    def mask(*given):
+        seen = real(*given)
         return torch.ones_like(seen) if seen.shape[-1] > 200 else seen
 
     monkeypatch.setattr(tree_reading, "_mask", mask)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from model_families import FAMILIES, WINDOWS, build
+from model_families import FAMILIES, PLAIN, build
 
 from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse
@@ -48,10 +48,10 @@ def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
     assert not found[4][1].requires_grad
 
 
-@pytest.mark.parametrize("family", ["grouped queries", "sliding"])
+@pytest.mark.parametrize("family", ["grouped queries", "window, then all", "convolutions"])
 def test_packed_and_padded_reading_agree(family, monkeypatch, capsys) -> None:
     """Models that cannot be packed train on the same numbers, padded."""
-    model = build(*(FAMILIES | WINDOWS)[family])
+    model = build(*(FAMILIES | PLAIN)[family])
     student = Policy(copy.deepcopy(model))
     assert student.packed == (family in FAMILIES)
     monkeypatch.setattr(policy, "enable_packing", lambda model: False)

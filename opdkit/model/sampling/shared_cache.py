@@ -29,6 +29,7 @@ from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
 from opdkit.model.tree_reading import additive_mask
+from opdkit.model.windows import masks_by_kind, windows_of, within
 
 
 def sample_shared(
@@ -91,7 +92,7 @@ class _GroupCache:
 
 def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) -> _GroupCache:
     """Read the prefix of a group, then all suffixes in one pass, in which each sees the prefix and itself."""
-    cache, prefix = DynamicCache(config=model.config), group.prefix
+    cache, prefix = DynamicCache(), group.prefix  # without the configuration, layers that see a window keep all keys
     ids_1n = torch.tensor([prompts[group.prompts[0]][:prefix]], device=model.device)
     output = model(input_ids=ids_1n, past_key_values=cache, use_cache=True, logits_to_keep=1)
     logits = {i: output.logits[0, -1].float() for i in group.prompts if len(prompts[i]) == prefix}
@@ -103,10 +104,17 @@ def _read_group(model: Any, prompts: Sequence[list[int]], group: PromptGroup) ->
     if suffixes:
         causal = [torch.ones(n, n, dtype=torch.bool).tril() for n in lengths]
         visible_nS = torch.cat([torch.ones(sum(lengths), prefix, dtype=torch.bool), torch.block_diag(*causal)], -1)
+        positions_n = torch.tensor([prefix + k for n in lengths for k in range(n)])
+        of_slots = torch.cat([torch.arange(prefix), positions_n])
+
+        def mask(window: int | None) -> Tensor:
+            seen_nS = visible_nS & within(window, positions_n[:, None], of_slots)
+            return additive_mask(seen_nS.to(model.device), model.dtype)[None, None]
+
         output = model(
             input_ids=torch.tensor([[t for suffix in suffixes.values() for t in suffix]], device=model.device),
-            attention_mask=additive_mask(visible_nS.to(model.device), model.dtype)[None, None],
-            position_ids=torch.tensor([[prefix + k for n in lengths for k in range(n)]], device=model.device),
+            attention_mask=masks_by_kind(windows_of(model) or (), mask),
+            position_ids=positions_n[None].to(model.device),
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=torch.tensor(lengths, device=model.device).cumsum(0) - 1,
@@ -175,6 +183,8 @@ class _Rows:
         self.lowest = torch.finfo(model.dtype).min
         self.mask_BnS = torch.full((rows, samples + 1, slots), self.lowest, dtype=model.dtype, device=model.device)
         self.mask_BnS[:, -1, 0] = 0
+        self.windows = set(windows_of(model) or ())
+        self.positions_BS = torch.zeros(rows, slots, dtype=torch.long, device=model.device)  # of the slots' tokens
 
     def load(
         self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]], rule: SamplingRule
@@ -189,8 +199,11 @@ class _Rows:
         row.free, row.used = list(range(tokens, self.slots)), tokens
         queries = [_Query(samplings[i][k], n, prompt.lengths[i]) for n, (i, k) in enumerate(shared.samples)]
         for query, (i, _) in zip(queries, shared.samples, strict=True):
+            position = 0
             for slots in prompt.slots[i]:
                 self.mask_BnS[b, query.number, slots.start : slots.stop] = 0
+                self.positions_BS[b, slots.start : slots.stop] = position + torch.arange(len(slots), device=self.device)
+                position += len(slots)
         logits_RV = torch.stack([prompt.logits[i] for i, _ in shared.samples])
         rule.extend([query.sampling for query in queries], logits_RV)
         row.queries = [query for query in queries if query.sampling.finish_reason is None]
@@ -203,7 +216,7 @@ class _Rows:
         self.rows = [self.rows[b] for b in keep]
         if self.rows and self.cache is not None:
             keep_B = torch.tensor(keep, device=self.device)
-            self.mask_BnS = self.mask_BnS[keep_B]
+            self.mask_BnS, self.positions_BS = self.mask_BnS[keep_B], self.positions_BS[keep_B]
             self.cache.batch_select_indices(keep_B)
 
     def step(self, rule: SamplingRule) -> None:
@@ -222,12 +235,22 @@ class _Rows:
         ids_Bn, positions_Bn, slots_Bn, numbers_Bn = fields.unbind(-1)
         rows_B1 = torch.arange(len(self.rows), device=self.device)[:, None]
         real_Bn = slots_Bn < self.slots
-        self.mask_BnS[rows_B1.expand_as(slots_Bn)[real_Bn], numbers_Bn[real_Bn], slots_Bn[real_Bn]] = 0
+        rows_R, slots_R = rows_B1.expand_as(slots_Bn)[real_Bn], slots_Bn[real_Bn]
+        self.mask_BnS[rows_R, numbers_Bn[real_Bn], slots_R] = 0
+        self.positions_BS[rows_R, slots_R] = positions_Bn[real_Bn]
         self.now.rows_B1, self.now.slots_Bn = rows_B1, slots_Bn
         self.now.used = used = max(row.used for row in self.rows)
+        visible_BnS = self.mask_BnS[rows_B1, numbers_Bn, :used]
+
+        def mask(window: int | None) -> Tensor:
+            if window is None:
+                return visible_BnS[:, None]
+            near_BnS = within(window, positions_Bn[..., None], self.positions_BS[:, None, :used])
+            return visible_BnS.masked_fill(~near_BnS, self.lowest)[:, None]
+
         output = self.model(
             input_ids=ids_Bn,
-            attention_mask=self.mask_BnS[rows_B1, numbers_Bn, :used][:, None],
+            attention_mask=masks_by_kind(self.windows, mask),
             position_ids=positions_Bn,
             past_key_values=self.cache,
             use_cache=True,

@@ -22,9 +22,15 @@ FAMILIES = {
     "a key a query": ("LlamaConfig", {"num_key_value_heads": 4}),
     "eager": ("Qwen3Config", {"attn_implementation": "eager"}),
     "experts": ("Qwen3MoeConfig", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}),
-}
-WINDOWS = {
-    "sliding": ("MistralConfig", {"sliding_window": 8}),
+    "window": ("MistralConfig", {"sliding_window": 8}),
+    "window, then all": ("Gemma3TextConfig", {"sliding_window": 8,
+                                              "layer_types": ["sliding_attention", "full_attention"]}),
+    "keys of other layers": ("Gemma4TextConfig", {
+        "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96,
+        "global_head_dim": 8}),
+}  # fmt: skip
+PLAIN = {
     "states": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
     "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
@@ -181,9 +187,9 @@ def test_slots_of_ended_draws_are_used_again(model) -> None:
 # -- models that cannot share ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", PLAIN)
 def test_a_cache_that_cannot_be_shared_reads_each_prompt_alone_and_says_so_once(kind, capsys) -> None:
-    model = build(*WINDOWS[kind])
+    model = build(*PLAIN[kind])
     drawn = draw(model, PROMPTS[:4], temperature=0, draws=1)
     draw(model, PROMPTS[:1])
     assert capsys.readouterr().err.count("reads each turn from its beginning") == 1

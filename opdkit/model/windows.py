@@ -1,0 +1,57 @@
+"""Windows of attention: how many tokens back each layer of a model sees.
+
+A layer that keeps a state in place of keys (state-space, linear attention, convolution) has none, and neither has one
+that sees chunks.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, as configurations name them
+# Layers of a cache that hold the keys of attention. One that shares those of another layer holds none itself.
+_KEEP_KEYS = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
+# The longest window that made-up tokens fill. Reading longer ones would take seconds on a CPU.
+_LONGEST_MADE_UP = 1024
+
+
+def windows_of(model: PreTrainedModel) -> list[int | None] | None:
+    """Return how many tokens each layer sees, from a token back and with it; a layer's None is all of them.
+
+    Return None for a model with layers of other kinds, or with windows of several sizes.
+    """
+    config, layers = model.config.get_text_config(decoder=True), DynamicCache(config=model.config).layers
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # all layers are alike
+        kinds = [SLIDING if getattr(config, "sliding_window", None) else FULL] * len(layers)
+    known = all(type(layer).__name__ in _KEEP_KEYS for layer in layers) and {FULL, SLIDING}.issuperset(kinds)
+    if not known or getattr(config, "attention_chunk_size", None):
+        return None
+    windows = [getattr(layer, "sliding_window", config.sliding_window) if kind == SLIDING else None
+               for layer, kind in zip(layers, kinds, strict=True)]  # fmt: skip
+    return windows if len({*windows} - {None}) < 2 else None
+
+
+def within(window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return whether positions see others that are not after them; broadcasts."""
+    return torch.ones_like(queries - keys, dtype=torch.bool) if window is None else queries - keys < window
+
+
+def masks_by_kind(windows: Iterable[int | None], mask: Callable[[int | None], Tensor]) -> Tensor | dict[str, Tensor]:
+    """Return the masks of these windows, by the kind of layer; where all layers are alike, the only mask."""
+    masks = {SLIDING if window else FULL: mask(window) for window in set(windows)}
+    return masks if len(masks) > 1 else masks.popitem()[1]
+
+
+def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
+    """Return four lists of so many token ids, always the same; the first is longer by the window of the model's layers.
+
+    So what follows the first list does not see its beginning. A window of more than 1,024 tokens is not filled.
+    """
+    window = max((size for size in windows_of(model) or () if size and size <= _LONGEST_MADE_UP), default=0)
+    generator = torch.Generator().manual_seed(0)
+    size = min(model.get_input_embeddings().weight.shape[0], 1000)
+    a, b, c, d = torch.randint(0, size, (4, length), generator=generator).tolist()
+    return [torch.randint(0, size, (window,), generator=generator).tolist() + a, b, c, d]

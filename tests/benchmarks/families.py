@@ -1,0 +1,93 @@
+"""Time of scoring and of a training step with models of many families, each conversation read once or turn by turn.
+
+    python -m tests.benchmarks.families
+
+Weights are random. Layers that see a window see 256 tokens, so that the conversation is many times as long.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from opdkit.chat.template import Chat
+from opdkit.model.tree_reading import check_tree_reading
+from opdkit.train.policy import Policy
+
+from . import scoring, training
+from .pairs import PAIRS, RESULTS, Comparison, save
+from .sessions import LOGS, evenly_spaced, length, read, tokenized, tokenizer_of
+
+SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
+         "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1 << 16, "pad_token_id": 0}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_WINDOW = {"sliding_window": 256}
+# Family -> its configuration in transformers, and what differs from SIZES and the configuration's own values.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3": ("Qwen3Config", {}),
+    "Qwen3, experts": ("Qwen3MoeConfig", _EXPERTS),
+    "Llama": ("LlamaConfig", {}),
+    "Phi-3": ("Phi3Config", {}),
+    "OLMo 2": ("Olmo2Config", {}),
+    "DeepSeek-V3": ("DeepseekV3Config", {
+        "num_key_value_heads": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256,
+        "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
+    "Mistral, window": ("MistralConfig", _WINDOW),
+    "Gemma 2": ("Gemma2Config", {**_WINDOW, "query_pre_attn_scalar": 32}),
+    "Gemma 3": ("Gemma3TextConfig", _WINDOW),
+    "Gemma 4": ("Gemma4TextConfig", {**_WINDOW, "global_head_dim": 32, "num_kv_shared_layers": 2,
+                                     "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 0}),
+    "GPT-OSS": ("GptOssConfig", {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2,
+                                 "intermediate_size": 256}),
+    "OLMo 3": ("Olmo3Config", _WINDOW),
+    "Command R7B": ("Cohere2Config", _WINDOW),
+    "Qwen3-Next": ("Qwen3NextConfig", {**_EXPERTS, "shared_expert_intermediate_size": 256, "linear_key_head_dim": 32,
+                                       "linear_value_head_dim": 32, "linear_num_key_heads": 4,
+                                       "linear_num_value_heads": 4}),
+    "LFM2": ("Lfm2Config", {"layer_types": ["conv", "conv", "full_attention"] * 2}),
+    "Mamba-2": ("Mamba2Config", {"num_heads": 12, "head_dim": 32, "state_size": 32, "n_groups": 1}),
+}  # fmt: skip
+
+
+def build(family: str, vocabulary: int) -> PreTrainedModel:
+    name, extra = FAMILIES[family]
+    own = {"vocab_size_per_layer_input": vocabulary} if "vocab_size_per_layer_input" in extra else {}
+    ids = {"vocab_size": vocabulary, "bos_token_id": 1, "eos_token_id": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = getattr(transformers, name)(**(SIZES | ids | extra | own))
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
+    parser.add_argument("--tokens", type=int, default=3000, help="longest turn")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not LOGS.is_dir():
+        print(f"skipped: the sessions are not there ({LOGS})")
+        return
+    log = read(LOGS / "taubench")
+    tokenizer = tokenizer_of(log)
+    sessions = tokenized(log, Chat(tokenizer, {})).sessions
+    chosen = evenly_spaced(sorted((s for s in sessions if s and length(s) <= options.tokens), key=length), 1)
+    step = training.Step([t.student for t in chosen[0]], ["0"] * len(chosen[0]))
+    found = list[Comparison]()
+    for family in options.families:
+        model = build(family, len(tokenizer))
+        once = {} if check_tree_reading(model) else {"tokens read, ours": scoring.tokens_read(chosen)[0]}
+        found.append(scoring.compare(f"{family}, scoring", model, chosen, options.pairs, once))
+        policy = Policy(model)
+        once = {} if policy.packed else {"tokens read, ours": sum(map(len, step.turns))}
+        found.append(training.compare(f"{family}, a training step", policy, step, options.pairs, once))
+    print(save("families", found, options.results))
+
+
+if __name__ == "__main__":
+    main()
