@@ -19,6 +19,7 @@ _TYPES = {
     "bool": pa.bool_(), "text": pa.string(), "int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64(),
     "float16": pa.float16(), "float32": pa.float32(), "float64": pa.float64(),
 }  # fmt: skip
+_DICTIONARY_BYTES = 64_000_000  # pyarrow's own limit, 1 MB, is less than the text of a part
 _FACTS = ("version", "option")  # of a table, beside its columns
 _DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
@@ -136,13 +137,16 @@ def _offsets(lengths: Any) -> pa.Array:
 def encodings(schema: pa.Schema) -> dict[str, Any]:
     """Return the options of pyarrow's ParquetWriter that decide how the columns of a schema are stored.
 
-    A table with supports gets no dictionaries: with half a million token ids they only add to the size. The ids are
-    split into their bytes, so that zstd finds the high bytes side by side. Half-precision numbers would gain as well
-    (33 bytes per token at K = 50), but DuckDB cannot read them split.
+    A column keeps a dictionary of its values, so that messages which several branches of a conversation share are
+    stored once. A table with supports gets no dictionaries: with half a million token ids they only add to the size.
+    The ids are split into their bytes, so that zstd finds the high bytes side by side. Half-precision numbers would
+    gain as well (33 bytes per token at K = 50), but DuckDB cannot read them split.
     """
     nested = {f.name: f.type.value_type.value_type for f in schema if _is_nested(f.type)}
     split = [f"{name}.list.element.list.element" for name, kind in nested.items() if pa.types.is_integer(kind)]
-    return {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")} if nested else {}
+    if nested:
+        return {"use_dictionary": False, "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT")}
+    return {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
 
 
 def _check_nulls(field: pa.Field, array: pa.Array, path: str) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import fields_of
 from opdkit.errors import OpdkitError
-from opdkit.store.tables import APPENDED, PRIMARY, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, to_arrow
+from opdkit.store.tables import APPENDED, PRIMARY, REJECTED, SESSIONS, TABLES, TARGETS, TURNS, encodings, to_arrow
 
 MESSAGE = {"role": "user", "content": "hi", "reasoning": None, "name": None, "tool_call_id": None, "tool_calls": []}
 SESSION = {"session_id": "a:1", "source": "a", "line": 1, "format": "openai", "model": None, "messages": [MESSAGE],
@@ -147,3 +148,21 @@ def test_half_precision_moves_no_probability_by_more_than_2e_4():
     assert 1e-4 < error.max() < 1.9e-4
     assert -2 < exact[error.argmax()] < -0.9
     assert (np.abs(stored - exact) <= np.maximum(np.abs(exact) * 2**-11, 2.0**-25)).all()
+
+
+def test_messages_that_branches_share_are_stored_once(tmp_path):
+    """The dictionary of a column holds each text once, far beyond pyarrow's own limit of 1 MB."""
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz012345", dtype=np.uint8)
+    texts = [letters[np.random.default_rng(n).integers(0, 32, 100_000)].tobytes().decode() for n in range(40)]
+    shared = [MESSAGE | {"content": text} for text in texts]
+
+    def stored(branches: int) -> int:
+        rows = [SESSION | {"session_id": f"a:1#branch-{n}", "messages": [*shared, MESSAGE | {"content": f"{n}"}]}
+                for n in range(branches)]  # fmt: skip
+        path = tmp_path / f"{branches}.parquet"
+        pq.write_table(to_arrow(SESSIONS, rows), path, compression="zstd", **encodings(SESSIONS.schema))
+        assert pq.read_table(path).to_pylist()[-1] == rows[-1]
+        return path.stat().st_size
+
+    assert stored(1) > 2_000_000
+    assert stored(10) < 1.01 * stored(1)

@@ -5,22 +5,30 @@ its exports to blob storage name them, in camel or in snake case; `input` and `o
 generation is one call of a model with its whole prompt: chains.py puts sessions together, under the session id, where
 the rows have one, or else by how their prompts begin. Spans, events, and traces whose input is not a list of messages
 called no model: they are counted and left out.
+
+A score is what a person decided where its name says so (https://langfuse.com/docs/observability/features/user-feedback
+calls it `user-feedback`) and no evaluator wrote it. It is of the call that it names, or else of the last call of its
+trace, whose reply the user saw.
 """
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from opdkit.chat.conversation import JSON, Unreadable
-from opdkit.chat.messages import dump, first_text, read_messages, read_tools
+from opdkit.chat.messages import as_list, dump, first_text, read_messages, read_tools
 from opdkit.extract.formats.chains import NO_CALL, Call, call_reader, read_reply
+from opdkit.extract.formats.feedback import add_feedback
 from opdkit.extract.formats.reader import LeftOut
 from opdkit.extract.formats.spans import parse_text, without_empty
 
 _KINDS = frozenset(("GENERATION", "SPAN", "EVENT", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING",
                     "GUARDRAIL"))  # fmt: skip
-# Fields of a trace that hold for its observations: people's feedback is among its scores.
-_OF_TRACE = ("name", "scores", "metadata", "environment", "version")
+_OF_TRACE = ("name", "scores", "metadata", "environment", "version")  # fields of a trace that hold for its observations
 _KEPT = ("trace", "id", "name", "userId", "user_id", "metadata", "environment", "tags", "release", "version", "scores",
          "modelParameters", "model_parameters", "usage", "usageDetails", "usage_details")  # fmt: skip
+_FEEDBACK = re.compile("feedback|thumb", re.IGNORECASE)  # in names of what users give; a `rating` may count stars
+_EVALUATOR = "EVAL"  # source of a score that a model gave
 
 
 def recognises(record: JSON) -> bool:
@@ -37,6 +45,7 @@ def unfold(record: JSON) -> list[JSON]:
     """Return the observations of a trace, each with the trace's session; of a page of the interface, row by row.
 
     Each model call carries the other fields of its trace; the first one alone where the line would more than double.
+    The last one carries the scores of its trace, and of observations that called no model, as `rated`.
     """
     page = record.get("data")
     if isinstance(page, list) and page and "meta" in record and all(isinstance(row, dict) for row in page):
@@ -48,11 +57,37 @@ def unfold(record: JSON) -> list[JSON]:
     trace = {key: record[key] for key in _OF_TRACE if record.get(key)}
     pieces = [shared | piece for piece in observations if isinstance(piece, dict)]
     calls = [n for n, piece in enumerate(pieces) if piece.get("type", "GENERATION") == "GENERATION"]
+    for n, scores in _scores_of_calls(record.get("scores"), {n: pieces[n] for n in calls}).items():
+        pieces[n] = pieces[n] | {"rated": scores}
     if trace and len(calls) * len(dump(trace)) > len(dump(record)):
         calls = calls[:1]
     for n in calls if trace else ():
         pieces[n] = pieces[n] | {"trace": trace}
     return pieces
+
+
+def _scores_of_calls(scores: Any, calls: dict[int, JSON]) -> dict[int, list[JSON]]:
+    """Return the scores of a trace by the call that each is of: the one that it names, or else the last to start."""
+    if not calls:
+        return {}
+    last = max(calls, key=lambda n: first_text(calls[n].get("startTime"), calls[n].get("start_time")) or "")
+    named = {name: n for n, call in calls.items() if (name := first_text(call.get("id"))) is not None}
+    found: dict[int, list[JSON]] = {}
+    for score in as_list(scores):
+        if isinstance(score, dict):
+            name = first_text(score.get("observationId"), score.get("observation_id"))
+            found.setdefault(named.get(name or "", last), []).append(score)
+    return found
+
+
+def _read_scores(record: JSON) -> Iterator[JSON]:
+    """Yield what people gave a call."""
+    for score in (*as_list(record.get("scores")), *as_list(record.get("rated"))):
+        if isinstance(score, dict) and score.get("source") != _EVALUATOR and _FEEDBACK.search(str(score.get("name"))):
+            kind = first_text(score.get("dataType"), score.get("data_type"))
+            category = first_text(score.get("stringValue"), score.get("string_value"))  # of a boolean: its value again
+            label = category if kind == "CATEGORICAL" else None
+            yield {"score": score.get("value"), "label": label, "comment": score.get("comment")}
 
 
 def read_call(record: JSON) -> Call | LeftOut:
@@ -79,6 +114,7 @@ def read_call(record: JSON) -> Call | LeftOut:
     reply, note = read_reply(output)
     if record.get("level") == "ERROR":
         note.skip_reason = "error"
+    add_feedback(note, _read_scores(record))
     logged = without_empty({key: record.get(key) for key in _KEPT}) | without_empty({
         "trace_id": first_text(record.get("traceId"), record.get("trace_id")),
         "timestamp": first_text(record.get("startTime"), record.get("start_time"), record.get("timestamp")),

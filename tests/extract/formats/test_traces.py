@@ -96,6 +96,39 @@ def test_what_people_said_of_a_trace_is_kept_with_its_calls(tmp_path):
         assert (find_rejection(parse_filters([condition]), conversation, "langfuse") is None) == holds
 
 
+def decisions(*records: dict) -> list[dict | None]:
+    """Decisions about the replies of a trace, in the order of the session."""
+    (session,) = read("langfuse", *(piece for record in records for piece in READERS["langfuse"].unfold(record)))
+    return [session.notes[i].decision if i in session.notes else None
+            for i, message in enumerate(session.messages) if message["role"] == "assistant"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("score", "decided"), [
+    ({"name": "user-feedback", "value": 0, "comment": "too long"}, {"rating": -1, "comment": "too long"}),
+    ({"name": "User_Feedback", "value": 1, "dataType": "BOOLEAN", "stringValue": "True"}, {"rating": 1}),
+    ({"name": "thumb", "dataType": "CATEGORICAL", "value": 0, "stringValue": "down"}, {"rating": -1, "tags": ["down"]}),
+    ({"name": "user-feedback", "value": 0.85, "comment": "fine"}, {"comment": "fine"}),
+    ({"name": "user-feedback", "value": 1, "source": "EVAL", "comment": "by a model"}, None),
+    ({"name": "toxicity", "value": 1, "source": "ANNOTATION"}, None),
+    ("c2d1", None), ({"name": ["feedback"], "value": {}}, None),
+])  # fmt: skip
+def test_a_score_named_feedback_decides_about_the_last_reply_of_its_trace(score, decided):
+    """That is the reply which the user saw. Calls may be logged in any order."""
+    calls = [observation([U, A, V], "b", id="o2", startTime="2026-01-02T03:04:06Z"), observation([U], A, id="o1")]
+    first, last = decisions({"id": "t", "sessionId": "s", "scores": [score], "observations": calls})
+    assert first is None
+    assert (last and {name: value for name, value in last.items() if value}) == decided
+
+
+def test_a_score_of_a_call_decides_about_its_reply():
+    calls = [observation([U], A, id="o1"), observation([U, A, V], "b", id="o2", startTime="2026-01-02T03:04:06Z")]
+    score = {"name": "user-feedback", "value": 1, "observationId": "o1"}
+    first, last = decisions({"id": "t", "sessionId": "s", "scores": [score], "observations": calls})
+    assert (first["rating"], last) == (1, None)
+    (alone,) = decisions(observation([U], A, scores=[score]))
+    assert alone["rating"] == 1
+
+
 def test_a_long_trace_does_not_multiply():
     calls = [observation([{"role": "user", "content": f"u{n}"}], A) for n in range(50)]
     pieces = READERS["langfuse"].unfold(scored(1, 0, *calls, metadata={"shop": "x" * 10_000}))
