@@ -560,7 +560,7 @@ class ReportOptions(TypedDict, total=False):
     redacted: bool | None
     """without any text of users: numbers, curves and counts; names are numbered, no turn is shown whole"""
     turns: int | None
-    """turns shown whole, token by token; largest advantages, and some of each kind"""
+    """turns shown whole, token by token; typical ones, strong ones, and some of each kind"""
     list_size: int | None
     """turns in the searchable list; a sample of a longer run"""
     max_mb: float | None

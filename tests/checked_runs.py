@@ -18,7 +18,7 @@ from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.extract import stage as extract
 from opdkit.judge import stage as judge
-from opdkit.store.counters import ADVANTAGES, Counters, read_counters
+from opdkit.store.counters import Counters, read_counters
 from opdkit.store.digests import forget_digest
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest, model_identity, stage_dir
@@ -55,8 +55,6 @@ def whole_run(run: Path) -> Path:
         out.rows("validations", [_validation(0, 0.75, 0.0), _validation(2, 0.25, 0.125), _validation(4, 0.125, 0.5)])
         out.counters.rows_in = out.counters.rows_out = len(names)
         out.counters.count("steps", 4)
-        for value in range(-10, 11):  # tokens in the reward term, by their advantage
-            out.counters.count(ADVANTAGES, 21 - value, label=f"{value / 10:+z.2f}")
     evaluation = Stage.open(EvalConfig(run=run, prompts="p.jsonl", shard="0/1"), "eval", [REPLIES, SCORES], parts=1,
                             upstream=["extract", "judge", "teacher", "train"])  # fmt: skip
     with evaluation.writing(0) as out:

@@ -23,6 +23,8 @@ from opdkit.store.counters import read_counters
 from opdkit.store.reading import part_path, read_part
 from opdkit.store.run_stage import run_stage
 
+OWN_LOGS = "opdkit run runs/mine my-logs.jsonl --model PATH --judge local"
+
 
 def sample_data() -> Path:
     """Return the sample_data folder: beside the package in a checkout, inside it in an installed wheel."""
@@ -57,14 +59,13 @@ def run(config: DemoConfig) -> None:
             shutil.copytree(sample_data(), folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         say(f"the sample data are in {config.samples}; its README.md describes them")
         return
-    directory = config.run
-    steps = configurations(directory)
+    steps = configurations(config.run)
     for number, (stage, what, options) in enumerate(steps, start=1):
         say(f"[{number}/{len(steps)}] {stage}: {what} ...")
         with stdout.capture():  # the tables below say what eval prints
             summary = run_stage(stage, options)
         say(f"      {summary.line()}")
-    show(directory, sample_data() / "prompts.jsonl")
+    show(config.run, sample_data() / "prompts.jsonl")
 
 
 def show(directory: Path, prompts: Path) -> None:
@@ -85,7 +86,9 @@ def show(directory: Path, prompts: Path) -> None:
                 table.add_row(name, row["about"], *shares.get(name, "--"))
         table.add_row(f"all that {title}", "", *shares.get(kind, "--"), style="bold", end_section=True)
     stdout.print(table)
-    turns = read_counters(part_path(directory, "metrics", 0)).rows_out
+    counters = read_counters(part_path(directory, "metrics", 0))
+    written = counters.total("written by the teacher")
     closing = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").rstrip()
-    facts = {"asked": counted(len(asked), "held-out request"), "turns": turns, "run": directory}
-    stdout.print(closing.format(quoted=quote(directory), **facts), soft_wrap=True, markup=False)
+    facts = {"asked": counted(len(asked), "held-out request"), "logged": counters.rows_out - written}
+    facts |= {"written": written, "run": directory, "quoted": quote(directory), "own": OWN_LOGS}
+    stdout.print(closing.format(**facts), soft_wrap=True, markup=False)

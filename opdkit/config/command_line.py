@@ -6,7 +6,7 @@ from pathlib import Path
 from opdkit.config.fields import JSON, CommandConfig, fields_of
 
 
-def quote(path: Path) -> str:
+def quote(path: Path | str) -> str:
     """Return a path as a shell takes it: in quotation marks where it holds a space."""
     return shlex.quote(str(path))
 

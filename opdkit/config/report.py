@@ -16,7 +16,7 @@ class ReportConfig(CommandConfig):
         False, "without any text of users: numbers, curves and counts; names are numbered, no turn is shown whole"
     )
     turns: int = option(
-        200, "turns shown whole, token by token; largest advantages, and some of each kind", unit="turns", low=0
+        200, "turns shown whole, token by token; typical ones, strong ones, and some of each kind", unit="turns", low=0
     )
     list_size: int = option(10_000, "turns in the searchable list; a sample of a longer run", unit="turns", low=0)
     max_mb: float = option(

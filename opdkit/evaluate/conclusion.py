@@ -69,13 +69,14 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     if reason := {SAME: "no change is more than chance", UNKNOWN: f"fewer than {FEWEST} prompts are too few"}.get(word):
         shares.insert(0, reason)
     sentence = f"{word.capitalize()}: {'; '.join(shares)}."
-    report = f"opdkit report {quote(run)}"
+    review = f"`opdkit review {quote(run)}`"
     then = {
         UNKNOWN: "Write some thirty prompts on what users complained about, and thirty on what they did not.",
-        SAME: f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {report}",
-    }.get(word, f"Look at the replies that changed, and at the hints behind them: {report}")
+        SAME: f"Train on more of the log, or for longer; more prompts show smaller changes. Examples: {review}.",
+    }.get(word, f"Look at the replies that changed, and strike wrong hints behind them: {review}.")
     if word == BETTER:
-        then = f"The better model is in {printable(manifest(run, 'eval')['plan']['inputs']['after']['name'])}."
+        path = printable(quote(manifest(run, "eval")["plan"]["inputs"]["after"]["name"]))
+        then = f"The better model is in {path}: serve it with `vllm serve {path}`, or copy the folder."
     return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
 
 

@@ -1,6 +1,7 @@
 """Footers of parts (plan, schema version, counts), and the closing line of a stage, which sums their counts."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -104,28 +105,6 @@ NOUNS = {
     "rollout": Nouns("hinted turn", "reply"),
     "export": Nouns("turn", "turn"),
 }
-# Names of counters (`Counters.count`) -> the name for a count of 1; a counter that is not here has one name.
-SINGULAR = {
-    "cached prompt tokens": "cached prompt token", "completion tokens": "completion token",
-    "conflicts": "conflict", "conversations": "conversation", "decisions": "decision",
-    "empty replies": "empty reply", "failed votes": "failed vote", "flags": "flag",
-    "flags on turns rewarded +1": "flag on a turn rewarded +1", "hints": "hint",
-    "hints checked": "hint checked",
-    "log sessions unread": "log session unread", "longer inputs": "longer input", "lost replies": "lost reply",
-    "outcomes": "outcome",
-    "prompt tokens": "prompt token", "questions not weighed": "question not weighed",
-    "rejected hints": "rejected hint", "replies": "reply",
-    "replies without the thinking": "reply without the thinking", "rewards": "reward",
-    "sampled tokens": "sampled token", "sessions not in English": "session not in English",
-    "sessions of another model": "session of another model",
-    "sessions without a teacher": "session without a teacher", "steps": "step",
-    "steps without a gradient": "step without a gradient", "tokens read": "token read", "tokens saved": "token saved",
-    "tokens scored": "token scored", "turns": "turn", "turns not in English": "turn not in English", "votes": "vote",
-}  # fmt: skip
-
-
-# Tokens in the reward term of a training, by their advantage. It is for the report: no line lists it.
-ADVANTAGES = "reward advantages"
 
 
 @dataclass
@@ -146,31 +125,32 @@ class Summary:
         nouns = NOUNS.get(self.stage.split()[0], Nouns("row", "row"))
         gone = c.dropped.total()
         dropped = counted(gone, nouns.dropped, nouns.dropped_plural) if nouns.dropped and gone else f"{gone:,}"
-        text = f"{self.stage}: {counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} out, "
+        out = "expected" if self.where is None else "out"
+        text = f"{self.stage}: {counted(c.rows_in, nouns.taken)} in, {counted(c.rows_out, nouns.made)} {out}, "
         return f"{text}{dropped} dropped" + (f" ({reasons})" if reasons else "")
 
     def line(self) -> str:
-        """Return the rows, with the time and the folder."""
-        seconds = f"{self.counters.seconds:.1f} s"
+        """Return the rows, with the time and the folder; of a dry run, that nothing is written."""
         if self.where is None:
-            return f"{self.rows()}, {seconds}, nothing written"
+            return f"{self.rows()}, nothing written"
         done = f", {self.parts_done} of {counted(self.parts, 'part')}" if self.parts_done < self.parts else ""
-        return f"{self.rows()}{done}, {seconds}, {self.where}"
+        return f"{self.rows()}{done}, {self.counters.seconds:.1f} s, {self.where}"
 
     def details(self) -> str:
         """Return what the stage counted beside rows, each by its labels in brackets; "" where it counted nothing."""
         texts = []
         for name, numbers in sorted(self.counters.counts.items()):
-            total = 0 if name == ADVANTAGES else numbers.total()
             kinds = ", ".join(f"{n:,} {label}" for label, n in sorted(numbers.items()) if label and n)
-            if total:
-                texts.append(counted(total, SINGULAR.get(name, name), name) + (f" ({kinds})" if kinds else ""))
+            if total := numbers.total():
+                # "replies without the thinking" -> "reply without the thinking"
+                one = re.sub(r"^(?!with )(.*?)(ie)?s\b", lambda plural: plural[1] + "y" * bool(plural[2]), name)
+                texts.append(counted(total, one, name) + (f" ({kinds})" if kinds else ""))
         return ", ".join(texts)
 
     def text(self) -> str:
         """Return the closing line, after a line with the details if there are any, and what to do next."""
-        details = self.details()
-        return "\n".join(filter(None, [details and f"{self.stage}: {details}", self.line(), self.next]))
+        details, expected = self.details(), "expected: " if self.where is None else ""
+        return "\n".join(filter(None, [details and f"{self.stage}: {expected}{details}", self.line(), self.next]))
 
     __str__ = text
 

@@ -37,7 +37,7 @@ def print_dry_run(stage: Stage, counters: Counters, taken: str, work: Mapping[st
     facts += [(name, n if isinstance(n, str) else f"{n:,}") for name, n in work.items()]
     for table in stage.tables:
         first, *others = [str(part_path(stage.config.run, table.name, part)) for part in todo] or ["nothing"]
-        facts.append(("writes", first + (f" and {len(others):,} more" if others else "")))
+        facts.append(("would write", first + (f" and {len(others):,} more" if others else "")))
     if is_main_process():
         print_facts(facts)
     return Summary(f"{stage.name} --dry-run", counters, 0, 1, where=None)

@@ -1,6 +1,7 @@
 """Run one stage: record its error, listen for signals."""
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from opdkit.config.command_line import quote
@@ -9,7 +10,29 @@ from opdkit.config.fields import StageConfig
 from opdkit.store.announce import announce_models
 from opdkit.store.counters import Summary
 from opdkit.store.failures import forget_failures, record_failure
+from opdkit.store.plans import manifest
+from opdkit.store.reading import has_stage, summary_of
 from opdkit.store.stopping import listen_for_signals
+
+_NEXT = {
+    "judge": "--judge local --judge-model PATH` finds what the replies should have done",
+    "teacher": "--model PATH` scores the judged replies with and without the hints",
+    "train": "--model PATH` trains on the difference",
+    "eval": "--prompts FILE` says whether it got better",
+}
+
+
+def next_step(run: Path) -> str:
+    """Return the command that continues a run whose training is not evaluated: the first stage that is not done."""
+    for stage in _NEXT:
+        if not has_stage(run, stage) or (summary := summary_of(run, stage)).parts_done < summary.parts:
+            break
+    text = _NEXT[stage]
+    if stage == "train":
+        text = text.replace("PATH", quote(manifest(run, "teacher")["configuration"]["model"]))
+    elif stage == "eval" and manifest(run, "train")["plan"]["config"]["holdout"]:
+        text = text.replace("--prompts FILE", "--from-log")
+    return f"Next: `opdkit {stage} {quote(run)} {text}."
 
 
 def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
@@ -23,8 +46,7 @@ def run_stage(name: str, config: StageConfig, *more: Any) -> Summary:
     with record, listen_for_signals():
         summary: Summary = load_function(COMMANDS[name].target)(config, *more)
     if name == "train" and not config.is_dry_run:
-        prompts = "--from-log" if vars(config)["holdout"] else "--prompts FILE"
-        summary.next = f"next: `opdkit eval {quote(config.run)} {prompts}` says whether it got better"
+        summary.next = next_step(config.run)
     if summary.parts_done == summary.parts:
         forget_failures(config.run, name)
     return summary

@@ -12,7 +12,6 @@ from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
 from opdkit.errors import OpdkitError
 from opdkit.model.loops import ends_in_loop
-from opdkit.store.counters import ADVANTAGES
 from opdkit.store.plans import judge_of
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.turn_ids import logged_session_id
@@ -26,7 +25,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, phases: Sequence[Objective]) -> None:
-    """Say how many turns train, and warn where the signal is weak. Raises OpdkitError when there is none."""
+    """Say how many replies train, and warn where the signal is weak. Raises OpdkitError when there is none."""
     terms = {name for phase in phases for name in phase.weights}
     remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
     if terms == {"reward"}:
@@ -55,7 +54,7 @@ def thin_signal(data: TrainingSet, terms: set[str], batch_turns: int) -> list[st
     warnings = []
     hinted, rewards = _hints_and_rewards(data)
     if terms - {"reward"} and hinted < batch_turns:
-        warnings.append(f"{counted(hinted, 'turn')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
+        warnings.append(f"{counted(hinted, 'reply')} {verb(hinted, 'has', 'have')} a hint, fewer than one batch of "
                         f"{batch_turns}: a few replies decide what is learned; use a smaller --batch-turns, a stronger "
                         "--judge or more logs")  # fmt: skip
     if "reward" in terms and len(rewards) > 1 and len(set(rewards)) == 1:
@@ -93,7 +92,7 @@ def degenerate_replies(data: TrainingSet, run: Path) -> list[str]:
 
 
 def _hints_and_rewards(data: TrainingSet) -> tuple[int, list[int]]:
-    """Return the number of turns with a hint, and all rewards."""
+    """Return the number of replies with a hint, and all rewards."""
     hinted = sum(turn.teacher_logprobs is not None for turn in data.turns)
     return hinted, [turn.reward for turn in data.turns if turn.reward is not None]
 
@@ -108,21 +107,14 @@ def describe_signal(data: TrainingSet) -> str:
             f"rewards: {rewards.count(1)} +1, {rewards.count(0)} 0, {rewards.count(-1)} -1")  # fmt: skip
 
 
-def reward_advantages(data: TrainingSet) -> dict[str, Counter[str]]:
-    """Return the counter of the tokens in the reward term by their advantage, to two digits; {} without such tokens."""
-    values, numbers = np.unique(data.advantages.get("reward", np.empty(0)).round(2), return_counts=True)
-    counts = {f"{value:+z.2f}": int(number) for value, number in zip(values, numbers, strict=True)}
-    return {ADVANTAGES: Counter(counts)} if counts else {}
-
-
 def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
     """Print the composition of the training set and the number of steps on stdout."""
     kinds = Counter((t.teacher_logprobs is not None, t.reward is not None) for t in data.turns)
     rewards = Counter(_hints_and_rewards(data)[1])
     lines = [
-        ("turns scored", f"{data.scored:,}"),
+        ("replies scored", f"{data.scored:,}"),
         *((f"  dropped: {reason}", f"{n:,}") for reason, n in data.dropped.most_common()),
-        ("turns to train on", f"{len(data.turns):,}"),
+        ("replies to train on", f"{len(data.turns):,}"),
         ("  written by the teacher", f"{sum(t.written is not None for t in data.turns):,}"),
         ("  hint and reward", f"{kinds[True, True]:,}"),
         ("  hint alone", f"{kinds[True, False]:,}"),
@@ -141,8 +133,12 @@ def describe(data: TrainingSet, steps: Sequence[Step]) -> None:
 
 
 def largest_shares(data: TrainingSet) -> dict[str, str]:
-    """Return the session and the source (the prefix of its id) with the most turns, and their share, as text."""
-    sessions = [logged_session_id(turn.session_id) for turn in data.turns]
-    counts = {"session": Counter(sessions), "source": Counter(session.partition(":")[0] for session in sessions)}
-    return {kind: f"{name}: {counted(n, 'turn')}, {n / len(data.turns):.1%}"
-            for kind, counter in counts.items() for name, n in counter.most_common(1)}  # fmt: skip
+    """Return the session and the source (the prefix of its id) with the most replies, and their share, as text."""
+    shares = dict[str, str]()
+    names = [(logged_session_id(turn.session_id), turn.written is not None) for turn in data.turns]
+    for kind, rows in {"session": names, "source": [(name.partition(":")[0], own) for name, own in names]}.items():
+        ((name, n),) = Counter(name for name, _ in rows).most_common(1)
+        written = rows.count((name, True))
+        replies = f"{counted(n - written, 'logged reply')}, {written:,} written by the teacher"
+        shares[kind] = f"{name}: {replies}, {n / len(rows):.1%}"
+    return shares

@@ -25,7 +25,7 @@ from opdkit.store.turn_ids import first_branch
 from opdkit.train import checkpoints
 from opdkit.train.batches import optimizer_steps
 from opdkit.train.best_state import best, check_better, describe_state, is_over, is_worse
-from opdkit.train.data_summary import check_signal, describe, reward_advantages
+from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
@@ -65,7 +65,7 @@ def run(config: TrainConfig) -> Summary:
     check_signal(data, steps, config, phases)
     counters = Counters(rows_in=data.scored, rows_out=len(turns), dropped=data.dropped)
     counters.count("steps", len(steps))
-    counters.counts |= reward_advantages(data)
+    counters.count("written by the teacher", sum(turn.written is not None for turn in turns))
     if config.dry_run:
         if is_main_process():
             describe(data, steps)
@@ -165,7 +165,7 @@ def run(config: TrainConfig) -> Summary:
     report_movement(rows, config.run, validated=validations is not None)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
-        warn(f"{len(turns)} turns teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
+        warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
     leave(accelerator, model)
     return stage.summary()
 

@@ -70,7 +70,7 @@ def test_the_sentence_has_the_shares() -> None:
         "Better: where users corrected the model, 98% of its replies are right (6% before); where nobody "
         "complained, 98% (97% before)."
     )
-    assert conclude(scores, RUN).next == "The better model is in runs/mine/train/model."
+    assert conclude(scores, RUN).next.startswith("The better model is in runs/mine/train/model: ")
 
 
 def test_without_the_field_corrected_all_prompts_conclude() -> None:

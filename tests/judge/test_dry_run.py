@@ -82,7 +82,7 @@ def test_a_local_judge_is_counted_token_by_token(extracted, plain_model_dir, mon
     assert 0.97 * read < sum(fed) < read  # neighbouring turns share the rules
     assert int(shown["read without a prefix cache"]) == prompt
     assert 12 * 2 * 3 <= found.total("completion tokens") <= int(shown["tokens to write at most"]) == 12 * 2 * 3 * 8
-    assert shown["writes"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
+    assert shown["would write"] == f"{extracted}/judge/verdicts/part-00000.parquet and 2 more"
 
 
 def test_a_server_gets_no_request(extracted, capsys) -> None:
@@ -106,7 +106,7 @@ def test_a_server_gets_no_request(extracted, capsys) -> None:
 def test_rules_ask_nobody(extracted, capsys) -> None:
     summary = judge.run(config(extracted, None, judge="rules", dry_run=True))
     assert set(facts(capsys.readouterr().out)) == {
-        "parts", "turns", "dropped: no next state", "turns to judge", "writes"
+        "parts", "turns", "dropped: no next state", "turns to judge", "would write"
     }  # fmt: skip
     assert str(summary).endswith("nothing written")
     assert not (extracted / "judge").exists()

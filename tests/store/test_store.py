@@ -87,6 +87,7 @@ def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
         ("votes", "", 9), ("failed votes", "cut off", 4), ("failed votes", "no answer", 1), ("hints", "", 1),
         ("flags", "loop", 2), ("rejected hints", "too short, or empty", 3), ("rewards", "+1", 1),
         ("lost replies", "too long", 0), ("skipped", "side", 2), ("skipped", "retry", 1),
+        ("replies without the thinking", "", 1), ("with unusable behaviour log-probs", "", 1),
     ]:  # fmt: skip
         counters.count(name, number, label=label)
     assert counters.total("failed votes") == 5
@@ -94,12 +95,20 @@ def test_parts_of_a_count_stand_behind_it_in_brackets(tmp_path):
     assert counters.labels("skipped") == {"side": 2, "retry": 1}
     assert Summary("judge", counters, 1, 1, tmp_path).details() == (
         "5 failed votes (4 cut off, 1 no answer), 2 flags (2 loop), 1 hint, 3 rejected hints (3 too short, or empty), "
-        "1 reward (1 +1), 3 skipped (1 retry, 2 side), 9 votes"
+        "1 reply without the thinking, 1 reward (1 +1), 3 skipped (1 retry, 2 side), 9 votes, "
+        "1 with unusable behaviour log-probs"
     )
 
 
-def test_a_dry_run_names_no_folder_that_is_not_there():
-    assert Summary("train --dry-run", Counters(2, 2), 0, 1, None).line().endswith(", 0.0 s, nothing written")
+def test_a_dry_run_names_no_folder_and_no_row_that_is_not_there():
+    for stage, expected in {
+        "extract": "3 log sessions in, 2 sessions expected, 1 line or session dropped (tie 1)",
+        "judge": "3 turns in, 2 verdicts expected, 1 dropped (tie 1)",
+        "teacher": "3 replies in, 2 targets expected, 1 dropped (tie 1)",
+        "train": "3 targets in, 2 trained replies expected, 1 dropped (tie 1)",
+    }.items():
+        summary = Summary(f"{stage} --dry-run", Counters(3, 2, Counter(tie=1)), 0, 1, None)
+        assert summary.text() == f"{stage} --dry-run: {expected}, nothing written"
 
 
 def test_another_plan_is_refused_field_by_field(tmp_path):

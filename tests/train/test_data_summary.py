@@ -16,7 +16,6 @@ from opdkit.config.judge import WARNINGS
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.train import epochs_over
 from opdkit.errors import OpdkitError
-from opdkit.store.counters import ADVANTAGES
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import judge_of
 from opdkit.store.reading import read_all
@@ -35,7 +34,7 @@ def test_enough_signal_says_nothing() -> None:
 
 def test_thin_signal_is_said_in_words_with_counts() -> None:
     few = set_of(*(toy_turn(f"{n}", teacher=(-0.5, -2)) for n in range(3)))
-    assert "3 turns have a hint" in thin_signal(few, {"teacher"}, 16)[0]
+    assert "3 replies have a hint" in thin_signal(few, {"teacher"}, 16)[0]
     equal = set_of(*(toy_turn(f"{n}", reward=-1) for n in range(5)), weights={"reward": 1.0})
     assert "all 5 rewards are -1" in thin_signal(equal, {"reward"}, 16)[0]
     assert thin_signal(set_of(toy_turn("one", reward=1)), {"reward"}, 1) == []
@@ -52,7 +51,7 @@ def test_the_epochs_are_found_and_counted(run, plain_model_dir, capsys) -> None:
     told = dict(re.split(r"  +", text.strip(), maxsplit=1) for text in capsys.readouterr().out.splitlines())
     train.run(train_config(run, plain_model_dir, objective="binary", epochs=None, holdout=0.3))
     rows = list(read_all(run, "metrics"))
-    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["turns to train on"]), 4) == 10
+    assert int(told["epochs"]) == rows[-1]["epoch"] == epochs_over(int(told["replies to train on"]), 4) == 10
     assert f"{len(rows)} optimizer steps in 10 epochs" in capsys.readouterr().err
 
 
@@ -124,7 +123,7 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
     train.run(train_config(run, plain_model_dir, objective="combine", epochs=3, holdout=0.3))
     rows = list(read_all(run, "metrics"))
     trained = [t for t in load_turns(run) if not is_held_out(t.session_id, 0.3)]
-    assert int(told["turns to train on"]) == len(trained) == summary.counters.rows_out
+    assert int(told["replies to train on"]) == len(trained) == summary.counters.rows_out
     assert int(told["dropped: held out"]) == summary.counters.dropped["held out"] == 16 - len(trained)
     assert (told["epochs"], rows[-1]["epoch"]) == ("3", 3.0)
     assert int(told["optimizer steps"]) == len(rows) == summary.counters.total("steps")
@@ -140,8 +139,18 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(run, plain_mode
 
 
 def test_the_largest_session_and_source_are_shown_with_their_share() -> None:
-    data = set_of(*(toy_turn(name, reward=1) for name in ("chat:1:1", "chat:1:3", "chat:1:5", "chat:2:1", "b:1:1")))
-    assert largest_shares(data) == {"session": "chat:1: 3 turns, 60.0%", "source": "chat: 4 turns, 80.0%"}
+    """Replies that the teacher wrote count, and are named: the report's columns say the same of each session."""
+    turns = [toy_turn(name, reward=1) for name in ("chat:1:1", "chat:1:3", "chat:1:5", "chat:2:1", "b:1:1")]
+    shares = largest_shares(set_of(*turns))
+    assert shares == {
+        "session": "chat:1: 3 logged replies, 0 written by the teacher, 60.0%",
+        "source": "chat: 4 logged replies, 0 written by the teacher, 80.0%",
+    }
+    turns[1:3] = [replace(turn, written=0) for turn in turns[1:3]]
+    assert largest_shares(set_of(*turns)) == {
+        "session": "chat:1: 1 logged reply, 2 written by the teacher, 60.0%",
+        "source": "chat: 2 logged replies, 2 written by the teacher, 80.0%",
+    }
 
 
 def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) -> None:
@@ -150,21 +159,6 @@ def test_a_training_drops_and_counts_what_is_over(run, plain_model_dir, capsys) 
     summary = train.run(config)
     shown = capsys.readouterr()
     assert summary.counters.rows_out <= len(sessions)
-    assert re.search(r"largest session +\S+: 1 turn, \d+\.\d%", shown.out)
-    assert re.search(r"largest source +\S+: \d+ turns?", shown.out)
+    assert re.search(r"largest session +\S+: 1 logged reply, 0 written by the teacher, \d+\.\d%", shown.out)
+    assert re.search(r"largest source +\S+: \d+ logged repl", shown.out)
     assert "largest session" in shown.err
-
-
-def test_the_advantages_of_the_reward_are_counted_token_by_token(run, plain_model_dir) -> None:
-    """By value, to two digits: the reward with the penalty of its length; for the report, and in no closing line."""
-    summary = train.run(train_config(run, plain_model_dir, objective="binary", negative_below=1.0, overlong_max=6,
-                                     overlong_cache=5))  # fmt: skip
-    expected = Counter()
-    for turn in (turn for turn in load_turns(run) if turn.reward is not None):
-        length = int(turn.sampled.sum())
-        expected[f"{turn.reward - min(max(length - 1, 0) / 5, 1):+z.2f}"] += length
-    assert summary.counters.labels(ADVANTAGES) == expected
-    assert len(expected) > 3
-    assert ADVANTAGES not in summary.text()
-    other = train.run(train_config(run, plain_model_dir, objective="opd", overwrite=True))
-    assert ADVANTAGES not in other.counters.counts

@@ -90,6 +90,7 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int) -> I
         adapters = sum(lora_rank * sum(shape) for shape in shapes if len(shape) == 2)
         stage, size = f"train --lora-rank {lora_rank}", parameters * width + adapters * _FULL_TRAINING
         remedy = "a smaller model, or more GPUs with --sharding fsdp"
+    size += parameters * width  # the model before training, which the validation reads with
     scoring = "judge, teacher", parameters * width, "--dtype bfloat16, or a smaller model"
     for command, needed, smaller in (scoring, (stage, size, remedy)):
         what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"

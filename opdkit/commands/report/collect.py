@@ -5,9 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report import stages, tallies
 from opdkit.commands.report.curves import evaluation, training
-from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts, reward_advantages
+from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, Shares, Verdicts
 from opdkit.commands.report.turn_list import draw
 from opdkit.commands.turns.hint_groups import Topics
 from opdkit.commands.turns.line import TurnLine, turn_line
@@ -16,8 +17,9 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.conclusion import read_conclusion
-from opdkit.store.plans import name_runs, named_trainings
+from opdkit.store.plans import manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
+from opdkit.store.run_stage import next_step
 from opdkit.version import __version__
 
 # Share of the training signal that a reader should know of, if there are more than so many; and the remedy.
@@ -66,9 +68,14 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         raise OpdkitError(f"{run} has no finished turns yet: `opdkit status {quote(run)}` shows its progress")
     totals = shares.result()
     checked, checks = tallies.hint_checks(run, finished)
+    concluded, comparison = read_conclusion(run), compare_trainings(run)
+    steps = [concluded.next] if concluded else [] if comparison else [next_step(run)]
+    folders = {Path(log).parts[-2:] for log in manifest(run, "extract")["configuration"].get("logs", ())}
+    steps += [f"On your own logs: `{OWN_LOGS}`"] * (("sample_data", "logs") in folders)
     summary = {
         "run": str(run),
-        "conclusion": asdict(concluded) if (concluded := read_conclusion(run)) else None,
+        "conclusion": asdict(concluded) if concluded else None,
+        "next": steps,
         "opdkit": __version__,
         "stages": stages.progress(run, finished),
         "notices": [*stages.notices(run, finished), *dominant(totals)],
@@ -81,11 +88,10 @@ def collect(run: Path, rows: int, *, reviewing: bool = False) -> Collected:
         "moved": tallies.moved_tokens(run, finished),
         "advantages": advantages.result() if "teacher" in finished else None,
         "rewards_by_length": lengths.result(),
-        "reward_advantages": reward_advantages(finished) if "train" in finished else None,
         "shares": totals,
         "training": training(run) if "train" in finished else None,
         "evaluation": evaluation(run) if is_evaluated else None,
-        "comparison": compare_trainings(run),
+        "comparison": comparison,
         "configuration": stages.configuration(run, finished),
         "turns": seen["turns"],
         "reviewed": seen["reviewed"],

@@ -61,22 +61,22 @@ def evaluation(run: Path) -> JSON | None:
     return {"scores": read_part(run, "scores", 0), "fewest": FEWEST,
             "words": {name: metric.words for name, metric in SCORED.items()},
             "better": {name: metric.better for name, metric in SCORED.items() if metric.better},
-            "units": {name: metric.unit for name, metric in SCORED.items()},
-            "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS,
-            "drift": drift([row for row in rows if row["kl"] is not None])}  # fmt: skip
+            "units": {name: metric.unit for name, metric in SCORED.items()}, "drift": drift(rows),
+            "replies": replies[:_REPLIES], "prompts": len(replies), "reply_chars": _REPLY_CHARS}  # fmt: skip
 
 
-def drift(rows: list[JSON]) -> JSON | None:
-    """Return the distribution of the drift over replies of the model before, and the replies that drift most."""
+def drift(replies: list[JSON]) -> JSON | None:
+    """Return the distribution of the drift over replies of the model before, and the largest, with the new replies."""
+    rows = [row for row in replies if row["kl"] is not None]
     if not rows:
         return None
+    texts = {(row["prompt_id"], row["sample"], row["model"]): row["reply"][:_REPLY_CHARS] for row in replies}
     values = np.array([max(0.0, row["kl"]) for row in rows])
     unit = 10.0 ** np.floor(np.log10(values.max() / BARS)) if values.max() else 0.1
     width = next(float(unit * step) for step in (1, 2, 5, 10) if values.max() < BARS * unit * step)
-    places = np.floor(values / width).astype(int)
-    largest = sorted(rows, key=lambda row: -row["kl"])[:3]
-    return {"count": len(rows), "mean": float(values.mean()), "width": width,
-            "bars": [[n * width, int(number)] for n, number in enumerate(np.bincount(places))],
+    bars = np.bincount(np.floor(values / width).astype(int))
+    return {"count": len(rows), "width": width, "bars": [[n * width, int(number)] for n, number in enumerate(bars)],
             "quantiles": [[rank, float(np.quantile(values, rank))] for rank in (0.5, 0.9, 0.99, 1.0)],
-            "largest": [{"prompt_id": row["prompt_id"], "sample": row["sample"], "kl": row["kl"],
-                         "reply": row["reply"][:_REPLY_CHARS]} for row in largest]}  # fmt: skip
+            "largest": [{name: row[name] for name in ("prompt_id", "sample", "kl")}
+                        | {side: texts.get((row["prompt_id"], row["sample"], side), "") for side in ("before", "after")}
+                        for row in sorted(rows, key=lambda row: -row["kl"])[:3]]}  # fmt: skip

@@ -52,7 +52,7 @@ def page(run: Path, review: JSON | None = None, *, turns: int = 200, rows: int =
     packed = _pack_list(collected, room, _LIST_SHARE if turns else 1.0, reviewing=reviewing, redacted=redacted)
     if packed is None:
         raise OpdkitError(f"--max-mb is {max_mb:g}: not even the summary of {run} fits; give it more")
-    chosen = choose_whole(collected.lines, turns)
+    chosen = choose_whole(collected.lines, turns, collected.groups)
     views = {view["turn_id"]: shorten_view(view) for view in turn_views(run, chosen)}
     separator = b""
     for turn_id in chosen:  # the most important first: not all may fit

@@ -17,7 +17,7 @@ from opdkit.store.turn_ids import logged_session_id
 _ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of a log's session in a turn's id
 _NUMBERED = ("source", "session", "domain")
 _KEPT = ("opdkit", "sentence", "watch", "training")  # opdkit's own sentences and numbers
-_EMPTIED: JSON = {"run": "", "next": "", "replies": [], "examples": [], "moved": [], "largest": [], "models": []}
+_EMPTIED: JSON = {"run": "", "next": [], "replies": [], "examples": [], "moved": [], "largest": [], "models": []}
 _OTHER = "not shown"
 _NAMED = "The trainings of this run have names, which are left out here: redact the report of each training instead."
 

@@ -10,7 +10,7 @@ from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
 from opdkit.console import counted
 from opdkit.errors import OpdkitError
-from opdkit.store.counters import ADVANTAGES, Summary, mostly_dropped
+from opdkit.store.counters import Summary, mostly_dropped
 from opdkit.store.failures import read_failures
 from opdkit.store.plans import command_of, find_outdated_upstream, manifest
 from opdkit.store.reading import has_stage, part_path, read_arrow, summary_of
@@ -36,7 +36,7 @@ def progress(run: Path, finished: dict[str, Summary]) -> list[JSON]:
         entries.append({
             "stage": stage, "command": command_of(run, stage), "done": summary.parts_done, "parts": summary.parts,
             "extra": [(f"{name}: {label}" if label else name, n) for name, numbers in sorted(counters.counts.items())
-                      for label, n in sorted(numbers.items()) if name != ADVANTAGES],
+                      for label, n in sorted(numbers.items())],
             "seconds": round(counters.seconds, 1),
         })  # fmt: skip
     return entries
@@ -98,12 +98,14 @@ def funnel(run: Path, finished: dict[str, Summary], seen: Counter[str], tokens: 
         unseen = _unseen(run, finished["teacher"], finished["judge"].counters.rows_out - (counters.rows_in - written))
         levels.append(_level("teacher", "targets", "replies", counters.rows_out, counters.dropped + unseen))
         if written:
-            levels.append(_level("teacher", "written by the teacher itself", "replies", written, part_of="targets"))
+            levels.append(_level("teacher", "written by the teacher", "replies", written, part_of="targets"))
         levels.append(_level("teacher", "tokens of the targets", "tokens", tokens))
     if "train" in finished:
         counters = finished["train"].counters
         unseen = _unseen(run, finished["train"], finished["teacher"].counters.rows_out - counters.rows_in)
         levels.append(_level("train", "trained replies", "replies", counters.rows_out, counters.dropped + unseen))
+        if written := counters.total("written by the teacher"):
+            levels.append(_level("train", "written by the teacher", "replies", written, part_of="trained replies"))
         if part_path(run, "metrics", 0).exists():
             steps = read_arrow(run, "metrics", 0, [f"{term}_tokens" for term in TERMS])
             for term in TERMS:  # a token counts once per epoch

@@ -16,7 +16,7 @@ from opdkit.commands.turns.of_run import TRAINED, RunTurn
 from opdkit.commands.turns.token_text import texts_of
 from opdkit.commands.turns.view import STEPS
 from opdkit.config.fields import JSON
-from opdkit.store.counters import ADVANTAGES, Summary
+from opdkit.store.counters import Summary
 from opdkit.store.reading import is_written, read_arrow, read_part
 from opdkit.store.turn_ids import logged_session_id
 
@@ -56,7 +56,7 @@ class Verdicts:
         self._votes = {"reward": Counter[str](), "hint": Counter[str]()}
         self._rewards, self._statuses, self._errors = Counter[str](), Counter[str](), Counter[str]()
         self._agreement, self._hint_statuses = Counter[float](), Counter[str]()
-        self._characters, self._lengths = 0, Counter[int]()
+        self._lengths = Counter[int]()
 
     def add(self, turn: RunTurn) -> None:
         """Count votes and reward as the judge gave them, and the hint as the decision in force leaves it."""
@@ -76,7 +76,6 @@ class Verdicts:
         self._hint_statuses[decided["hint_status"]] += 1
         if (hint := (said := verdict if self._voted else decided)["hint"]) is not None:
             self.groups.add(turn, said)
-            self._characters += len(hint)
             self._lengths[len(hint) // self.WIDTH] += 1
 
     def votes(self) -> JSON:
@@ -99,10 +98,8 @@ class Verdicts:
 
         At most `most` groups of hints that ask for like things are in it.
         """
-        count = self._lengths.total()
         return {
-            "count": count,
-            "mean_length": self._characters / count if count else None,
+            "count": self._lengths.total(),
             "lengths": [[n * self.WIDTH, self._lengths[n]] for n in range(max(self._lengths, default=-1) + 1)],
             "width": self.WIDTH,
             "statuses": self._hint_statuses.most_common(),
@@ -190,10 +187,7 @@ class RewardsByLength:
                 self._counts[target.sampled, target.reward] += 1
 
     def result(self) -> JSON | None:
-        """Return the bins, mean lengths and the correlation of reward and log length; None without a reward.
-
-        The correlation is Pearson's over replies; None where all rewards, or all lengths, are equal.
-        """
+        """Return the bins, and the mean lengths by reward; None without a reward."""
         if not self._counts:
             return None
         bins = [[2**n, 2 ** (n + 1) - 1, {"+1": 0, "0": 0, "-1": 0}] for n in range(max(self._counts)[0].bit_length())]
@@ -202,31 +196,7 @@ class RewardsByLength:
         tokens_N, rewards_N, counts_N = np.array([(*key, n) for key, n in sorted(self._counts.items())]).T
         means = {signed(r): float(np.average(tokens_N[rewards_N == r], weights=counts_N[rewards_N == r]))
                  for r in (1, 0, -1) if r in rewards_N}  # fmt: skip
-        varies = len(set(tokens_N.tolist())) > 1 < len(means)
-        covariance = np.cov(np.log2(tokens_N), rewards_N, fweights=counts_N, ddof=0) if varies else None
-        correlation = None if covariance is None else covariance[0, 1] / np.sqrt(covariance[0, 0] * covariance[1, 1])
-        return {"bins": bins, "means": means, "correlation": None if correlation is None else float(correlation)}
-
-
-def reward_advantages(finished: Mapping[str, Summary]) -> JSON | None:
-    """Return the distribution of the reward's advantages, from the tokens that `opdkit train` counted by value.
-
-    `finished` are the stages of the run; None where the objective has no reward term.
-    """
-    tokens = finished["train"].counters.labels(ADVANTAGES)
-    values = sorted((float(label), number) for label, number in tokens.items())
-    if not values:
-        return None
-    values_N, counts_N = (np.array(column) for column in zip(*values, strict=True))
-    bars = np.floor(values_N / Advantages.BAR + 1e-6).astype(int)
-    return {
-        "tokens": tokens.total(),
-        "mean": float(np.average(values_N, weights=counts_N)),
-        "deviation": float(np.sqrt(np.cov(values_N, fweights=counts_N, ddof=0))),
-        "values": values if len(values) <= 12 else [],
-        "bar": Advantages.BAR,
-        "bars": [[n * Advantages.BAR, int(counts_N[bars == n].sum())] for n in range(bars[0], bars[-1] + 1)],
-    }
+        return {"bins": bins, "means": means}
 
 
 def hint_checks(run: Path, finished: Mapping[str, Summary], most: int = 20) -> tuple[JSON | None, dict[str, str]]:
@@ -270,7 +240,8 @@ class Shares:
         counts = {"turns": 1, "judged": int(verdict is not None), "trained": int(turn.state == TRAINED)}
         if verdict is not None:
             counts |= {f"reward {signed(verdict['reward'])}": 1, "hints": int(verdict["hint"] is not None)}
-        counts |= {"targets": int(bool(turn.targets)), "tokens": sum(target.sampled for target in turn.targets)}
+        counts |= Counter("logged" if target.written is None else "written" for target in turn.targets)
+        counts["tokens"] = sum(target.sampled for target in turn.targets)
         self._session[2].update(counts)
         self._sources[source].update(counts)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import xxhash
 
 from opdkit.commands.turns.line import CHARS, TurnLine
@@ -18,21 +19,36 @@ def draw(turn_id: str) -> int:
     return xxhash.xxh64_intdigest(turn_id.encode())
 
 
-def choose_whole(lines: Sequence[TurnLine], most: int) -> list[str]:
-    """Choose the turns to show token by token: alternately one with a large advantage and one of another kind.
+def order_typical(lines: Sequence[TurnLine], groups: Mapping[str, int]) -> list[TurnLine]:
+    """Return the turns with a hint's advantages, one per group of hints in turn, beginning with the largest group.
+
+    In a group, the replies with reward -1 come first, by how near their summed |advantages| are to the median of these.
+    """
+    members = defaultdict[int, list[tuple[TurnLine, float]]](list)
+    for line in lines:
+        if line.strength is not None and line.tokens:
+            members[groups.get(line.hint or "", len(groups))].append((line, line.strength * line.tokens))
+    ranked = []
+    for _, group in sorted(members.items()):
+        median = np.median([size for line, size in group if line.reward == -1] or [0.0])
+        ranked.append(sorted(group, key=lambda one: (one[0].reward != -1, abs(one[1] - median), one[0].number)))
+    return [one[0] for rank in zip_longest(*ranked) for one in rank if one is not None]
+
+
+def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]) -> list[str]:
+    """Choose the turns to show token by token: in turn a typical one, a large advantage, and one of another kind.
 
     The kinds alternate as well, those that came furthest first, so that a common kind does not crowd out a rare one.
     """
-    scored = [line for line in lines if line.strength is not None]
-    strongest = sorted(scored, key=lambda line: (-(line.strength or 0.0), line.number))
+    strongest = sorted(order_typical(lines, groups), key=lambda line: (-(line.strength or 0.0), line.number))
     kinds: dict[tuple[Any, ...], list[TurnLine]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: draw(line.turn_id)):
         kind = (line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None)
         kinds[kind].append(line)
-    groups = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))
-    spread = [line for rank in zip_longest(*groups) for line in rank if line is not None]
-    chosen = dict.fromkeys(line.turn_id for pair in zip_longest(strongest, spread) for line in pair if line is not None)
-    return list(chosen)[:most]
+    ranked = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))
+    spread = [line for rank in zip_longest(*ranked) for line in rank if line is not None]
+    rows = zip_longest(order_typical(lines, groups), strongest, spread)
+    return list(dict.fromkeys(line.turn_id for row in rows for line in row if line is not None))[:most]
 
 
 def columns(
@@ -62,6 +78,8 @@ def columns(
     hints = [line.hint if line.review is None else line.review.get("hint", line.hint) for line in ordered]
     table["hinted"] = [int(line.hint is not None) for line in ordered]
     table["hint_length"] = [None if hint is None else len(hint) for hint in hints]  # as the decision in force leaves it
+    typical = {line.turn_id: place for place, line in enumerate(order_typical(lines, groups))}
+    table["typical"] = [typical.get(line.turn_id) for line in ordered]
     grouped = [line.hint for line in ordered] if reviewing else hints
     table["asks"] = [None if hint is None else groups.get(hint) for hint in grouped]
     if reviewing:

@@ -12,20 +12,22 @@ import pytest
 from checked_runs import recommit, whole_run
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_world import DATA, MODEL
 
+from opdkit.commands.demo import OWN_LOGS
 from opdkit.commands.report.collect import collect, dominant
 from opdkit.commands.report.curves import drift
-from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength, reward_advantages
-from opdkit.commands.report.turn_list import choose_whole, columns
+from opdkit.commands.report.tallies import Advantages, Largest, RewardsByLength
+from opdkit.commands.report.turn_list import choose_whole, columns, order_typical
 from opdkit.commands.turns.hint_groups import Commonest
 from opdkit.commands.turns.line import TurnLine
 from opdkit.commands.turns.of_run import ScoredReply, read_turns
 from opdkit.commands.turns.token_text import texts_of
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
+from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.judge import stage as judge
 from opdkit.store import reviews
-from opdkit.store.counters import ADVANTAGES, Counters, Summary
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
 
@@ -83,6 +85,20 @@ def test_votes_hints_and_shares_are_those_of_the_tables(run: Path) -> None:
     assert source["sessions"] == summary["shares"]["session_count"] == 24
 
 
+def test_replies_that_the_teacher_wrote_are_counted_beside_the_logged_ones(run: Path, tmp_path: Path) -> None:
+    """In the funnel and for each source and session, as `opdkit train` prints them."""
+    other, logged = shutil.copytree(run, tmp_path / "run"), list(read_all(run, "targets"))
+    recommit(other, "targets", 0, lambda rows: rows.extend(rows[0] | {"written": n} for n in range(2)))
+    recommit(other, "metrics", 0, counters=lambda counters: counters.count("written by the teacher", 2))
+    summary = collect(other, 10).summary
+    session = logged[0]["turn_id"].rpartition(":")[0]
+    (found,) = [one for one in summary["shares"]["sessions"] if one["session"] == session]
+    assert (found["logged"], found["written"]) == (sum(row["turn_id"].startswith(session + ":") for row in logged), 2)
+    assert (summary["shares"]["total"]["logged"], summary["shares"]["total"]["written"]) == (len(logged), 2)
+    written = level(summary, "written by the teacher")
+    assert (written["count"], written["part_of"]) == (2, "trained replies")
+
+
 @pytest.mark.parametrize("last", ["extract", "judge", "teacher", "train"])
 def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, last: str) -> None:
     """Figures that a stage has not written are null, never 0."""
@@ -97,6 +113,21 @@ def test_a_run_that_is_not_finished_says_what_it_has(run: Path, tmp_path: Path, 
     }
     assert [s["stage"] for s in summary["stages"] if s["parts"]] == there
     assert {one["stage"] for one in summary["funnel"]} == set(there)
+    begins = f"Next: `opdkit {order[len(there)]} {tmp_path} "
+    assert [step[: len(begins)] for step in summary["next"]] == [begins]
+    assert f"train {tmp_path} --model {MODEL}`" in summary["next"][0] or last != "teacher"
+
+
+def test_the_next_step_is_that_of_the_conclusion_and_leads_from_the_sample_to_own_logs(
+    run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    assert collect(run, 10).summary["next"] == [read_conclusion(run).next]  # type: ignore[union-attr]
+    path = tmp_path / "run/extract/manifest.json"
+    path.write_text(path.read_text().replace(str(DATA / "logs" / "openai.jsonl"), str(DATA / "logs")))
+    (first, second) = collect(tmp_path / "run", 10).summary["next"]
+    assert first == read_conclusion(tmp_path / "run").next  # type: ignore[union-attr]
+    assert second.endswith(f"`{OWN_LOGS}`")
 
 
 def test_validations_name_the_step_that_was_handed_out(run: Path, tmp_path: Path) -> None:
@@ -199,19 +230,30 @@ def test_the_list_is_bounded_and_has_the_strongest(run: Path) -> None:
     assert collect(run, 20).lines == some, "the same draw in every report"
 
 
-def test_shown_whole_are_the_strongest_and_one_of_every_kind(run: Path) -> None:
-    rows = collect(run, 1_000).lines
+def test_shown_whole_are_typical_ones_the_strongest_and_one_of_every_kind(run: Path) -> None:
+    rows, groups = (collected := collect(run, 1_000)).lines, collected.groups
 
     def kind(line: TurnLine) -> tuple:
         return line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None
 
     kinds = {kind(row) for row in rows}
-    chosen = choose_whole(rows, 3 * len(kinds))
+    chosen = choose_whole(rows, 3 * len(kinds), groups)
     assert len(chosen) == len(set(chosen)) == 3 * len(kinds)
     assert {kind(row) for row in rows if row.turn_id in chosen} == kinds
     strongest = max((row for row in rows if row.strength is not None), key=lambda row: row.strength or 0.0)
-    assert strongest.turn_id == chosen[0] or strongest.strength == 0
-    assert choose_whole(rows, 0) == []
+    assert strongest.turn_id in chosen[:3] or strongest.strength == 0
+    assert chosen[0] == order_typical(rows, groups)[0].turn_id
+    assert choose_whole(rows, 0, groups) == []
+
+
+def test_a_typical_reply_of_each_hint_comes_first() -> None:
+    """By the median of the summed |advantages| of the group's replies with reward -1: here 2, of 1, 2 and 9."""
+    hinted = [("a", -1, 9.0), ("a", 1, 2.0), ("b", -1, 4.0), ("a", -1, 1.0), (None, -1, 3.0), ("a", -1, 2.0)]
+    rows = [SimpleNamespace(number=n, hint=hint, reward=reward, tokens=2, strength=total / 2)
+            for n, (hint, reward, total) in enumerate(hinted)]  # fmt: skip
+    rows.append(SimpleNamespace(number=9, hint="a", reward=-1, tokens=None, strength=None))
+    found = order_typical(rows, {"a": 0, "b": 1})  # type: ignore[arg-type]
+    assert [row.number for row in found] == [5, 2, 4, 3, 0, 1]
 
 
 def test_every_turn_is_joined_with_its_own(run: Path) -> None:
@@ -328,7 +370,7 @@ def test_rewards_by_length_worked_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.sampled_from([-1, 0, 1])), min_size=1, max_size=40))
-def test_the_correlation_is_that_of_numpy(replies: list[tuple[int, int]]) -> None:
+def test_every_rewarded_reply_is_in_the_row_of_its_length(replies: list[tuple[int, int]]) -> None:
     tally = RewardsByLength()
     for tokens, reward in replies:
         tally.add(rewarded(tokens, reward))
@@ -337,11 +379,6 @@ def test_the_correlation_is_that_of_numpy(replies: list[tuple[int, int]]) -> Non
     assert sum(sum(counts.values()) for _, _, counts in result["bins"]) == len(replies)
     for low, high, counts in result["bins"]:
         assert sum(counts.values()) == sum(low <= tokens <= high for tokens, _ in replies)
-    lengths, rewards = (list(column) for column in zip(*replies, strict=True))
-    if len(set(lengths)) == 1 or len(set(rewards)) == 1:
-        assert result["correlation"] is None
-    else:
-        assert result["correlation"] == pytest.approx(np.corrcoef(np.log2(lengths), rewards)[0, 1], abs=1e-9)
 
 
 def test_rewards_by_length_of_a_run_are_those_of_its_targets(run: Path) -> None:
@@ -353,39 +390,22 @@ def test_rewards_by_length_of_a_run_are_those_of_its_targets(run: Path) -> None:
     assert [+Counter(counts) for _, _, counts in result["bins"]] == [expected[n] for n in range(len(result["bins"]))]
 
 
-def test_advantages_of_the_reward_are_those_that_train_counted(run: Path) -> None:
-    """21 values are a histogram, whose bars add up; three are shown one by one. No list has them as counters."""
-    values = np.repeat(np.arange(-10, 11) / 10, 21 - np.arange(-10, 11))
-    summary = collect(run, 10).summary
-    found = summary["reward_advantages"]
-    assert found["tokens"] == len(values)
-    assert (found["mean"], found["deviation"]) == (pytest.approx(values.mean()), pytest.approx(values.std()))
-    assert found["values"] == []
-    for start, number in found["bars"]:
-        assert number == ((values > start - 1e-6) & (values < start + found["bar"] - 1e-6)).sum()
-    assert not any("advantages" in name for stage in summary["stages"] for name, _ in stage.get("extra", ()))
-    trained = Summary("train", Counters(counts={ADVANTAGES: Counter({"+1.00": 7, "-1.00": 2, "0.00": 1})}), 1, 1, None)
-    few = reward_advantages({"train": trained})
-    assert few is not None
-    assert few["values"] == [(-1.0, 2), (0.0, 1), (1.0, 7)]
-    assert "advantages" not in trained.text()
-    assert reward_advantages({"train": Summary("train", Counters(), 1, 1, None)}) is None
-
-
 def test_the_drift_is_shown_reply_by_reply_with_its_largest() -> None:
     values = np.random.default_rng(0).exponential(0.03, 300)
-    rows = [{"prompt_id": f"p{n}", "sample": n % 5, "kl": float(kl), "reply": "x" * n} for n, kl in enumerate(values)]
-    found = drift(rows)
+    rows = [{"prompt_id": f"p{n}", "sample": n % 5, "model": "before", "kl": float(kl), "reply": "x" * n}
+            for n, kl in enumerate(values)]  # fmt: skip
+    found = drift(rows + [row | {"model": "after", "kl": None, "reply": "y" + row["reply"]} for row in rows])
     assert found is not None
-    assert (found["count"], found["mean"]) == (300, pytest.approx(values.mean()))
+    assert found["count"] == 300
     assert dict(found["quantiles"])[1.0] == values.max() == found["largest"][0]["kl"]
     assert found["largest"][0]["prompt_id"] == f"p{values.argmax()}"
     assert [one["kl"] for one in found["largest"]] == sorted(values)[:-4:-1]
+    assert [one["after"] for one in found["largest"]] == ["y" + one["before"] for one in found["largest"]]
     assert sum(n for _, n in found["bars"]) == 300
     assert len(found["bars"]) <= 20
     for start, number in found["bars"]:
         assert number == ((values >= start) & (values < start + found["width"])).sum()
-    still = drift([{"prompt_id": "p", "sample": 1, "kl": kl, "reply": ""} for kl in (0.0, -1e-9)])
+    still = drift([rows[0] | {"kl": kl} for kl in (0.0, -1e-9)])
     assert still is not None
     assert still["bars"] == [[0.0, 2]]
     assert drift([]) is None
@@ -393,4 +413,5 @@ def test_the_drift_is_shown_reply_by_reply_with_its_largest() -> None:
 
 def test_an_evaluation_has_its_drift(run: Path) -> None:
     found = collect(run, 10).summary["evaluation"]["drift"]
-    assert (found["count"], found["mean"]) == (2, 0.5)
+    assert (found["count"], found["quantiles"][0]) == (2, [0.5, 0.5])
+    assert "mean" not in found, "the page has one mean: that of the conclusion, over tokens"

@@ -15,6 +15,7 @@ from named_trainings import two_trainings
 from PIL import Image
 
 from opdkit.commands.compare import compare
+from opdkit.commands.report.collect import collect
 from opdkit.commands.report.page import page
 from opdkit.commands.turns.view import STEPS, turn_views
 from opdkit.config.compare import CompareConfig
@@ -23,6 +24,7 @@ from opdkit.evaluate.scores import score_rows
 from opdkit.store import reviews
 from opdkit.store.reading import read_all
 from opdkit.store.reviews import Review
+from opdkit.train.data_summary import NEAR_ZERO
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +88,7 @@ _FOLLOW_COUNTS = """() => [...document.querySelectorAll('a[data-counts]')].map((
 # Numbers that count turns or sessions and are no link, by table: all that are not 0.
 _UNLINKED = """() => [...document.querySelectorAll('table')].flatMap((table) => {
   const heads = [...table.querySelectorAll('thead tr > *')].map((th) => th.textContent);
-  const counts = (head) => ['turns', 'sessions', 'judged', 'hints', '+1', '0', '−1', 'targets', 'trained turns',
+  const counts = (head) => ['turns', 'sessions', 'judged', 'hints', '+1', '0', '−1', 'logged replies', 'trained turns',
                             'replies'].includes(head);
   const ofTokens = heads[1] === 'share' ? ['target tokens'] : [];
   return [...table.querySelectorAll('tbody tr')].flatMap((row) => [...row.children].map((cell, n) => [heads[n], cell])
@@ -178,7 +180,7 @@ def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run
     watched = opened(report)
     marked = watched.page.locator("#whole .token.corrected").first
     above = marked.locator(".instead").inner_text().strip()
-    (token,) = [one for view in turn_views(run, [strongest(run)]) for target in view["targets"]
+    (token,) = [one for view in turn_views(run, [typical(run)]) for target in view["targets"]
                 for one in target["tokens"] if one["likely"] and one["advantage"] <= -STEPS[1]
                 and one["likely"]["teacher"][0][0] != one["text"]][:1]  # fmt: skip
     spelled = "(text) => el('span', {}, spelled(text)).textContent"  # a control character has a name
@@ -190,20 +192,20 @@ def test_the_teachers_token_stands_above_a_strongly_marked_one(report: Path, run
 
 
 def test_the_figures_have_their_numbers_beside_them(report: Path, run: Path, opened: Opening) -> None:
-    """Reward against length, advantages of the reward, drift with its largest reply; on a small screen too."""
+    """Reward against length, drift with its largest reply; on a small screen too."""
     watched = opened(report, width=390)
     rewarded = sum(row["reward"] is not None for row in read_all(run, "targets"))
     tables = watched.page.locator("#advantages table", has_text="mean reward")
     cells = tables.locator("tbody td:nth-child(2)").all_inner_texts()
     assert sum(map(int, cells)) == rewarded > 0
     assert tables.locator("tbody tr").count() == tables.locator("div.shares").count()
-    tokens = sum(21 - value for value in range(-10, 11))
-    assert f"{tokens}\ntokens in the reward term" in watched.page.locator("#advantages").inner_text()
-    assert watched.page.locator("#advantages canvas").count() == 2
+    assert watched.page.locator("#advantages canvas").count() == 1
     watched.says("#evaluation", "The drift from the model before training (KL, nats per token)")
+    watched.says("#evaluation", "is the mean over the tokens of all these replies")
+    assert "mean over replies" not in watched.text("#evaluation")
     watched.says("#evaluation", "maximum")
     largest = watched.page.locator("#evaluation table", has_text="reply of the model before").locator("tbody tr")
-    assert largest.first.inner_text().split("\t") == ["a", "1", "0.5000", "Yes."]
+    assert largest.first.inner_text().split("\t") == ["a", "1", "0.5000", "Yes.", "Yes."]
 
 
 def test_validations_are_drawn_with_the_step_that_was_handed_out(report: Path, opened: Opening) -> None:
@@ -268,6 +270,8 @@ def test_search_filters_and_order(report: Path, run: Path, opened: Opening) -> N
     assert "Celsius" in watched.page.locator("mark").first.inner_text()
     watched.page.click("#show-all")
     assert len(shown(watched)) == len(list(read_all(run, "turns")))
+    assert shown(watched)[0] == typical(run)
+    watched.page.select_option("#sort", "strength")
     assert shown(watched)[0] == strongest(run)
     watched.page.select_option("#sort", "log")
     assert shown(watched) == [row["turn_id"] for row in read_all(run, "turns")]
@@ -285,16 +289,25 @@ def strongest(run: Path) -> str:
     return found
 
 
-def test_it_opens_with_the_turn_that_matters_most(report: Path, run: Path, opened: Opening) -> None:
+def typical(run: Path) -> str:
+    """Of the replies with reward -1 in the largest group of hints, the one at the median of the summed |advantages|."""
+    hints = {text for text, _ in collect(run, 1).summary["hints"]["groups"][0]["wordings"]}
+    sizes = {row["turn_id"]: sum(abs(np.subtract(row["teacher_logprobs"], row["old_logprobs"])))
+             for row in read_all(run, "targets") if row["hint"] in hints and row["reward"] == -1}  # fmt: skip
+    median = np.median(list(sizes.values()))
+    return min(sizes, key=lambda turn_id: abs(sizes[turn_id] - median))
+
+
+def test_it_opens_with_a_typical_turn(report: Path, run: Path, opened: Opening) -> None:
     """Beside the list, without scrolling there; what a filter hides is left, and the next key begins at its list."""
     watched = opened(report)
-    assert watched.text("#whole h3") == strongest(run) == shown(watched)[0]
+    assert watched.text("#whole h3") == typical(run) == shown(watched)[0]
     assert watched.page.locator("#whole .tokens .token").count() > 0
     assert watched.page.locator("#list [aria-current=true]").count() == 1
     assert watched.page.evaluate("[scrollY, location.hash]") == [0, ""]
     watched.page.select_option("#filter-reward", label=watched.page.locator("#filter-reward option",
                                has_text="+1").inner_text())  # fmt: skip
-    if strongest(run) not in shown(watched):
+    if typical(run) not in shown(watched):
         assert watched.page.locator("#list [aria-current=true]").count() == 0
         watched.page.evaluate("document.activeElement.blur()")
         watched.page.keyboard.press("j")
@@ -314,6 +327,15 @@ def test_a_run_without_a_teacher_promises_no_tokens(run: Path, tmp_path: Path, o
     watched.page.keyboard.press("j")
     assert watched.text("#whole h3") == shown(watched)[0]
     assert "token by token" not in watched.text("#turns")
+
+
+def test_the_effect_of_a_hint_has_a_unit_and_a_scale(calculating: Watched) -> None:
+    """Above the table. What counts as nothing is what `train` warns of."""
+    heads = calculating.page.locator("#groups thead th").all_inner_texts()
+    assert "effect (nats per token)" in heads
+    said = calculating.text("#groups > p")
+    assert f"Under {NEAR_ZERO} the hint changes nearly nothing, {STEPS[0]} is small" in said
+    assert f"from {STEPS[1]} on it is large" in said
 
 
 def test_numbers_are_those_of_the_terminal(calculating: Watched) -> None:
@@ -478,7 +500,7 @@ def test_axe_finds_nothing(report: Path, opened: Opening, scheme: str, width: in
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (390, 844)])
 def test_the_conclusion_is_on_the_first_screen(report: Path, opened: Opening, width: int, height: int) -> None:
     watched = opened(report, width=width, height=height)
-    bottoms = watched.page.evaluate("""['.sentence', '.facts'].map((kind) =>
+    bottoms = watched.page.evaluate("""['.sentence', '.facts', '.next'].map((kind) =>
         document.querySelector('#answer ' + kind).getBoundingClientRect().bottom)""")
     assert max(bottoms) <= height
 

@@ -37,7 +37,6 @@ function showHints(hints) {
     "hints",
     facts(
       ["turns with a hint", linked(hints.count, {hinted: "yes"})],
-      ["mean length", hints.mean_length === null ? MISSING : `${fixed(hints.mean_length, 0)} characters`],
       ["candidates refused because they leak the reaction", count(leaks)],
       ["candidates refused in all", count(hints.rejected.reduce((a, [, n]) => a + n, 0))],
     ),
@@ -89,12 +88,21 @@ function drawGroups(hints) {
     measured = hints.groups.some((group) => group.topic),
     texts = (node) => ({kind: "texts", node});
   byId("groups").replaceChildren(
+    el(
+      "p",
+      {class: "faint small"},
+      `The judge was ${judgeName()}. `,
+      scored
+        ? "Moved no token: share of the turns where the hint makes no token of the reply 0.1 nats likelier or less likely. Effect: size of the advantages, as a mean over all tokens of the replies. Under 0.01 the hint changes nearly nothing, 0.1 is small (one token in ten moves by 1 nat), and from 0.5 on it is large (all tokens move, or some by several nats). "
+        : "",
+      measured ? "The topic: held-out prompts whose replies have the words of these turns' replies." : "",
+    ),
     table(
       [
         "what is wanted, and all wordings",
         {number: "turns"},
         ...(reviewing() ? ["your decision on all of them"] : []),
-        ...(scored ? [{number: "moved no token"}, {number: "effect"}] : []),
+        ...(scored ? [{number: "moved no token"}, {number: "effect (nats per token)"}] : []),
         "speaks against it",
         ...(measured ? ["right replies on its topic"] : []),
         "from",
@@ -110,15 +118,6 @@ function drawGroups(hints) {
         ...(measured ? [resultOf(group.topic)] : []),
         texts((group.sources ?? []).map(([name, n]) => el("div", {}, quoted(name.replace(/^.*\//, "")), ` ${count(n)}`))),
       ]),
-    ),
-    el(
-      "p",
-      {class: "faint small"},
-      `The judge was ${judgeName()}. `,
-      scored
-        ? "Moved no token: share of the turns where the hint makes no token of the reply 0.1 nats likelier or less likely. Effect: mean size of the advantages, nats per token. "
-        : "",
-      measured ? "The topic: held-out prompts whose replies have the words of these turns' replies." : "",
     ),
   );
 }

@@ -10,6 +10,7 @@ const LINKED = {
   judged: ["judged", isJudged],
   rewarded: ["with a reward", (turn) => yes(rewardOf(turn) !== null && isJudged(turn) === "yes")],
   hinted: ["with a hint", (turn) => yes(hasHint(turn))],
+  logged: ["logged reply is a target", (turn) => yes(turn.tokens !== null)],
   target: ["a target", (turn) => yes(["trained", "target"].includes(turn.state))],
   decided: ["decided by a person", (turn) => yes(decisionWord(turn.id) !== "undecided")],
   voted: ["reward of the votes", (turn) => (isJudged(turn) === "yes" ? rewardWord(turn.reward) : "not judged")],

@@ -36,6 +36,7 @@ function readTurns(rows) {
       certainty: rows.certainty[n],
       asks: rows.asks[n],
       drawn: rows.drawn?.[n] ?? null,
+      typical: rows.typical[n],
       strength: rows.strength[n],
       total: rows.total[n],
       asked: rows.asked[n],
@@ -83,6 +84,7 @@ const FILTERS = {
 };
 const SORTS = {
   log: ["order of the log", (turn) => turn.n],
+  typical: ["typical replies first", (turn) => turn.typical ?? Infinity],
   strength: ["largest advantages first", (turn) => -(turn.strength ?? -1)],
   negative: ["most negative sum first", (turn) => turn.total ?? Infinity],
   positive: ["most positive sum first", (turn) => -(turn.total ?? -Infinity)],
@@ -115,9 +117,9 @@ function isKept(id) {
   return Boolean(hint && voted) && (hint === voted || (voted.endsWith("…") && hint.startsWith(voted.slice(0, -1))));
 }
 
-// What matters most comes first.
+// What shows best what was taught comes first.
 const firstOrder = (reviewing) =>
-  reviewing ? "review" : list.turns.some((turn) => turn.strength !== null) ? "strength" : "log";
+  reviewing ? "review" : list.turns.some((turn) => turn.strength !== null) ? "typical" : "log";
 
 function makeFilters(reviewing) {
   const form = byId("filters");
@@ -358,12 +360,13 @@ function choose(place, follow = false, queued = false) {
   return shown;
 }
 
-// What the page opens with: the turn that matters most of those with their tokens, without going there.
+// What the page opens with: the first with its tokens, without going there. It is of the largest group of hints, and its
+// summed |advantages| are the median of the replies there that were not what was wanted.
 function openFirst() {
   if (reviewing()) nextUndecided();
   if (list.chosen) return;
-  const matters = (turn) => turn.strength !== null && list.tokens.has(turn.id),
-    place = reviewing() ? -1 : list.shown.findIndex(matters);
+  const isScored = (turn) => turn.strength !== null && list.tokens.has(turn.id),
+    place = reviewing() ? -1 : list.shown.findIndex(isScored);
   if (place < 0) {
     byId("whole").replaceChildren(
       el("p", {class: "faint"}, "Choose a turn in the list, or press ", el("kbd", {}, "j"), ", to see it here."),

@@ -6,7 +6,7 @@ function showAnswer(summary) {
   const found = summary.conclusion;
   fill("answer", ...summary.notices.map((notice) => quoted(notice, "p", "notice said")));
   if (!found && summary.comparison) fill("answer", quoted(summary.comparison.sentence, "p", "sentence said"));
-  else if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet: ", el("code", {}, "opdkit eval"), " asks both models."));
+  else if (!found) fill("answer", el("p", {class: "sentence"}, "Not measured yet."));
   else {
     const [word, ...rest] = found.sentence.split(":");
     fill(
@@ -14,9 +14,9 @@ function showAnswer(summary) {
       el("p", {class: "sentence"}, el("strong", {class: found.word.replaceAll(" ", "-")}, word + ":"), rest.join(":")),
       el("ul", {class: "facts"}, found.numbers.map(scoreOf)),
       ...found.watch.map((line) => el("p", {class: "notice"}, "Look: ", line, ". ", linkTo("evaluation", "Before and after"))),
-      found.next && quoted(found.next, "p"),
     );
   }
+  fill("answer", summary.next.map((line) => el("p", {class: "next"}, line.split("`").map((text, n) => quoted(text, n % 2 ? "code" : "span")))));
   const hints = summary.hints?.groups.slice(0, 5) ?? [],
     dropped = summary.funnel
       .flatMap((level) => level.dropped.map(([why, n]) => [why, n, lostLink(level, why, n), UNITS[level.name] ?? ["turn", "turns"]]))
@@ -213,6 +213,8 @@ function showEvaluation(found) {
     );
 }
 
+const QUANTILES = {0.5: "median", 1: "maximum"};
+
 function showDrift(found) {
   if (!found) return;
   fill(
@@ -221,23 +223,23 @@ function showDrift(found) {
     el(
       "p",
       {class: "faint small"},
-      `The ${DRIFT}: its mean over the tokens of each reply that the model before wrote. 0 is no change, and less is safer. A few replies far to the right are what a mean hides.`,
+      `The ${DRIFT} of each reply that the model before wrote. The drift at the top of the page is the mean over the tokens of all these replies, which hides a few replies far to the right.`,
     ),
     facts(
       ["replies", count(found.count)],
-      ["mean over replies", fixed(found.mean, 4)],
-      ...found.quantiles.map(([q, value]) => [q === 1 ? "maximum" : `${100 * q}% quantile`, fixed(value, 4)]),
+      ...found.quantiles.map(([q, value]) => [QUANTILES[q] ?? `${100 * q}% quantile`, fixed(value, 4)]),
     ),
     histogram("Drift of the replies", "replies, by their drift", "nats per token", found.width, found.bars, 4),
     table(
-      ["prompt", {number: "sample"}, {number: "drift"}, "reply of the model before"],
+      ["prompt", {number: "sample"}, {number: "drift"}, "reply of the model before", "of the model after"],
       found.largest.map((one) => [
         {kind: "texts", node: quoted(one.prompt_id)},
         {number: count(one.sample)},
         {number: fixed(one.kl, 4)},
-        {kind: "texts", node: quoted(one.reply)},
+        {kind: "texts", node: quoted(one.before)},
+        {kind: "texts", node: quoted(one.after)},
       ]),
-      "The replies that drift most; sample 0 is the greedy one.",
+      "The replies that drift most, and what the model after training replies instead; sample 0 is the greedy one.",
     ),
   );
 }

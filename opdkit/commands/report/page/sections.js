@@ -201,7 +201,6 @@ function showRewardsByLength(found) {
       "Logged replies with a reward. Where the mean rises or falls with the length, the reward teaches length. Few replies in a row say little.",
     ),
     facts(
-      ["correlation of reward and log length", signed(found.correlation)],
       ...kinds
         .filter(([value]) => value in found.means)
         .map(([value]) => [`tokens, mean of the replies with ${minus(value)}`, fixed(found.means[value], 1)]),
@@ -229,32 +228,6 @@ function stackedBar(parts) {
   return made;
 }
 
-function showRewardAdvantages(found) {
-  if (!found) return;
-  const few = found.values.length;
-  fill(
-    "advantages",
-    el("h3", {}, "Advantages of the reward"),
-    el(
-      "p",
-      {class: "faint small"},
-      "Of every token in the reward term, before its weight: the reward with the length penalty, normalised if --group-normalise was given.",
-    ),
-    facts(
-      ["tokens in the reward term", count(found.tokens)],
-      ["mean", signed(found.mean, 3)],
-      ["standard deviation", fixed(found.deviation, 3)],
-    ),
-    few
-      ? barTable(
-          ["advantage", "tokens"],
-          found.values.map(([value, n]) => [signed(value), n, value < 0 ? "less" : value ? "" : "none"]),
-          found.tokens,
-        )
-      : histogram("Tokens by advantage", "tokens in the reward term", "advantage", found.bar, found.bars, 2),
-  );
-}
-
 // -- who decides -------------------------------------------------------------------------------------------------------
 
 // key, words, filters that show what is counted
@@ -265,7 +238,8 @@ const SHARED = [
   ["hints", "hints", {hinted: "yes"}],
   ["reward +1", "+1", {reward: 1, judged: "yes"}],
   ["reward -1", "−1", {reward: -1, judged: "yes"}],
-  ["targets", "targets", {target: "yes"}],
+  ["logged", "logged replies", {logged: "yes"}],
+  ["written", "written by the teacher", null],
   ["tokens", "target tokens", null],
   ["trained", "trained turns", {state: "trained"}],
 ];

@@ -120,7 +120,6 @@ async function start() {
   showHintChecks(summary.hint_checks);
   showAdvantages(summary.advantages);
   showRewardsByLength(summary.rewards_by_length);
-  showRewardAdvantages(summary.reward_advantages);
   showShares(summary.shares);
   showTraining(summary.training);
   showEvaluation(summary.evaluation);
