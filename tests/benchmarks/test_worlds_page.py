@@ -246,7 +246,7 @@ def test_a_page_of_results_that_are_not_complete(kind: str) -> None:
     alone = {name: n for name, n in FULL.cells.items() if name.startswith(kind)}
     for cells in (without, alone, dict(list(alone.items())[::3])):
         text = page(document(cells))
-        assert text.count("\n## ") == 14
+        assert text.count("\n## ") == 16
         assert "nan" not in text
 
 

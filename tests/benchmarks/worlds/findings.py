@@ -318,7 +318,12 @@ def checkpoints(results: Results) -> list[Checkpoint]:
 
 def spearman(rows: Sequence[Checkpoint]) -> float | None:
     """Return the rank correlation of score and error."""
-    return correlation_of([_ranks([row.score for row in rows]), _ranks([row.error for row in rows])])
+    return rank_correlation([row.score for row in rows], [row.error for row in rows])
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Return Spearman's correlation of two columns; None where one of them does not vary."""
+    return correlation_of([_ranks(first), _ranks(second)])
 
 
 def correlation_of(columns: Sequence[Sequence[float]]) -> float | None:

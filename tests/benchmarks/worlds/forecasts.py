@@ -1,7 +1,7 @@
 """Forecasts against trainings: gains that `opdkit forecast` expects, and those that a training then has.
 
 The log is judged by the rules; the judge of fresh replies knows the world and errs in a share of its answers. The
-training is the default, for two epochs; its hints were tested as the forecast does.
+training is the default; its hints were tested as the forecast does.
 """
 
 import json
@@ -32,7 +32,6 @@ from ..learning.cells import Cell
 from ..learning.runs import final_model
 from . import Built, built_in
 from .measure import measure_model
-from .trainings import EPOCHS
 from .world import passes
 
 SAMPLES = 8
@@ -79,7 +78,7 @@ def measure_forecast(work: Path, world: str, sessions: int, errors: float, seed:
         teach(TeacherConfig(run=run, check_hints=SAMPLES, judge_model=str(built.model), shard="0/1", **options))
     found: JSON = {"model": False}
     with suppress(OpdkitError):  # it hands out no model that is worse
-        train(TrainConfig(run=run, model=str(built.model), seed=seed, epochs=EPOCHS, device="cpu", overwrite=True))
+        train(TrainConfig(run=run, model=str(built.model), seed=seed, device="cpu", overwrite=True))
         found = {"model": True, **measure_model(built, final_model(run), seed)}
     return {name: expected[name] for name in ("gain", "low", "high", "go", "hinted_turns", "hints", "with_hint",
                                               "without_hint")} | found  # fmt: skip

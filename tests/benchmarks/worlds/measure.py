@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import message
 from opdkit.chat.template import Chat
@@ -38,11 +40,16 @@ def measure_model(built: Built, folder: Path, seed: int, system: str | None = No
     `system` is added to the system prompts.
     """
     model = load_model(str(folder), device="cpu", dtype="float32")
-    if not all(bool(weight.isfinite().all()) for weight in model.parameters()):  # it writes nothing
+    if not writes(model):
         return {CORRECTED: 0.0, UNCORRECTED: 0.0, "prompt_tokens": None, "reply_tokens": None}
     chat = Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
     prompts = [with_system(prompt, system) for prompt in read_prompts(built.prompts)]
     return measure_replies(replies_of(model, chat, prompts, seed, built.world.samples, built.world.max_new_tokens))
+
+
+def writes(model: torch.nn.Module) -> bool:
+    """Return True where all weights are numbers: else a model writes nothing."""
+    return all(bool(weight.isfinite().all()) for weight in model.parameters())
 
 
 def measure_replies(replies: Sequence[Any]) -> JSON:

@@ -5,9 +5,10 @@ from math import sqrt
 from statistics import median
 
 from opdkit.config.fields import JSON
+from opdkit.config.train import ENOUGH_STEPS, MOST_EPOCHS
 
 from ..learning.lookup import table
-from . import WORLDS, appendix, findings
+from . import WORLDS, appendix, findings, people
 from .benchmark import (
     BUILD,
     DEFAULT,
@@ -23,8 +24,8 @@ from .benchmark import (
 )
 from .build import HELD_OUT_PROMPTS
 from .findings import ALL_NOISY, OURS, Results, mean, mean_shares
-from .trainings import before_cell, path_cell, training_cell
-from .ways import EPOCHS, REACTION, WAYS, way_cell
+from .trainings import EPOCHS, before_cell, path_cell, training_cell
+from .ways import REACTION, WAYS, way_cell
 from .words import (
     NOTHING,
     TITLES,
@@ -53,7 +54,8 @@ def page(document: JSON) -> str:
     """Return docs/learning.md."""
     results = Results(document["cells"])
     sections: Sequence[Callable[[Results], str]] = (
-        _head, _own_rate, _worse, _alarm, _score, _noise, _hints, _forecast, _ways, _cost, *appendix.SECTIONS,
+        _head, _own_rate, _worse, _alarm, _score, _noise, _hints, _forecast, _ways, *people.SECTIONS, _cost,
+        *appendix.SECTIONS,
     )  # fmt: skip
     parts = [write(results) for write in sections] + [appendix.machine(document["machine"])]
     return "\n\n".join(part.strip() for part in parts) + "\n"
@@ -73,11 +75,10 @@ def _head(results: Results) -> str:
             f"{len(results.worlds)} of {len(WORLDS)} worlds that code makes: each has a small chat model, a log of its "
             "talks with users, and requests that the log never mentions. *Corrected* is the share of replies to such "
             "requests that are as the users want, where the log corrects the model. *Uncorrected* is the share that is "
-            "right where nobody complains. Pairs of numbers are corrected / uncorrected. All trainings take "
-            f"{EPOCHS} epochs; since they were measured, `opdkit train` finds the number of epochs, and its validation "
-            "reads less and counts a prompt as forgotten only where two replies are lost. Replies are sampled at "
-            f"temperature 1, {replies} of each kind: a share of so many has a standard error of up to "
-            f"{number(0.5 / sqrt(replies))}.",
+            "right where nobody complains. Pairs of numbers are corrected / uncorrected. The default objective and the "
+            f"ways beside it take as many epochs as make {ENOUGH_STEPS} steps, at most {MOST_EPOCHS}; other objectives "
+            f"and paths take {EPOCHS}. Replies are sampled at temperature 1, {replies} of each kind: a share "
+            f"of so many has a standard error of up to {number(0.5 / sqrt(replies))}.",
             f"The worlds are built with seed {BUILD}; other builds were looked at while the defaults were chosen. What "
             f"is searched for is searched with seed {SEARCH}; what is reported has the seeds "
             f"{', '.join(map(str, SEEDS))}.",

@@ -2,7 +2,8 @@
 
 A lesson is a conversation with the replies to learn. Half are conversations of users with any wishes; in the others the
 last reply follows a hint for any style: as the rules judge words it or as a user says it, where opdkit places it, or as
-a list of rules in the system prompt. Held-out items of what users correct never occur, and one wording of four neither.
+a list of rules in the system prompt; or the hint is an edit, the very reply that a user wrote. Held-out items of what
+users correct never occur, and one wording of four neither.
 """
 
 import json
@@ -20,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.messages import message
 from opdkit.chat.openai_messages import Message, openai_message
+from opdkit.config.wording import DEFAULTS
 
 from .users import Ask, Talk, answer_by_habit, converse, hint_of, reply_message, taught_wordings
 from .world import Topic, World
@@ -57,6 +59,7 @@ VOCABULARY = 1024
 BATCH = 10
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 HINTED, RAW, RULES = 0.55, 0.15, 0.2  # shares: of lessons; of hints, as a user says them, and in the system prompt
+EDITED = 0.15  # share of hints that are the reply which a user wrote
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def _hinted(ask: Ask, topics: tuple[Topic, ...], rng: random.Random) -> list[Mes
     style = rng.choice(asked.styles)
     given = style if ask.topic is asked else ask.topic.styles[0]
     reply = reply_message(given.reply(ask.item), len(ask.messages))
+    if reply["content"] and rng.random() < EDITED:
+        return [*with_hint(ask.messages, edited_hint(reply["content"]), "last-user"), reply]
     wording = rng.choice(taught_wordings(asked, style))
     hint = wording if rng.random() < RAW else _hint(asked, wording)
     if rng.random() < RULES:
@@ -119,6 +124,11 @@ def _with_rules(
     if messages[0]["role"] == "system":
         return [message("system", f"{messages[0]['content']}\n\n{text}"), *messages[1:]]
     return [message("system", text), *messages]
+
+
+def edited_hint(reply: str) -> str:
+    """Return the hint that opdkit makes of the reply that a user wrote."""
+    return DEFAULTS["judge"]["edited"].replace("{reply}", reply)
 
 
 def _hint(topic: Topic, wording: str) -> str:

@@ -20,7 +20,7 @@ from ..learning.runs import ALONE, branch, final_model, replies_of
 from . import Built, built_in
 from .measure import measure_model, measure_replies
 
-EPOCHS = 2
+EPOCHS = 2  # of all objectives but the default one, and of paths
 VALIDATED = ("step", "score", "hint_kl", "kept_kl", "forgotten", "tokens_read")  # columns of `validations` in a cell
 # Shares of a path after which the student is measured: most of them early, where a rate that is too high breaks it.
 MARKS = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 1 / 2, 3 / 4, 1.0)
@@ -44,7 +44,8 @@ def measure_training(
     with _run(built, source, work, f"{objective}-{rate}-{seed}") as run:
         found: JSON = {"model": False}
         with suppress(OpdkitError):  # it hands out no model
-            stage.run(_config(built, run, seed, objective, rate))
+            epochs = None if objective == TrainConfig.objective else EPOCHS
+            stage.run(_config(built, run, seed, objective, rate, epochs=epochs))
             metrics, validations = (list(read_all(run, table)) for table in ("metrics", "validations"))
             found = {
                 "model": True, **measure_model(built, final_model(run), seed),
@@ -92,7 +93,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
             steps_to_check=lambda steps, *_: {max(1, round(steps * mark)) for mark in MARKS},
         ),
     ):  # fmt: skip
-        options = ALONE | {"validate": TrainConfig.validate}
+        options = ALONE | {"validate": TrainConfig.validate, "epochs": EPOCHS}
         try:
             stage.run(_config(built, run, seed, objective, rate, **options))
             error, trained = None, sum(row["tokens_read"] for row in read_all(run, "metrics"))
@@ -102,7 +103,7 @@ def measure_path(work: Path, world: str, seed: int, objective: str, rate: float)
 
 
 def _config(built: Built, run: Path, seed: int, objective: str, rate: float | None, **options: Any) -> TrainConfig:
-    return TrainConfig(run=run, model=str(built.model), seed=seed, epochs=EPOCHS, objective=objective, device="cpu",
+    return TrainConfig(run=run, model=str(built.model), seed=seed, objective=objective, device="cpu",
                        learning_rate=rate, checkpoint_every=0, **options)  # fmt: skip
 
 

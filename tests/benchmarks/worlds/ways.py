@@ -7,8 +7,8 @@
     reaction    opdkit's default objective; each reaction itself is the hint (`--judge reaction`)
     rules       no training: the hints, merged, in the system prompt (`export --to rules`)
 
-What is tuned is the learning rate; of `rules`, which has none, the number of rules. All trainings take two epochs in
-batches of 16; what else a trainer decides is its own default. opdkit's default itself tunes nothing.
+What is tuned is the learning rate; of `rules`, which has none, the number of rules. All trainings take as many epochs
+as opdkit's default, in batches of 16; what else a trainer decides is its own default. opdkit's default tunes nothing.
 """
 
 import os
@@ -32,17 +32,14 @@ from opdkit.commands.export.command import run as export
 from opdkit.commands.export.messages import (
     JudgedTurn,
     NotExportedError,
-    completion_of,
-    prompt_of,
     read_judged_turns,
-    tools_of,
 )
 from opdkit.commands.export.targets import MESSAGES, TARGETS, trl_sft
 from opdkit.config.export import ExportConfig
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
-from opdkit.config.train import TrainConfig
+from opdkit.config.train import TrainConfig, epochs_over
 from opdkit.judge.stage import run as judge
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.store.counters import Counters
@@ -53,19 +50,15 @@ from ..learning.cells import Cell
 from ..learning.runs import branch
 from . import Built, built_in
 from .measure import measure_model
-from .trainings import EPOCHS, training_cell
+from .trainings import training_cell
 
 BATCH = 16
-RATES = (3.2e-4, 1e-3, 3.2e-3, 1e-2)  # lower ones were never the best on other builds, and 3.2e-3 often was
-RULES = (1, 3, 6, 12)  # as many values as there are rates
+RATES = (3.2e-4, 1e-3, 3.2e-3)  # lower and higher ones were not the best on other builds
+RULES = (1, 3, 6)  # as many values as there are rates
 TRL = ("everything", "praised", "kto", "dpo")
 REACTION = "reaction"
 # way -> values to try
 WAYS: dict[str, tuple[float, ...]] = dict.fromkeys((*TRL, REACTION), RATES) | {"rules": RULES}
-_ROWS = {
-    "everything": TARGETS["trl-sft"].columns,
-    "dpo": {"prompt": MESSAGES, "chosen": MESSAGES, "rejected": MESSAGES, "tools": pa.string()},
-}
 
 
 # -- what the ways begin from ---------------------------------------------------------------------------------------
@@ -80,17 +73,15 @@ def prepare_reaction(built: Built, run: Path) -> None:
     teach(TeacherConfig(run=reaction, model=str(built.model)))
 
 
-def prepare_trl(built: Built, run: Path) -> None:
+def prepare_trl(run: Path) -> None:
     """Write what TRL trains on, beside `run`, which is judged and scored; what is there stays."""
     home = shared(run)
-    for name, target in (("praised", "trl-sft"), ("kto", "trl-kto")):
+    for name, target in (("praised", "trl-sft"), ("kto", "trl-kto"), ("dpo", "trl-dpo")):
         if not (home / f"{name}.parquet").exists():
             export(ExportConfig(run=run, to=target, out=home / f"{name}.parquet"))
-    chat = _chat(built)
-    for name, rows in (("everything", everything_rows(run)), ("dpo", dpo_rows(run, chat))):
-        messages = pa.list_(message_type(run, part_count(run, "extract")))
-        schema = pa.schema([(column, messages if kind == MESSAGES else kind) for column, kind in _ROWS[name].items()])
-        write_rows(home / f"{name}.parquet", rows, schema, jsonl=False)
+    messages, columns = pa.list_(message_type(run, part_count(run, "extract"))), TARGETS["trl-sft"].columns
+    schema = pa.schema([(name, messages if kind == MESSAGES else kind) for name, kind in columns.items()])
+    write_rows(home / "everything.parquet", everything_rows(run), schema, jsonl=False)
 
 
 def shared(run: Path) -> Path:
@@ -112,19 +103,6 @@ def everything_rows(run: Path) -> Iterator[JSON]:
     for turn in _turns(run):
         with suppress(NotExportedError):
             yield trl_sft(replace(turn, verdict=turn.verdict | {"reward": 0}), (0,), 0)
-
-
-def dpo_rows(run: Path, chat: Chat) -> Iterator[JSON]:
-    """Yield a row of DPO per hint: a reply of the hinted teacher, where it ended, is chosen over the logged one."""
-    ids = {row["turn_id"]: list(row["response_ids"]) for row in read_all(run, "targets") if row["written"] is not None}
-    for turn in _turns(run):
-        reply = ids.get(turn.turn_id)
-        if reply is None or reply[-1] not in chat.stop_ids:
-            continue
-        with suppress(NotExportedError):
-            chosen = [{"role": "assistant", "content": chat.text(reply[:-1])}]
-            yield {"prompt": prompt_of(turn), "chosen": chosen, "rejected": completion_of(turn),
-                   "tools": tools_of(turn)}  # fmt: skip
 
 
 # -- the ways -------------------------------------------------------------------------------------------------------
@@ -158,10 +136,11 @@ def train_trl(built: Built, run: Path, way: str, rate: float, seed: int, work: P
 
     file = shared(run) / f"{way}.parquet"
     rows = datasets.load_dataset("parquet", data_files=str(file), split="train", cache_dir=str(work / "cache"))
+    epochs = epochs_over(sum(1 for _ in read_all(run, "targets")), BATCH)
     name = {"kto": "KTO", "dpo": "DPO"}.get(way, "SFT")
     once = {} if name == "SFT" else {"precompute_ref_log_probs": True}  # the reference reads each reply once
     args = getattr(trl, f"{name}Config")(
-        output_dir=str(work / "out"), learning_rate=rate, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
+        output_dir=str(work / "out"), learning_rate=rate, num_train_epochs=epochs, per_device_train_batch_size=BATCH,
         seed=seed, max_length=None, use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none",
         save_strategy="no", logging_strategy="no", disable_tqdm=True, **once,
     )  # fmt: skip
