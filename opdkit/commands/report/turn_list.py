@@ -40,14 +40,15 @@ def choose_whole(lines: Sequence[TurnLine], most: int, groups: Mapping[str, int]
 
     The kinds alternate as well, those that came furthest first, so that a common kind does not crowd out a rare one.
     """
-    strongest = sorted(order_typical(lines, groups), key=lambda line: (-(line.strength or 0.0), line.number))
+    typical = order_typical(lines, groups)
+    strongest = sorted(typical, key=lambda line: (-(line.strength or 0.0), line.number))
     kinds: dict[tuple[Any, ...], list[TurnLine]] = defaultdict(list)
     for line in sorted(lines, key=lambda line: draw(line.turn_id)):
         kind = (line.state, line.source, line.reward, line.hint_status, line.skip_reason, line.review is not None)
         kinds[kind].append(line)
     ranked = sorted(kinds.values(), key=lambda group: (STATES.index(group[0].state), -len(group), group[0].turn_id))
     spread = [line for rank in zip_longest(*ranked) for line in rank if line is not None]
-    rows = zip_longest(order_typical(lines, groups), strongest, spread)
+    rows = zip_longest(typical, strongest, spread)
     return list(dict.fromkeys(line.turn_id for row in rows for line in row if line is not None))[:most]
 
 

@@ -42,12 +42,8 @@ def measure(work: Path, workers: int, worlds: Sequence[str]) -> dict[str, JSON]:
     run([world_cell(world) for world in worlds])
     run([world_cell(world) for world in noisy])
     ways = [way_cells([world], [one for one in noisy if one.partition("-")[0] == world]) for world in worlds]
-    for cells in (
-        trainings(worlds, noisy),
-        forecasts_and_hints(worlds),
-        decided(worlds),
-        *ways,
-    ):  # what is dear comes last
+    # What is dear comes last.
+    for cells in (trainings(worlds, noisy), forecasts_and_hints(worlds), decided(worlds), *ways):
         run(cells)
         run(last_cells(worlds, noisy, finished(work, worlds)))
     return finished(work, worlds)
