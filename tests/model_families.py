@@ -25,12 +25,52 @@ FAMILIES = {
     "sinks": ("GptOssConfig", {"sliding_window": 8, "layer_types": _MIXED, "num_local_experts": 4,
                                "num_experts_per_tok": 2}),  # eager alone
 }  # fmt: skip
+FAMILIES |= {
+    "DeepSeek-V3": ("DeepseekV3Config", {
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
+    "OLMo": ("OlmoConfig", {"pad_token_id": 0}),
+    "OLMo 2": ("Olmo2Config", {"pad_token_id": 0}),
+    "Phi": ("PhiConfig", {}),
+    "Phi-3": ("Phi3Config", {"pad_token_id": 0}),
+}  # fmt: skip
 EAGER = ("eager", "capped window", "sinks")  # cannot be packed
-# Layers of other kinds.
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
+           "layer_types": ["linear_attention", "full_attention"], "initializer_range": 0.1,
+           "pad_token_id": 0}  # fmt: skip
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8,
+          "pad_token_id": 0}  # fmt: skip
+# Layers that keep a state in place of keys, beside others in most families.
+STATES = {
+    "Qwen3-Next": ("Qwen3NextConfig", {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "Qwen3.5": ("Qwen3_5TextConfig", _LINEAR),
+    "OLMo hybrid": ("OlmoHybridConfig", _LINEAR),
+    "Kimi linear": ("KimiLinearConfig", {**_LINEAR, "linear_head_dim": 8, "linear_num_heads": 4, "kv_lora_rank": 8,
+                                         "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+                                         "q_lora_rank": None, "num_key_value_heads": 4, "num_experts": 4,
+                                         "n_routed_experts": 4, "num_experts_per_tok": 2,
+                                         "moe_intermediate_size": 16}),
+    "Mamba-2": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
+    "Bamba": ("BambaConfig", {**_MAMBA, "attn_layer_indices": [1]}),
+    "Nemotron-H": ("NemotronHConfig", {"layers_block_type": ["mamba", "attention", "mlp"], "mamba_num_heads": 8,
+                                       "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1, "chunk_size": 8,
+                                       "num_hidden_layers": 3}),
+    "Granite hybrid": ("GraniteMoeHybridConfig", {**_MAMBA, "layer_types": ["mamba", "attention"],
+                                                  "num_local_experts": 4, "num_experts_per_tok": 2,
+                                                  "shared_intermediate_size": 16}),
+    "Falcon-H1": ("FalconH1Config", {**_MAMBA, "mamba_d_ssm": 64}),
+    "LFM2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
+    "Mamba": ("MambaConfig", {"state_size": 8}),
+    "Jamba": ("JambaConfig", {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2,
+                              "attn_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False,
+                              "pad_token_id": 0}),
+}  # fmt: skip
+# They cannot go on from a cache, or their output layer cannot be run separately.
 PLAIN = {
+    "states in the layers": ("RecurrentGemmaConfig", {"attention_window_size": 8, "lru_width": 32, "pad_token_id": 0}),
     "chunks": ("Llama4TextConfig", {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}),
-    "states": ("Mamba2Config", {"num_heads": 8, "state_size": 8, "n_groups": 1, "chunk_size": 8}),
-    "convolutions": ("Lfm2Config", {"layer_types": ["conv", "full_attention"]}),
 }
 
 

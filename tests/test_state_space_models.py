@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import CHATML_TOKENS, CHATML_WORDS, build_tokenizer
 from judged_runs import plain, prompts_of, targets, three_parts, write_run
-from model_families import PLAIN, build
+from model_families import STATES, build
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -30,7 +30,7 @@ def model_dir(tmp_path_factory) -> Path:
     from chat_templates import QWEN
 
     folder = tmp_path_factory.mktemp("states") / "model"
-    tokenizer, (name, sizes) = build_tokenizer(QWEN, CHATML_TOKENS, CHATML_WORDS), PLAIN["states"]
+    tokenizer, (name, sizes) = build_tokenizer(QWEN, CHATML_TOKENS, CHATML_WORDS), STATES["Mamba-2"]
     build(name, sizes | {"vocab_size": len(tokenizer)}).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     assert "max_position_embeddings" not in json.loads((folder / "config.json").read_text())

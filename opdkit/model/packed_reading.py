@@ -1,7 +1,8 @@
 """Trees of sequences packed side by side in one row, which training reads in one differentiable forward.
 
 There is no padding and no mask over the whole row: each tree attends to itself only, causally where it has no branches,
-else under a mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. Shapes:
+else under a mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model
+that cannot read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes:
 N response tokens of all sequences, n tokens of the row, H hidden size.
 """
 
@@ -20,7 +21,7 @@ from opdkit.model.memory import is_out_of_memory
 from opdkit.model.output_layer import OutputLayer
 from opdkit.model.scoring import PromptResponse, score, token_logprobs
 from opdkit.model.tree import Pass, plan_passes
-from opdkit.model.tree_reading import check_tree_reading
+from opdkit.model.tree_reading import check_tree_reading, find_prefix_problem
 from opdkit.model.windows import made_up_tokens, windows_of, within
 
 ATTENTION = "opdkit_packed"
@@ -128,42 +129,72 @@ def enable_packing(model: nn.Module) -> bool:
     whole: Any = model
     config = whole.config.get_text_config(decoder=True)
     before, problem = config._attn_implementation, None
-    if before not in ("sdpa", ATTENTION):
+    if windows_of(whole) is None:
+        problem = "not all of its layers see all tokens before a token, or those in a window"
+    elif before not in ("sdpa", ATTENTION):
         problem = f"its attention ({before}) is not torch's own (sdpa)"
     elif not check_tree_reading(whole):
         problem = "it cannot read the common prefix of turns once"
     else:
         config._attn_implementation = ATTENTION
-        difference = _largest_difference(whole)
-        if difference > (_HALF_ROUNDING if whole.dtype in (torch.float16, torch.bfloat16) else _ROUNDING):
+        problem = _find_difference(whole, chains=False)
+        if problem:
             config._attn_implementation = before
-            problem = f"else its log-probs would differ by {difference:.1g} nats"
     if problem:
         name = getattr(model, "name_or_path", "") or type(model).__name__
-        warn(f"{name} trains on padded turns, one by one, not on whole sessions: {problem}")
+        warn(f"{name} trains on turns that do not continue each other one by one: {problem}")
+    return problem is None
+
+
+def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) -> tuple[Tensor, OutputLayer]:
+    """Return the hidden states [N, H] that predict the response tokens, and the layer that turns them into logits.
+
+    Each sequence of a chain begins with the one before it, so its last one is read. Any causal model can do that: there
+    is no mask, and padding comes last.
+    """
+    whole: Any = model
+    longest = max(len(chain[-1]) for chain in chains)
+    rows = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
+    positions = [(b, len(s.prompt_ids) - 1 + t) for b, chain in enumerate(chains)
+                 for s in chain for t in range(len(s.response_ids))]  # fmt: skip
+    output = whole.get_decoder()(input_ids=torch.tensor(rows, device=whole.device), use_cache=False)
+    row_N, position_N = torch.tensor(positions, device=output.last_hidden_state.device).unbind(-1)
+    return output.last_hidden_state[row_N, position_N], OutputLayer(model, output)
+
+
+def reads_chains(model: nn.Module) -> bool:
+    """Return whether `read_chains` gives a model's own numbers, by its architecture and for made-up sequences.
+
+    Warn where it does not.
+    """
+    whole: Any = model
+    problem = find_prefix_problem(whole) or _find_difference(whole, chains=True)
+    if problem:
+        warn(f"{whole.name_or_path or type(model).__name__} trains on padded turns, one by one: {problem}")
     return problem is None
 
 
 @torch.inference_mode()
-def _largest_difference(model: Any) -> float:
-    """Return the largest difference (nats) of a log-prob between packed and plain reading; inf where packing fails."""
+def _find_difference(model: Any, *, chains: bool) -> str | None:
+    """Return how much log-probs, packed or in chains, differ from those of plain reading; None for mere rounding."""
     a, b, c, d = made_up_tokens(model, 12)
     chain = [PromptResponse(a, b), PromptResponse(a + b + c, d)]
     fork = [PromptResponse(a, c + d), PromptResponse(a + b, d), PromptResponse(a, b[:7])]
-    trees = [chain, fork, [PromptResponse(d, c)]]
+    trees = [chain, *([s] for s in fork)] if chains else [chain, fork, [PromptResponse(d, c)]]
     sequences = [s for tree in trees for s in tree]
     try:
-        hidden_NH, output_layer = read_packed(model, Pack.of(trees, model.device))
+        read = read_chains(model, trees) if chains else read_packed(model, Pack.of(trees, model.device))
+        hidden_NH, output_layer = read
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         # A model that does not pass the blocks to its layers, or whose layers have no numbers.
         if is_out_of_memory(error):
             raise
-        return float("inf")
+        return f"it cannot be read so ({type(error).__name__})"
     ids_N = torch.tensor([i for s in sequences for i in s.response_ids], device=model.device)
-    packed_N = token_logprobs(output_layer(hidden_NH), ids_N).cpu()
     plain_N = torch.cat(score(model, sequences, batch_tokens=1))
-    worst = float((packed_N - plain_N).abs().max())
-    return worst if worst == worst else float("inf")
+    worst = float((token_logprobs(output_layer(hidden_NH), ids_N).cpu() - plain_N).abs().max())
+    limit = _HALF_ROUNDING if model.dtype in (torch.float16, torch.bfloat16) else _ROUNDING
+    return None if worst <= limit else f"else its log-probs would differ by {worst:.1g} nats"
 
 
 def _attend(

@@ -22,11 +22,13 @@ trunk last are read first, so that the cache is only ever cropped. A branch too 
 
 Forks are found by comparing token ids, not by assumptions about the chat template: one that strips thinking, or writes
 a date, forks early. This module is arithmetic on token ids; `opdkit.model.tree_reading` runs the passes.
+`opdkit.model.row_plan` has passes for models that cannot read branches under a mask.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Generic, TypeVar
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,14 @@ class Pass:
         return min(self.visible_prefix) == self.prefix and min(self.subtree_end) == len(self.ids)
 
 
+PassT = TypeVar("PassT")
+
+
 @dataclass(frozen=True)
-class Plan:
+class Plan(Generic[PassT]):
     """Passes over some sequences. A node is the index of a token in the concatenation of all passes."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[PassT, ...]
     paths: tuple[tuple[range, ...], ...]  # the nodes of each sequence, in its order
     tokens: int  # read in all passes
     saved: int  # that reading each sequence by itself would read in addition
@@ -66,18 +71,26 @@ class Plan:
         return nodes
 
 
-def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan:
+def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan[Pass]:
     """Return passes that read each token of the tree of these sequences once. No sequence may be empty.
 
     Branches are read together, up to `pack_tokens` tokens per pass.
     """
-    segments, leaves = _build_tree(sequences)
+    segments, leaves = build_segments(sequences)
     roots = [i for i, segment in enumerate(segments) if segment.parent is None]
     passes, first_node = list[Pass](), dict[int, int]()  # the latter of each segment
     for order in _order_passes(segments, roots, pack_tokens):
         first = sum(map(len, passes))
         passes.append(_make_pass(segments, order))
         first_node |= zip(order, accumulate((len(segments[i].ids) for i in order), initial=first), strict=False)
+    tokens = sum(map(len, passes))
+    return Plan(tuple(passes), paths_of(segments, leaves, first_node), tokens, sum(map(len, sequences)) - tokens)
+
+
+def paths_of(
+    segments: Sequence["Segment"], leaves: Sequence[int | None], first_node: Mapping[int, int]
+) -> tuple[tuple[range, ...], ...]:
+    """Return the nodes of each sequence, given its leaf and the first node of each segment."""
     paths = []
     for leaf in leaves:
         path, i = list[range](), leaf
@@ -85,8 +98,7 @@ def plan_passes(sequences: Sequence[list[int]], pack_tokens: int) -> Plan:
             path.append(range(first_node[i], first_node[i] + len(segments[i].ids)))
             i = segments[i].parent
         paths.append(tuple(reversed(path)))
-    tokens = sum(map(len, passes))
-    return Plan(tuple(passes), tuple(paths), tokens, sum(map(len, sequences)) - tokens)
+    return tuple(paths)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
@@ -95,23 +107,24 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass
-class _Segment:
-    """Consecutive tokens, from position `start`, that the same sequences have in common, with no fork within them.
+class Segment:
+    """Consecutive tokens, at positions `start` to `end` - 1, that the same sequences have in common, without a fork.
 
     Segments are known by their index; those beneath segment i are i + 1 to `stop` - 1.
     """
 
     ids: list[int]
     start: int
+    end: int
     parent: int | None
     size: int = 0  # tokens of the segment and all segments beneath it
     stop: int = 0
     children: list[int] = field(default_factory=list)
 
 
-def _build_tree(sequences: Sequence[list[int]]) -> tuple[list[_Segment], list[int | None]]:
+def build_segments(sequences: Sequence[list[int]]) -> tuple[list[Segment], list[int | None]]:
     """Return the segments of the tree, depth first, and the index of the last segment (leaf) of each sequence."""
-    segments: list[_Segment] = []
+    segments: list[Segment] = []
     leaves: list[int | None] = [None] * len(sequences)
     order = sorted(range(len(sequences)), key=lambda i: sequences[i])  # sequences that begin alike are neighbours
     stack: list[tuple[list[int], int, int | None]] = [(order, 0, None)]  # no recursion: the tree may be very deep
@@ -125,7 +138,7 @@ def _build_tree(sequences: Sequence[list[int]]) -> tuple[list[_Segment], list[in
         first, last = sequences[group[0]], sequences[group[-1]]
         end = start + common_length(first[start:], last[start:])
         segment = len(segments)
-        segments.append(_Segment(first[start:end], start, parent))
+        segments.append(Segment(first[start:end], start, end, parent))
         if parent is not None:
             segments[parent].children.append(segment)
         for i in group:
@@ -137,7 +150,15 @@ def _build_tree(sequences: Sequence[list[int]]) -> tuple[list[_Segment], list[in
     return segments, leaves
 
 
-def _order_passes(segments: list[_Segment], branches: list[int], pack_tokens: int) -> Iterator[list[int]]:
+def trunk_of(segments: Sequence[Segment], root: int) -> list[int]:
+    """Return the path from `root` that goes to the child with the most tokens beneath it, as segments."""
+    trunk = [root]
+    while children := segments[trunk[-1]].children:
+        trunk.append(max(children, key=lambda c: segments[c].size))
+    return trunk
+
+
+def _order_passes(segments: list[Segment], branches: list[int], pack_tokens: int) -> Iterator[list[int]]:
     """Yield the segments of each pass, for branches that leave one trunk.
 
     Branches that leave the trunk last are read first. The rest of the trunk is then no longer needed, and a branch that
@@ -152,9 +173,7 @@ def _order_passes(segments: list[_Segment], branches: list[int], pack_tokens: in
         if size <= pack_tokens:
             waiting, tokens = [*waiting, *range(branch, segments[branch].stop)], tokens + size
             continue
-        trunk = [branch]
-        while children := segments[trunk[-1]].children:
-            trunk.append(max(children, key=lambda c: segments[c].size))
+        trunk = trunk_of(segments, branch)
         yield trunk
         leaving = {c for i in trunk for c in segments[i].children}.difference(trunk)
         yield from _order_passes(segments, sorted(leaving), pack_tokens)
@@ -162,7 +181,7 @@ def _order_passes(segments: list[_Segment], branches: list[int], pack_tokens: in
         yield waiting
 
 
-def _make_pass(tree: list[_Segment], order: list[int]) -> Pass:
+def _make_pass(tree: list[Segment], order: list[int]) -> Pass:
     """Return the pass that reads these segments in this order, each before those beneath it."""
     segments = [tree[i] for i in order]
     index_of = {s: i for i, s in enumerate(order)}

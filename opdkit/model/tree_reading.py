@@ -14,15 +14,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
 
 from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import input_device
 from opdkit.model.memory import is_out_of_memory, state_of
 from opdkit.model.output_layer import OutputLayer, has_separate_output_layer
+from opdkit.model.row_plan import plan_rows
+from opdkit.model.row_reading import hidden_states_of_rows
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
 from opdkit.model.tree import Pass, Plan, plan_passes
-from opdkit.model.windows import made_up_tokens, masks_by_kind, windows_of, within
+from opdkit.model.windows import made_up_tokens, mask_for, masks_by_kind, windows_of, within
 
 # Tokens of branches that are read in one pass. Attention compares each of them with all the others and with the prefix,
 # and the mask hides most of it: many more would cost time, many fewer would leave a GPU idle.
@@ -40,6 +43,9 @@ _CHUNK = 4096
 # rounds a logit of 20 by 0.06, sometimes by more: there the mean over many tokens decides.
 _ROUNDING = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_ROUNDING = 0.1
+
+# Layers of a cache that keep the keys of all tokens.
+_KEEP_ALL_KEYS = {"DynamicLayer", "LinearAttentionAndFullAttentionLayer"}
 
 # Tokens of the first session that are read both ways; more where its shortest turn is longer.
 _COMPARED_TOKENS = 4096
@@ -86,15 +92,28 @@ def read_trees(
     return trees
 
 
+def plan_tree(model: PreTrainedModel, sequences: Sequence[PromptResponse], pack_tokens: int) -> Plan[Any]:
+    """Return the passes in which a model reads a tree: under masks if it has only layers that see keys, else in rows.
+
+    A layer that keeps a state in place of keys, or that sees chunks, takes no mask. Where all others keep all keys,
+    rows of several forks can share these.
+    """
+    ids = [s.prompt_ids + s.response_ids for s in sequences]
+    if windows_of(model) is not None:
+        return plan_passes(ids, pack_tokens)
+    with_keys = {type(x).__name__ for x in DynamicCache(config=model.config).layers if isinstance(x, CacheLayerMixin)}
+    return plan_rows(ids, pack_tokens, one_fork=not with_keys <= _KEEP_ALL_KEYS)
+
+
 def _plan_trees(
     readings: Sequence[tuple[PreTrainedModel, list[PromptResponse]]], batch_tokens: int, whole: bool
-) -> Iterator[tuple[PreTrainedModel, list[PromptResponse], Plan | None]]:
+) -> Iterator[tuple[PreTrainedModel, list[PromptResponse], Plan[Any] | None]]:
     """Yield each model with all of its sequences and the plan to read their tree; None where that saves too little."""
     for model in {id(model): model for model, _ in readings}.values():
         sequences = [s for reader, given in readings if reader is model for s in given]
         plan = None
         if whole:
-            plan = plan_passes([s.prompt_ids + s.response_ids for s in sequences], min(PACK_TOKENS, batch_tokens))
+            plan = plan_tree(model, sequences, min(PACK_TOKENS, batch_tokens))
         yield model, sequences, plan if plan and plan.saved > _MIN_SAVED * (plan.tokens + plan.saved) else None
 
 
@@ -131,8 +150,7 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
             worst, limit = 0.0, 0.0
             try:
                 for pack_tokens, most in ((1, 10_000), (40, 20), (10_000, 10_000)):
-                    plan = plan_passes([prompt + response for prompt, response in pairs], pack_tokens)
-                    tree = ReadTree(model, sequences, plan, most)
+                    tree = ReadTree(model, sequences, plan_tree(model, sequences, pack_tokens), most)
                     answers = logprobs_of(Mixture((model,)), queries, batch_tokens=1000, read=tree.batch)
                     difference, limit = _difference(torch.cat([x.logprobs for x in answers]) - padded, model.dtype)
                     worst = max(worst, difference)
@@ -150,12 +168,16 @@ def check_tree_reading(model: PreTrainedModel) -> bool:
 
 
 def find_build_problem(model: PreTrainedModel) -> str | None:
-    """Return why a model's architecture rules out trees, or None: a token must see exactly its ancestors."""
+    """Return why a model's architecture rules out that it reads a tree, or None."""
     config = model.config.get_text_config(decoder=True)
     if config._attn_implementation not in ("sdpa", "eager"):
         return f"its attention ({config._attn_implementation}) takes no custom mask"
-    if windows_of(model) is None:
-        return "not all of its layers see all tokens before a token, or those in a window"
+    return find_prefix_problem(model)
+
+
+def find_prefix_problem(model: PreTrainedModel) -> str | None:
+    """Return why a model's architecture rules out that a prefix is read as part of a longer sequence, or None."""
+    config = model.config.get_text_config(decoder=True)
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}  # one set, or one per kind of layer
     every_rope = [rope, *(p for p in rope.values() if isinstance(p, dict))]
     if {"dynamic", "longrope"} & {p["rope_type"] for p in every_rope if "rope_type" in p}:
@@ -204,14 +226,15 @@ def _choose_compared(sequences: Sequence[PromptResponse], tokens: int) -> list[P
 class ReadTree:
     """Tree that a model has read: last hidden states [W, H] of the nodes that predict a response token."""
 
-    def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan, most: int) -> None:
+    def __init__(self, model: PreTrainedModel, sequences: Sequence[PromptResponse], plan: Plan[Any], most: int) -> None:
         """Read the passes of the plan; a trunk of more than `most` tokens in pieces."""
         self.model, self.sequences = model, list(sequences)  # rows are found by id(sequence), so these must live on
         nodes = [torch.tensor(plan.nodes(i, len(s.prompt_ids) - 1, len(s) - 1)) for i, s in enumerate(self.sequences)]
         nodes_W = torch.cat(nodes).unique()
         self._rows = {id(s): torch.searchsorted(nodes_W, n) for s, n in zip(self.sequences, nodes, strict=True)}
         with torch.inference_mode():
-            self.output_layer, self.hidden_WH = _hidden_states(model, plan.passes, nodes_W, most)
+            read = _hidden_states if windows_of(model) is not None else hidden_states_of_rows
+            self.output_layer, self.hidden_WH = read(model, plan.passes, nodes_W, most)
 
     def batch(self, _model: PreTrainedModel, sequences: Sequence[PromptResponse]) -> Callable[[slice], Tensor]:
         """Return the logits of some of its sequences, as `opdkit.model.scoring.Reader` describes."""
@@ -259,11 +282,4 @@ def _mask(one: Pass, model: PreTrainedModel, window: int | None) -> Tensor:
     positions_n = torch.tensor(one.positions, device=device)
     of_keys = torch.cat([torch.arange(one.prefix, device=device), positions_n])
     seen = (torch.cat([before_nk, within_nn], -1) & within(window, positions_n[:, None], of_keys))[None, None]
-    if model.config.get_text_config(decoder=True)._attn_implementation == "sdpa":
-        return seen
-    return additive_mask(seen, model.dtype)
-
-
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what is added to attention scores: 0 where visible, the lowest number of the dtype elsewhere."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+    return mask_for(model, seen)

@@ -45,6 +45,17 @@ def masks_by_kind(windows: Iterable[int | None], mask: Callable[[int | None], Te
     return masks if len(masks) > 1 else masks.popitem()[1]
 
 
+def mask_for(model: PreTrainedModel, visible: Tensor) -> Tensor:
+    """Return a mask in the form that the model's attention takes: True for visible (sdpa), else `additive_mask`."""
+    sdpa = model.config.get_text_config(decoder=True)._attn_implementation == "sdpa"
+    return visible if sdpa else additive_mask(visible, model.dtype)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what is added to attention scores: 0 where visible, the lowest number of the dtype elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
 def made_up_tokens(model: PreTrainedModel, length: int) -> list[list[int]]:
     """Return four lists of so many token ids, always the same; the first is longer by the window of the model's layers.
 

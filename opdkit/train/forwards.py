@@ -24,17 +24,27 @@ Forward = list[Tree]  # empty: this process only takes part in the exchange of g
 
 
 def plan_forwards(
-    sequences: Sequence[PromptResponse], sessions: Sequence[str], budget: int, rank: int, ranks: int, *, packed: bool
+    sequences: Sequence[PromptResponse],
+    sessions: Sequence[str],
+    budget: int,
+    rank: int,
+    ranks: int,
+    *,
+    packed: bool,
+    chains: bool = False,
 ) -> tuple[list[Forward], int]:
     """Return the forwards of process `rank` of `ranks`, and the tokens that all processes read, without padding.
 
     Turn i is `sequences[i]` of `sessions[i]`. A forward holds at most `budget` tokens; a longer turn goes alone. With
-    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. Otherwise each turn
-    is its own tree, and the budget counts the padding. All processes have the same number of forwards: gradients are
-    only exchanged when all of them run a backward.
+    `packed` the turns of a session share common prefixes, and trees stand side by side in one row. Otherwise each tree
+    is a row, and the budget counts the padding: with `chains` turns that continue each other are one tree, else each
+    turn is its own. All processes have the same number of forwards: gradients are only exchanged when all of them run a
+    backward.
     """
     if packed:
         trees = build_trees(sequences, sessions, budget)
+    elif chains:
+        trees = build_chains(sequences, sessions)
     else:
         trees = [Tree((i,), len(sequence)) for i, sequence in enumerate(sequences)]
     sizes = [tree.tokens for tree in trees]
@@ -71,6 +81,23 @@ def build_trees(sequences: Sequence[PromptResponse], sessions: Sequence[str], bu
                 tree = Tree((turn,), len(current))
         trees.append(tree)
     return trees
+
+
+def build_chains(sequences: Sequence[PromptResponse], sessions: Sequence[str]) -> list[Tree]:
+    """Group the turns of each session in chains: each turn begins with all that the turn before it has read.
+
+    A chain has as many tokens as its last turn, so it fits where that turn does.
+    """
+    chains: dict[str, list[list[int]]] = {}
+    ids = [s.prompt_ids + s.response_ids for s in sequences]
+    for i in sorted(range(len(ids)), key=lambda i: len(ids[i])):
+        known = chains.setdefault(sessions[i], [])
+        continued = (c for c in reversed(known) if ids[i][: len(ids[c[-1]])] == ids[c[-1]])
+        if chain := next(continued, None):
+            chain.append(i)
+        else:
+            known.append([i])
+    return [Tree(tuple(chain), len(ids[chain[-1]])) for known in chains.values() for chain in known]
 
 
 def deal(lengths: Sequence[int], processes: int) -> list[list[int]]:

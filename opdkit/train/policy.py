@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from opdkit.model.output_layer import OutputLayer
-from opdkit.model.packed_reading import Pack, enable_packing, read_packed
+from opdkit.model.packed_reading import Pack, enable_packing, read_chains, read_packed, reads_chains
 from opdkit.model.scoring import PromptResponse, response_logits, rows_at_once
 from opdkit.train.objective.losses import entropy, gathered_logprobs
 
@@ -26,16 +26,18 @@ class Policy(nn.Module):
         super().__init__()
         self.model = model
         self.packed = enable_packing(model)
+        self.chains = not self.packed and reads_chains(model)
 
     def forward(self, trees: Sequence[Sequence[PromptResponse]], ids_NK: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probs [N, K] of `ids_NK` at the response tokens of all sequences, and entropies [N] without graph.
 
         Float32, natural log, temperature 1. The common prefix of the sequences of a tree is read once. Where the model
-        cannot do that (`packed` is false), the sequences are a padded batch.
+        cannot do that (`packed` is false), each tree must be a chain (`chains`), or all sequences are a padded batch.
         """
         model: Any = self.model
-        if self.packed:
-            hidden_NH, output_layer = read_packed(model, Pack.of(trees, model.device))
+        if self.packed or self.chains:
+            read = read_packed(model, Pack.of(trees, model.device)) if self.packed else read_chains(model, trees)
+            hidden_NH, output_layer = read
             return logprobs_by_rows(output_layer, hidden_NH, ids_NK, rows_at_once(model))
         logits_NV, _ = response_logits(model, [sequence for tree in trees for sequence in tree])
         return gathered_logprobs(logits_NV, ids_NK), entropy(logits_NV.detach())

@@ -52,7 +52,7 @@ def optimizer_step(
     sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
     shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
     idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
-    budget = budget_of(model, "training")
+    budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
     while True:
         forwards, tokens_read = plan_forwards(
             sequences,
@@ -60,7 +60,8 @@ def optimizer_step(
             min(config.micro_batch_tokens, budget.most),
             accelerator.process_index,
             accelerator.num_processes,
-            packed=accelerator.unwrap_model(model).packed,
+            packed=policy.packed,
+            chains=policy.chains,
         )
         shares: list[dict[str, Tensor]] = []
         logprobs: dict[int, Tensor] = {}  # turn -> [R, 1 + K] before the step

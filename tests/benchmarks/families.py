@@ -14,10 +14,10 @@ import transformers
 from transformers import PreTrainedModel
 
 from opdkit.chat.template import Chat
-from opdkit.model.tree_reading import check_tree_reading
+from opdkit.model.tree_reading import PACK_TOKENS, check_tree_reading, plan_tree
 from opdkit.train.policy import Policy
 
-from . import scoring, training
+from . import scoring, training, usual
 from .pairs import PAIRS, RESULTS, Comparison, save
 from .sessions import LOGS, evenly_spaced, length, read, tokenized, tokenizer_of
 
@@ -25,6 +25,10 @@ SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1 << 16, "pad_token_id": 0}  # fmt: skip
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 _WINDOW = {"sliding_window": 256}
+_LINEAR = {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 4,
+           "linear_num_value_heads": 4,
+           "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2}  # fmt: skip
+_MAMBA = {"mamba_n_heads": 12, "mamba_d_head": 32, "mamba_d_state": 32, "mamba_n_groups": 1}
 # Family -> its configuration in transformers, and what differs from SIZES and the configuration's own values.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3": ("Qwen3Config", {}),
@@ -45,11 +49,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
                                  "intermediate_size": 256}),
     "OLMo 3": ("Olmo3Config", _WINDOW),
     "Command R7B": ("Cohere2Config", _WINDOW),
-    "Qwen3-Next": ("Qwen3NextConfig", {**_EXPERTS, "shared_expert_intermediate_size": 256, "linear_key_head_dim": 32,
-                                       "linear_value_head_dim": 32, "linear_num_key_heads": 4,
-                                       "linear_num_value_heads": 4}),
+    "Qwen3-Next": ("Qwen3NextConfig", {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 256}),
+    "Qwen3.5": ("Qwen3_5TextConfig", _LINEAR),
+    "OLMo hybrid": ("OlmoHybridConfig", _LINEAR),
     "LFM2": ("Lfm2Config", {"layer_types": ["conv", "conv", "full_attention"] * 2}),
     "Mamba-2": ("Mamba2Config", {"num_heads": 12, "head_dim": 32, "state_size": 32, "n_groups": 1}),
+    "Nemotron-H": ("NemotronHConfig", {"layers_block_type": ["mamba", "mlp", "mamba", "attention", "mamba", "mlp"],
+                                       "mamba_num_heads": 12, "mamba_head_dim": 32, "ssm_state_size": 32,
+                                       "n_groups": 1}),
+    "Granite hybrid": ("GraniteMoeHybridConfig", {
+        **_MAMBA, "layer_types": ["mamba", "mamba", "attention"] * 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 256}),
+    "Falcon-H1": ("FalconH1Config", {**_MAMBA, "mamba_d_ssm": 384}),
+    "Jamba": ("JambaConfig", {"num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3,
+                              "attn_layer_offset": 2, "use_mamba_kernels": False}),
 }  # fmt: skip
 
 
@@ -81,11 +94,10 @@ def main() -> None:
     found = list[Comparison]()
     for family in options.families:
         model = build(family, len(tokenizer))
-        once = {} if check_tree_reading(model) else {"tokens read, ours": scoring.tokens_read(chosen)[0]}
-        found.append(scoring.compare(f"{family}, scoring", model, chosen, options.pairs, once))
-        policy = Policy(model)
-        once = {} if policy.packed else {"tokens read, ours": sum(map(len, step.turns))}
-        found.append(training.compare(f"{family}, a training step", policy, step, options.pairs, once))
+        tree = plan_tree(model, usual.samples(chosen[0]), PACK_TOKENS)
+        facts = {"tokens read, ours": tree.tokens if check_tree_reading(model) else tree.tokens + tree.saved}
+        found.append(scoring.compare(f"{family}, scoring", model, chosen, options.pairs, facts))
+        found.append(training.compare(f"{family}, a training step", Policy(model), step, options.pairs, {}))
     print(save("families", found, options.results))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.model.scoring import PromptResponse
-from opdkit.train.forwards import plan_forwards
+from opdkit.train.forwards import Forward, plan_forwards
 from opdkit.train.objective.losses import policy_gradient
 from opdkit.train.policy import Policy
 
@@ -55,9 +55,14 @@ def usual_losses(model: nn.Module, step: Step) -> Iterator[Tensor]:
         yield torch.stack([loss_of(reply_R, step.tokens) for _, reply_R in batch]).sum()
 
 
+def plan(policy: Policy, step: Step) -> tuple[list[Forward], int]:
+    """Return the forwards of a step, and the tokens that they read."""
+    return plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=policy.packed, chains=policy.chains)
+
+
 def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:
     """Yield the loss of each forward pass, as `opdkit train` computes it."""
-    for trees in plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=policy.packed)[0]:
+    for trees in plan(policy, step)[0]:
         read = [[step.turns[i] for i in tree.turns] for tree in trees]
         ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids])
         logprobs_NK, _ = policy(read, ids_N1)
@@ -93,7 +98,7 @@ def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> C
         "sessions": len(set(step.sessions)),
         "turns": len(step.turns),
         "tokens read, usual": sum(map(len, step.turns)),
-        "tokens read, ours": plan_forwards(step.turns, step.sessions, BUDGET, 0, 1, packed=True)[1],
+        "tokens read, ours": plan(policy, step)[1],
         "difference of the gradients, relative": f"{apart:.1g}",
         "weights": weights(policy.model),  # type: ignore[arg-type]
         "threads": torch.get_num_threads(),

@@ -4,10 +4,10 @@ from collections.abc import Sequence as Items
 
 import pytest
 import torch
-from model_families import EAGER, FAMILIES, PLAIN, build
+from model_families import EAGER, FAMILIES, PLAIN, STATES, build
 from torch import Tensor, nn
 
-from opdkit.model.packed_reading import Pack, enable_packing, read_packed
+from opdkit.model.packed_reading import Pack, enable_packing, read_chains, read_packed, reads_chains
 from opdkit.model.scoring import PromptResponse, response_logits, token_logprobs
 
 CPU = torch.device("cpu")
@@ -55,7 +55,8 @@ def gradients(model: nn.Module, logprobs_N: Tensor) -> list[Tensor]:
 def test_numbers_and_gradients_are_those_of_each_turn_alone(family, trees) -> None:
     """Wasted tokens: what turns have in common is read once, and nothing else changes."""
     model = build(*FAMILIES[family])
-    model = model if family == "experts" else model.double()  # torch multiplies groups in single precision alone
+    if family not in ("experts", "DeepSeek-V3"):  # torch multiplies groups in single precision alone
+        model = model.double()
     assert enable_packing(model)
     actual, expected = packed(model, trees), plain(model, trees)
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)  # the log-softmax is float32
@@ -133,13 +134,34 @@ def test_the_way_of_attending_is_not_saved(tmp_path) -> None:
     assert "opdkit" not in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("family", [*PLAIN, *EAGER])
+@pytest.mark.parametrize("family", [*EAGER, "LFM2", "Mamba-2"])
 def test_what_cannot_be_packed_is_said(family, capsys) -> None:
-    model = build(*(FAMILIES | PLAIN)[family])
+    model = build(*(FAMILIES | STATES)[family])
     before = model.config._attn_implementation
     assert not enable_packing(model)
-    assert " ".join(capsys.readouterr().err.split()).count("trains on padded turns") == 1
+    assert capsys.readouterr().err.count("warning") == 1
     assert model.config._attn_implementation == before
+
+
+@pytest.mark.parametrize("family", [*STATES, *EAGER])
+def test_chains_have_the_numbers_and_gradients_of_each_turn_alone(family) -> None:
+    """Wasted tokens: a session whose turns continue each other is one plain sequence, whatever the layers are."""
+    model = build(*(FAMILIES | STATES)[family])
+    assert reads_chains(model)
+    trees = [CHAIN, *([s] for s in FORKED), [PromptResponse(D, A)]]
+    hidden_NH, output_layer = read_chains(model, trees)
+    actual, expected = token_logprobs(output_layer(hidden_NH), responses(trees)), plain(model, trees)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
+    a, b = (torch.cat([g.flatten() for g in gradients(model, x)]) for x in (actual, expected))
+    assert float((a - b).norm()) <= 1e-5 * float(b.norm())
+
+
+def test_what_cannot_be_read_in_chains_is_said(capsys) -> None:
+    """Where positions depend on the length, or the output layer cannot be run by itself."""
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    for family in (PLAIN["chunks"], ("LlamaConfig", {"rope_parameters": rope, "max_position_embeddings": 64})):
+        assert not reads_chains(build(*family))
+        assert " ".join(capsys.readouterr().err.split()).count("trains on padded turns") == 1
 
 
 def test_a_model_that_keeps_the_blocks_to_itself_is_found_out(capsys, monkeypatch) -> None:

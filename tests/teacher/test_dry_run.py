@@ -152,7 +152,7 @@ def test_on_the_command_line(tmp_path: Path, tiny_model_dir: Path) -> None:
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("family", ["scaled logits", "experts", "learned positions", "window, then all", *PLAIN])
+@pytest.mark.parametrize("family", ["scaled logits", "experts", "learned positions", "window, then all", "chunks"])
 def test_models_of_all_kinds_are_counted_as_they_read(family, run, config, tmp_path, tiny_tokenizer) -> None:
     """A model whose layers do not all see the whole prefix saves no token, and its configuration says so."""
     folder = tmp_path / "model"

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from opdkit.model.scoring import PromptResponse
 from opdkit.model.tree import plan_passes
-from opdkit.train.forwards import Tree, build_trees, deal, pack_side_by_side, plan_forwards
+from opdkit.train.forwards import Tree, build_chains, build_trees, deal, pack_side_by_side, plan_forwards
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=40)
 WORDS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+WAYS = ({"packed": True}, {"packed": False}, {"packed": False, "chains": True})
 TURNS = st.lists(st.tuples(st.sampled_from("abc"), WORDS, WORDS), min_size=1, max_size=12)
 
 
@@ -42,11 +43,19 @@ def test_a_session_beyond_the_budget_is_parted_but_not_below_its_longest_turn() 
     assert [t.turns for t in build_trees(apart, ["s"] * 6, 12)] == [(0, 1), (2, 3), (4, 5)]
 
 
-@given(drawn=TURNS, budget=st.integers(1, 60), processes=st.integers(1, 4), packed=st.booleans())
-def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, budget, processes, packed) -> None:
+def test_turns_that_continue_each_other_are_a_chain() -> None:
+    """Each begins with all that the one before it has read; a second reply to a prompt begins a chain of its own."""
+    a, b, c = [1, 2], [3, 4], [5]
+    first, other = PromptResponse(a, b), PromptResponse(a, c)
+    sequences = [PromptResponse(a + b + c, a), other, first, PromptResponse(a + c + b, c), PromptResponse(a, b)]
+    assert build_chains(sequences, ["s", "s", "s", "s", "t"]) == [Tree((1, 3), 6), Tree((2, 0), 7), Tree((4,), 4)]
+
+
+@given(drawn=TURNS, budget=st.integers(1, 60), processes=st.integers(1, 4), way=st.sampled_from(WAYS))
+def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, budget, processes, way) -> None:
     """No turn is read twice, none is lost; no forward is beyond the budget, except one tree alone."""
     sequences, sessions = turns_of(drawn)
-    shares = [plan_forwards(sequences, sessions, budget, p, processes, packed=packed) for p in range(processes)]
+    shares = [plan_forwards(sequences, sessions, budget, p, processes, **way) for p in range(processes)]
     forwards = [forward for forwards_of_process, _ in shares for forward in forwards_of_process]
     read = Counter(i for forward in forwards for tree in forward for i in tree.turns)
     assert read == dict.fromkeys(range(len(sequences)), 1)
@@ -55,7 +64,7 @@ def test_each_turn_is_read_once_and_all_processes_run_as_many_forwards(drawn, bu
         assert all(len({sessions[i] for i in tree.turns}) == 1 for tree in forward)
         assert all(nodes(sequences, tree) <= tree.tokens for tree in forward)
         sizes = [tree.tokens for tree in forward]
-        held = sum(sizes) if packed else len(sizes) * max(sizes, default=0)
+        held = sum(sizes) if way["packed"] else len(sizes) * max(sizes, default=0)
         assert held <= budget or len(forward) == 1
     assert {tokens for _, tokens in shares} == {sum(tree.tokens for forward in forwards for tree in forward)}
 

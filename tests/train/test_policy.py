@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from model_families import FAMILIES, PLAIN, build
+from model_families import FAMILIES, STATES, build
 
 from opdkit.model.packed_reading import Pack, enable_packing, read_packed
 from opdkit.model.scoring import PromptResponse
@@ -48,14 +48,16 @@ def test_some_rows_at_a_time_give_the_same_numbers_and_gradients() -> None:
     assert not found[4][1].requires_grad
 
 
-@pytest.mark.parametrize("family", ["grouped queries", "window, then all", "convolutions"])
-def test_packed_and_padded_reading_agree(family, monkeypatch, capsys) -> None:
-    """Models that cannot be packed train on the same numbers, padded."""
-    model = build(*(FAMILIES | PLAIN)[family])
+@pytest.mark.parametrize("family", ["grouped queries", "window, then all", "LFM2"])
+def test_packed_and_padded_reading_agree(family, monkeypatch) -> None:
+    """Models that cannot be packed train on the same numbers, in chains; and those that cannot read these, padded."""
+    model = build(*(FAMILIES | STATES)[family])
     student = Policy(copy.deepcopy(model))
-    assert student.packed == (family in FAMILIES)
-    monkeypatch.setattr(policy, "enable_packing", lambda model: False)
+    assert (student.packed, student.chains) == (family in FAMILIES, family not in FAMILIES)
+    for name in ("enable_packing", "reads_chains"):
+        monkeypatch.setattr(policy, name, lambda model: False)
     plain = Policy(model)
+    assert (plain.packed, plain.chains) == (False, False)
     (a, entropy_a), (b, entropy_b) = student(TREES, IDS_NK), plain(TREES, IDS_NK)
     torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy_a, entropy_b, atol=1e-5, rtol=0)

@@ -6,7 +6,7 @@ on the model (apart from rounding), never on the prompts in its batch. The conti
 generator), in the order in which they happen to be scheduled.
 
 `sample_shared` keeps one copy of a prompt's KV cache for all of its samples. `sample_copied` gives each sample a copy,
-for models with layers that do not see all tokens.
+for models with layers of other kinds: a state, or the keys of a chunk.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,6 +20,7 @@ from opdkit.model.sampling.copied_cache import sample_copied
 from opdkit.model.sampling.samples import Request, Sample, Sampling, SamplingRule
 from opdkit.model.sampling.shared_cache import sample_shared
 from opdkit.model.tree_reading import check_tree_reading, find_build_problem
+from opdkit.model.windows import windows_of
 
 __all__ = ["Request", "Sample", "count_prompt_tokens", "reply_room", "sample"]
 
@@ -30,15 +31,15 @@ def reply_room(longest: int, most: int) -> int:
 
 
 def count_prompt_tokens(
-    model: Any, prompts: Sequence[list[int]], *, samples: int, max_new_tokens: int, batch_tokens: int
+    model: Any, prompts: Sequence[list[int]], *, samples: Sequence[int], max_new_tokens: int, batch_tokens: int
 ) -> int:
-    """Return how many tokens of `prompts` `sample` reads for so many samples of each, where memory suffices.
+    """Return how many tokens of `prompts` `sample` reads for so many samples of them, where memory suffices.
 
     Needs no weights. Each prompt is read once; what prompts have in common is read once for each batch.
     """
-    if find_build_problem(model):
+    if windows_of(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
-    batches = plan_batches(prompts, [samples] * len(prompts), max_new_tokens, batch_tokens)
+    batches = plan_batches(prompts, samples, max_new_tokens, batch_tokens)
     return sum(group.tokens for batch in batches for group, _ in groupby(batch.shared, key=lambda one: one.group))
 
 
@@ -67,6 +68,6 @@ def sample(
         for request in requests
     ]
     prompts = [request.prompt_ids for request in requests]
-    run = sample_shared if check_tree_reading(model) else sample_copied
+    run = sample_shared if windows_of(model) is not None and check_tree_reading(model) else sample_copied
     run(model, prompts, samplings, rule, batch_tokens)
     return [[Sample(s.ids, s.logprobs, str(s.finish_reason), s.top_ids, s.top) for s in group] for group in samplings]

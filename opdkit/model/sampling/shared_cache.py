@@ -28,8 +28,7 @@ from opdkit.model.memory import Attempt, budget_of
 from opdkit.model.sampling.attention import grouped_heads
 from opdkit.model.sampling.batches import Batch, PromptGroup, SharedPrompt, plan_batches
 from opdkit.model.sampling.samples import Sampling, SamplingRule, restart
-from opdkit.model.tree_reading import additive_mask
-from opdkit.model.windows import masks_by_kind, windows_of, within
+from opdkit.model.windows import additive_mask, masks_by_kind, windows_of, within
 
 
 def sample_shared(
@@ -71,12 +70,15 @@ def _run_batch(
             if last is None or last.group != shared.group:  # neighbours may belong to the same group
                 last = None  # free its memory before the next group is read
                 last = _read_group(model, prompts, shared.group)
-            rows.load(vacant[0], last, shared, samplings, rule)
-            if rows.rows[vacant[0]].queries:  # else all of its samples have ended with their first token
-                vacant.pop(0)
+            first = [samplings[i][k] for i, k in shared.samples]
+            rule.extend(first, torch.stack([last.logits[i] for i, _ in shared.samples]))
+            if any(sampling.finish_reason is None for sampling in first):
+                rows.load(vacant.pop(0), last, shared, samplings)
         rows.drop_vacant()
         if rows.rows:
-            rows.step(rule)
+            logits_RV = rows.read_last_tokens()
+            rule.extend([query.sampling for row in rows.rows for query in row.queries], logits_RV)
+            rows.free_slots()
 
 
 @dataclass(frozen=True)
@@ -186,10 +188,8 @@ class _Rows:
         self.windows = set(windows_of(model) or ())
         self.positions_BS = torch.zeros(rows, slots, dtype=torch.long, device=model.device)  # of the slots' tokens
 
-    def load(
-        self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]], rule: SamplingRule
-    ) -> None:
-        """Put a shared prompt into row b and draw the first token of each of its samples."""
+    def load(self, b: int, prompt: _GroupCache, shared: SharedPrompt, samplings: Sequence[list[Sampling]]) -> None:
+        """Put a shared prompt into row b, with those of its samples that have not ended with their first token."""
         if self.cache is None:
             self.cache = Cache([_SlotLayer(self.now, x, len(self.rows), self.slots) for x in prompt.cache.layers])
         tokens = prompt.group.tokens
@@ -204,8 +204,6 @@ class _Rows:
                 self.mask_BnS[b, query.number, slots.start : slots.stop] = 0
                 self.positions_BS[b, slots.start : slots.stop] = position + torch.arange(len(slots), device=self.device)
                 position += len(slots)
-        logits_RV = torch.stack([prompt.logits[i] for i, _ in shared.samples])
-        rule.extend([query.sampling for query in queries], logits_RV)
         row.queries = [query for query in queries if query.sampling.finish_reason is None]
 
     def drop_vacant(self) -> None:
@@ -219,8 +217,8 @@ class _Rows:
             self.mask_BnS, self.positions_BS = self.mask_BnS[keep_B], self.positions_BS[keep_B]
             self.cache.batch_select_indices(keep_B)
 
-    def step(self, rule: SamplingRule) -> None:
-        """Read the last token of every sample and draw the next one. Samples that end free their slots."""
+    def read_last_tokens(self) -> Tensor:
+        """Read the last token of every sample, row by row, and return float32 logits [R, V] of the next ones."""
         n = max(len(row.queries) for row in self.rows)
         padding = (0, 0, self.slots, self.mask_BnS.shape[1] - 1)
         inputs = list[list[tuple[int, int, int, int]]]()  # [B, n] of id, position, slot and line of the mask
@@ -255,8 +253,10 @@ class _Rows:
             past_key_values=self.cache,
             use_cache=True,
         )
-        logits_RV = output.logits[real_Bn].float()
-        rule.extend([query.sampling for row in self.rows for query in row.queries], logits_RV)
+        return output.logits[real_Bn].float()
+
+    def free_slots(self) -> None:
+        """Remove the samples that have ended, and free their slots."""
         for row in self.rows:
             ended = [query for query in row.queries if query.sampling.finish_reason is not None]
             row.queries = [query for query in row.queries if query.sampling.finish_reason is None]
