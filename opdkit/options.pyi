@@ -60,14 +60,18 @@ class JudgeOptions(TypedDict, total=False):
     """seed of every random draw"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
-    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint"""
+    judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint"""
     judge_model: Text | None
-    """the judge: a path, or its name on the server; needed by --judge local and endpoint"""
+    """the judge: a path, or its name on the server; needed by --judge local, endpoint and batch"""
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
     api_key_env: Text | None
     """environment variable that holds the server's key"""
+    out: Text | None
+    """batch: the file of requests to write; one per vote that has no answer yet, in the form of OpenAI's Batch API"""
+    in_: Texts | None
+    """batch: a file of answers to read; in any order, as OpenAI's Batch API or `vllm run-batch` wrote it; may be given repeatedly; with --out, the requests that are left are written"""
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     good: Texts | None
@@ -80,6 +84,8 @@ class JudgeOptions(TypedDict, total=False):
     """text file that says which replies the judge rewards with +1, 0 and -1; docs/calibrate.md"""
     votes: int | None
     """per question and turn; rules always give one"""
+    all_votes: bool | None
+    """endpoint: ask for all votes; else for no more of them once they can change neither the reward nor whether there is a hint"""
     weigh_votes: bool | None
     """weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the server's log-probs; where a vote has none, all votes of the question count as one"""
     temperature: float | None
@@ -97,11 +103,11 @@ class JudgeOptions(TypedDict, total=False):
     batch_tokens: int | None
     """tokens in memory at once; local: prompts and votes"""
     concurrency: int | None
-    """endpoint: parallel requests"""
+    """parallel requests to a server"""
     timeout: float | None
     """give up on a request after this"""
     retries: int | None
-    """endpoint: further attempts of a request; with growing pauses"""
+    """endpoint: further attempts of a request; with growing pauses; batch: 0 counts what failed as failed votes"""
     shard: Text | None
     """which parts to do, as I/N; the parts k with k mod N = I; auto takes the Slurm array's task and the launcher's rank"""
     overwrite: bool | None
@@ -127,6 +133,12 @@ class TeacherOptions(TypedDict, total=False):
     """seed of every random draw"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    sample_url: Texts | None
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    concurrency: int | None
+    """parallel requests to a server"""
     model: Text | None
     """the student: a model folder or a name on the hub; a folder is in Hugging Face format"""
     teacher: Texts | None
@@ -149,8 +161,6 @@ class TeacherOptions(TypedDict, total=False):
     """the judge: a path, or its name on the server; default: that of the run, else the student"""
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
-    api_key_env: Text | None
-    """environment variable that holds the server's key"""
     hint_placement: Literal["last-user", "tail", "system"] | None
     """place of the hint in the prompt"""
     top_k: int | None
@@ -323,10 +333,16 @@ class EvalOptions(TypedDict, total=False):
     """seed of every random draw"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    sample_url: Texts | None
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    concurrency: int | None
+    """parallel requests to a server"""
     prompts: Text | None
     """JSONL file of held-out prompts with checks; or --from-log"""
     from_log: bool | None
-    """prompts from complaints and praise in held-out sessions (`opdkit train --holdout`); instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads"""
+    """prompts from complaints, praise and accepted replies in held-out sessions (`opdkit train --holdout`); instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads"""
     max_prompts: int | None
     """only the first N prompts, for a cheap trial; judged turns: of N sessions"""
     model: Text | None
@@ -345,8 +361,6 @@ class EvalOptions(TypedDict, total=False):
     """the judge: a path, or its name on the server; for checks written as {"judge": criterion}; default: that of the run"""
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
-    api_key_env: Text | None
-    """environment variable that holds the server's key"""
     batch_tokens: int | None
     """tokens in memory at once; read or sampled"""
     shard: Text | None
@@ -370,6 +384,12 @@ class RolloutOptions(TypedDict, total=False):
     """seed of every random draw"""
     wording: Text | None
     """TOML file of own words for the prompts; the judge's questions and criterion, the words around a hint: docs/wording.md"""
+    sample_url: Texts | None
+    """sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where two models sample, on two servers or one that serves both; may be given repeatedly; docs/serving.md"""
+    api_key_env: Text | None
+    """environment variable that holds the server's key"""
+    concurrency: int | None
+    """parallel requests to a server"""
     from_run: Text | None
     """the run whose hinted turns are answered again; its hints carry over"""
     limit: int | None
@@ -384,8 +404,6 @@ class RolloutOptions(TypedDict, total=False):
     """the judge: a path, or its name on the server; rewards replies that do what the hint asks; default: no rewards"""
     judge_url: Text | None
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
-    api_key_env: Text | None
-    """environment variable that holds the server's key"""
     batch_tokens: int | None
     """tokens in memory at once; prompts and replies"""
     shard: Text | None
@@ -405,8 +423,8 @@ class RunOptions(TypedDict, total=False):
     """only the first N sessions, for a cheap trial"""
     model: Text | None
     """the student: a model folder or a name on the hub"""
-    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
     judge_model: Text | None
     """the judge: a path, or its name on the server; default with --judge local: the student"""
     judge_url: Text | None
@@ -442,8 +460,8 @@ class SlurmOptions(TypedDict, total=False):
     """only the first N sessions, for a cheap trial"""
     model: Text | None
     """the student: a model folder or a name on the hub"""
-    judge: Literal["rules", "reaction", "local", "endpoint"] | Judge | None
-    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
+    judge: Literal["rules", "reaction", "local", "endpoint", "batch"] | Judge | None
+    """who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, through files of requests and answers; local: a model in this process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the hint; needed, here or in --config"""
     judge_model: Text | None
     """the judge: a path, or its name on the server; default with --judge local: the student"""
     judge_url: Text | None

@@ -72,7 +72,7 @@ def test_the_list_of_commands_is_whole_on_a_terminal_of_80_columns() -> None:
     [
         ("opdkit rep", ["report"]),
         ("opdkit judge runs/mine --conc", ["--concurrency"]),
-        ("opdkit judge runs/mine --judge ", ["rules", "reaction", "local", "endpoint"]),
+        ("opdkit judge runs/mine --judge ", ["rules", "reaction", "local", "endpoint", "batch"]),
         ("opdkit train runs/mine --objective di", ["distill"]),
         ("opdkit train runs/mine --model ", []),  # the shell then offers files
     ],

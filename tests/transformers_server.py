@@ -15,14 +15,25 @@ _START = "from transformers.cli.transformers import main; main()"
 
 
 @contextlib.contextmanager
-def transformers_serve(model: Path, log: Path) -> Iterator[str]:
-    """Serve a model folder on a free port of this machine; yields the base URL."""
+def transformers_serve(model: Path | None, log: Path, *options: str) -> Iterator[str]:
+    """Serve a model folder, or with None any that is asked for, on a free port; yields the base URL."""
     for package in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(package)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-c", _START, "serve", str(model), "--device", "cpu", "--host", "127.0.0.1"]
+    command = [
+        sys.executable,
+        "-c",
+        _START,
+        "serve",
+        *([str(model)] if model else []),
+        "--device",
+        "cpu",
+        "--host",
+        "127.0.0.1",
+        *options,
+    ]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--port", str(port)], stdout=output, stderr=output)
     try:

@@ -123,6 +123,10 @@ class Chat:
         masked_ids, sampled_ids = (self._encoder.continuation_ids(text) if text else [] for text in (invented, sampled))
         return Reply(masked_ids + sampled_ids, [False] * len(masked_ids) + [True] * len(sampled_ids))
 
+    def reply_ids(self, text: str) -> list[int]:
+        """Return the token ids of a reply as a model wrote it, control tokens included. Raises ChatError."""
+        return self._encoder.continuation_ids(text) if text else []
+
     def text(self, ids: Iterable[int]) -> str:
         """Return the ids as people read them, control tokens included."""
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)

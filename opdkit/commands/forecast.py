@@ -34,7 +34,7 @@ from opdkit.evaluate.bootstrap import resample_sums
 from opdkit.judge.costs import count_shared
 from opdkit.judge.criterion import FreshReply, judge_replies, visible
 from opdkit.judge.prompts import turn_text
-from opdkit.judge.stage import JUDGES, TurnToJudge
+from opdkit.judge.stage import JUDGES, SERVED, TurnToJudge
 from opdkit.judge.votes import USAGE, Ask
 from opdkit.store.counters import Counters
 from opdkit.store.joined_turns import JoinedTurn, joined_turns
@@ -194,6 +194,6 @@ def count_judging(config: ForecastConfig, chat: Chat, turns: Sequence[JoinedTurn
         votes = {name: [vote["raw"] for vote in (turn.verdict or {})[f"{name}_votes"]] for name in ("hint", "reward")}
         common = texts["system"] + turn_text(*TurnToJudge(turn, None).place, plan["config"]["max_section_chars"])
         prompts = [encode(common + texts[name]) for name in votes for _ in votes[name]]
-        total += sum(map(len, prompts)) if judge == "endpoint" else count_shared(prompts)
+        total += sum(map(len, prompts)) if judge in SERVED else count_shared(prompts)
         total += sum(len(encode(answer)) for answers in votes.values() for answer in answers)
     return {"judging": round(total / len(drawn) * len(turns) * scale)}

@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel
-from opdkit.config.shared import NamedTraining, WordedOptions, shared_option
+from opdkit.config.shared import NamedTraining, SamplingConfig, shared_option
 from opdkit.errors import ConfigError
 
 CHECKS = Panel("Checks")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(NamedTraining, WordedOptions):
+class EvalConfig(NamedTraining, SamplingConfig):
     """Compare the model before and after on held-out prompts."""
 
     prompts: str | None = WHAT.option(None, "JSONL file of held-out prompts with checks; or --from-log", plan=False)
     from_log: bool = WHAT.option(
-        False, "prompts from complaints and praise in held-out sessions (`opdkit train --holdout`); instead of "
-        "--prompts; writes them to RUN/from-log.jsonl, which --prompts reads", plan=False)  # fmt: skip
+        False, "prompts from complaints, praise and accepted replies in held-out sessions (`opdkit train --holdout`); "
+        "instead of --prompts; writes them to RUN/from-log.jsonl, which --prompts reads", plan=False)  # fmt: skip
     max_prompts: int | None = WHAT.option(
         None, "only the first N prompts, for a cheap trial; judged turns: of N sessions", unit="prompts", low=1
     )
@@ -33,7 +33,6 @@ class EvalConfig(NamedTraining, WordedOptions):
         "judge_model", CHECKS, 'for checks written as {"judge": criterion}; default: that of the run'
     )
     judge_url: str | None = shared_option("judge_url", CHECKS, needs="judge_model")
-    api_key_env: str = shared_option("api_key_env", CHECKS)
     json: bool = shared_option("json", WHERE, "conclusion and scores", plan=False)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; read or sampled", unit="tokens", low=1)
 

@@ -111,7 +111,8 @@ def fields_of(cls: type["CommandConfig"]) -> list[Field]:
             type_ = next(arg for arg in get_args(type_) if arg is not type(None))
         is_list = get_origin(type_) is tuple
         type_ = str if is_list else type_
-        flag = field.name.upper() if "positional" in meta else "--" + field.name.replace("_", "-")
+        # `in_`: what is a word of Python has a line at its end.
+        flag = field.name.upper() if "positional" in meta else "--" + field.name.rstrip("_").replace("_", "-")
         name = "list of text" if is_list else words[type_]
         kind = " | ".join(meta.get("choices", ())) or name + (f", {meta['unit']}" if "unit" in meta else "")
         options.append(Field(name=field.name, flag=flag, type=type_, is_list=is_list, type_name=name, kind=kind,
@@ -196,7 +197,7 @@ def find_option(command: str, name: str, known: Sequence[Field], where: str) -> 
     """
     key = name.replace("-", "_")
     for field in known:
-        if field.name == key:
+        if field.name.rstrip("_") == key.rstrip("_"):
             return field
     if new := RENAMED.get(command, {}).get(key.rstrip("_")):
         raise ConfigError(f"{where} has no option {name!r} any more; it is now {new!r}")

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel, PythonFunction
+from opdkit.config.shard import parse_shard
 from opdkit.config.shared import REPEAT, WordedOptions, shared_option
 from opdkit.config.wording import judge_texts
 from opdkit.errors import ConfigError
 
 WHO = Panel("Who judges")
+MODELS = ("local", "endpoint", "batch")  # judges that read text
 WARNINGS = {
     "rules": "the verdicts are those of --judge rules, English patterns to try the pipeline out: they miss many "
     "corrections and take some requests for one, and what is trained on them can be worse than before. To train, have "
@@ -24,9 +26,20 @@ class JudgeConfig(WordedOptions):
     """Have a judge vote on every turn: a reward, and a hint at what was wanted."""
 
     judge: str = shared_option("judge", WHO, default=...)
-    judge_model: str | None = shared_option("judge_model", WHO, "needed by --judge local and endpoint")
+    judge_model: str | None = shared_option("judge_model", WHO, "needed by --judge local, endpoint and batch")
     judge_url: str | None = shared_option("judge_url", WHO, plan=False)
     api_key_env: str = shared_option("api_key_env", WHO)
+    out: Path | None = WHO.option(
+        None,
+        "batch: the file of requests to write; one per vote that has no answer yet, in the form of OpenAI's Batch API",
+        plan=False,
+    )
+    in_: tuple[str, ...] = WHO.option(
+        (),
+        "batch: a file of answers to read; in any order, as OpenAI's Batch API or `vllm run-batch` wrote it; "
+        f"{REPEAT}; with --out, the requests that are left are written",
+        plan=False,
+    )
     limit: int | None = shared_option("limit", WHAT)
     good: tuple[str, ...] = WHAT.option(
         (),
@@ -45,7 +58,12 @@ class JudgeConfig(WordedOptions):
     )
     criterion: Path | None = shared_option("criterion", HOW)
     votes: int = HOW.option(5, "per question and turn; rules always give one", unit="votes", low=1, high=255)
-    weigh_votes: bool = HOW.option(
+    all_votes: bool = HOW.expert(
+        False,
+        "endpoint: ask for all votes; else for no more of them once they can change neither the reward nor whether "
+        "there is a hint",
+    )
+    weigh_votes: bool = HOW.expert(
         False,
         "weigh each vote by its confidence; the probability of its decision's tokens, from the local model or the "
         "server's log-probs; where a vote has none, all votes of the question count as one",
@@ -64,17 +82,22 @@ class JudgeConfig(WordedOptions):
     max_section_chars: int = HOW.expert(
         6000, "longest section of the judge's prompt; request, reply and next state each", unit="characters", low=100
     )
-    batch_tokens: int = SPEED.option(65536, "tokens in memory at once; local: prompts and votes", unit="tokens", low=1)
-    concurrency: int = SPEED.option(16, "endpoint: parallel requests", unit="requests", low=1, plan=False)
+    batch_tokens: int = SPEED.expert(65536, "tokens in memory at once; local: prompts and votes", unit="tokens", low=1)
+    concurrency: int = shared_option("concurrency", SPEED)
     timeout: float = SPEED.expert(120.0, "give up on a request after this", unit="seconds", low=0.1, plan=False)
-    retries: int = SPEED.expert(6, "endpoint: further attempts of a request; with growing pauses", low=0, plan=False)
+    retries: int = SPEED.expert(
+        6,
+        "endpoint: further attempts of a request; with growing pauses; batch: 0 counts what failed as failed votes",
+        low=0,
+        plan=False,
+    )
     dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
     price: str | None = shared_option("price", WHERE, expert=True)
     measure: int = shared_option("measure", WHERE, expert=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.judge in ("local", "endpoint") and not self.judge_model:
+        if self.judge in MODELS and not self.judge_model:
             raise ConfigError(f"--judge {self.judge} needs --judge-model")
         if self.min_hint_chars > self.max_hint_chars:
             raise ConfigError(f"--min-hint-chars is {self.min_hint_chars}, more than --max-hint-chars")
@@ -82,9 +105,29 @@ class JudgeConfig(WordedOptions):
             raise ConfigError("--judge endpoint needs --judge-url, for example http://localhost:8000/v1")
         if self.weigh_votes and (self.judge in WARNINGS or isinstance(self.judge, PythonFunction)):
             raise ConfigError(f"--weigh-votes needs a model as the judge: --judge {self.judge} has no probabilities")
-        if self.criterion and self.judge not in ("local", "endpoint"):
+        if self.criterion and self.judge not in MODELS:
             raise ConfigError(f"--criterion needs a model as the judge: --judge {self.judge} reads no text")
+        if self.judge == "batch" and not (self.out or self.in_ or self.dry_run):
+            raise ConfigError("--judge batch needs --out FILE, for the requests to send, or --in FILE, their answers")
+        if self.judge == "batch" and self.measure:
+            raise ConfigError("--measure asks the judge, and --judge batch cannot be asked now: leave it out")
+        if self.judge != "batch" and (self.out or self.in_):
+            raise ConfigError(f"--out and --in are for --judge batch, and --judge is {self.judge}")
 
     def check_inputs(self) -> None:
+        """Raise ConfigError for files of a batch that cannot be read or written, beside what the wording raises."""
         super().check_inputs()
         judge_texts(self.wording, self.criterion)
+        for path in map(Path, self.in_):
+            if not path.is_file():
+                kind = "a folder: name the files in it" if path.is_dir() else "not there, or no file"
+                raise ConfigError(f"--in {path} is {kind}")
+            with path.open("rb") as file:
+                if file.read(2) == b"\x1f\x8b":
+                    raise ConfigError(f"--in {path} is compressed: unpack it first (gunzip)")
+            if self.out and self.out.exists() and self.out.samefile(path):
+                raise ConfigError(f"--out {self.out} would replace the answers that --in reads: name another file")
+        if self.out and self.out.is_dir():
+            raise ConfigError(f"--out {self.out} is a folder: name a file")
+        if self.out and parse_shard(self.shard)[1] > 1:
+            raise ConfigError("--out is for one process, which writes the requests of all parts: leave out --shard")

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opdkit.config.fields import HOW, SPEED, WHAT, Panel, argument, check_not_file
-from opdkit.config.shared import WordedOptions, shared_option
+from opdkit.config.shared import SamplingConfig, shared_option
 from opdkit.errors import ConfigError
 
 REWARDS = Panel("Rewards")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(WordedOptions):
+class RolloutConfig(SamplingConfig):
     """Have the student answer the hinted turns again, for an on-policy round."""
 
     run: Path = argument(..., "the new run directory", plan=False)
@@ -26,7 +26,6 @@ class RolloutConfig(WordedOptions):
     judge_model: str | None = shared_option("judge_model", REWARDS, "rewards replies that do what the hint asks; "
                                             "default: no rewards")  # fmt: skip
     judge_url: str | None = shared_option("judge_url", REWARDS, plan=False, needs="judge_model")
-    api_key_env: str = shared_option("api_key_env", REWARDS)
     batch_tokens: int = SPEED.option(16384, "tokens in memory at once; prompts and replies", unit="tokens", low=1)
 
     def check_inputs(self) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config.fields import HOW, JSON, OPTIONS, WHERE, Panel, StageConfig, parse_pairs
+from opdkit.config.fields import HOW, JSON, OPTIONS, SPEED, WHERE, Panel, StageConfig, parse_pairs
 from opdkit.config.wording import read_wording
 from opdkit.errors import ConfigError
 
-JUDGES = ("rules", "reaction", "local", "endpoint")
+JUDGES = ("rules", "reaction", "local", "endpoint", "batch")
 OBJECTIVES = ("opd", "binary", "combine", "topk", "hybrid", "distill", "blend", "alternate")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 REPEAT = "may be given repeatedly"
@@ -38,6 +38,12 @@ def check_server(url: str, flag: str = "--judge-url") -> None:
         raise ConfigError(f"{flag} is {url!r}; write it like http://localhost:8000/v1")
 
 
+def check_servers(urls: tuple[str, ...], flag: str) -> None:
+    """Raise ConfigError unless each of `urls` is a plain http(s) address."""
+    for url in urls:
+        check_server(url, flag)
+
+
 def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
     """Return the prices in "IN,OUT". Raises ConfigError unless these are two numbers from 0 on."""
     try:
@@ -53,9 +59,10 @@ def parse_price(text: str, flag: str = "--price") -> tuple[float, float]:
 SHARED: dict[str, tuple[Any, str, JSON]] = {
     "judge": (
         None,
-        "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; local: a model in this "
-        "process, where there is no server; rules: English patterns, to try the pipeline out, not to train on; "
-        "reaction: nobody, each reaction itself is the hint",
+        "who judges; endpoint: a model on an OpenAI-compatible server, the larger the better; batch: such a model, "
+        "through files of requests and answers; local: a model in this process, where there is no server; rules: "
+        "English patterns, to try the pipeline out, not to train on; reaction: nobody, each reaction itself is the "
+        "hint",
         {"choices": JUDGES, "function": "Judge"},
     ),
     "limit": (None, "only the first N sessions, for a cheap trial", {"unit": "sessions", "low": 1}),
@@ -65,6 +72,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                   {"check": check_server}),
     "api_key_env": ("OPENAI_API_KEY", "environment variable that holds the server's key",
                     {"plan": False, "expert": True}),
+    "concurrency": (16, "parallel requests to a server", {"unit": "requests", "low": 1, "plan": False}),
     "template_arg": ((), f"argument of the chat template, NAME=VALUE; for example enable_thinking=false; {REPEAT}",
                      {"check": parse_pairs}),
     "dry_run": (False, "report what would be done, write nothing", {"plan": False}),
@@ -129,3 +137,21 @@ class WordedOptions(ModelOptions):
         """Raise what `read_wording` raises."""
         super().check_inputs()
         read_wording(self.wording)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig(WordedOptions):
+    """Options of every stage that samples replies."""
+
+    sample_url: tuple[str, ...] = SPEED.expert(
+        (), "sample replies on this OpenAI-compatible server; it must serve the same weights, which is measured; where "
+        f"two models sample, on two servers or one that serves both; {REPEAT}; docs/serving.md",
+        plan=False, check=check_servers,
+    )  # fmt: skip
+    api_key_env: str = shared_option("api_key_env", SPEED)
+    concurrency: int = shared_option("concurrency", SPEED, expert=True)
+
+    def plan(self) -> JSON:
+        """Return the fields that decide the rows. Any server draws other samples, and the same greedy replies."""
+        is_drawn = self.sample_url and vars(self).get("samples") != 0
+        return super().plan() | ({"sampled": "on a server"} if is_drawn else {})

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from opdkit.config.fields import HOW, JSON, MEMORY, SPEED, WHAT, WHERE, Panel
-from opdkit.config.shared import REPEAT, WordedOptions, shared_option
+from opdkit.config.shared import REPEAT, SamplingConfig, shared_option
 from opdkit.config.teacher_models import parse_shares, parse_teachers
 from opdkit.errors import ConfigError
 
@@ -13,7 +13,7 @@ MODELS = Panel("Student and teacher")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherConfig(WordedOptions):
+class TeacherConfig(SamplingConfig):
     """Score every judged reply, with and without the hint."""
 
     model: str = shared_option("model", MODELS, "a folder is in Hugging Face format")
@@ -45,7 +45,6 @@ class TeacherConfig(WordedOptions):
         "judge_model", HOW, "default: that of the run, else the student", expert=True, needs="check_hints"
     )
     judge_url: str | None = shared_option("judge_url", HOW, plan=False, expert=True, needs="judge_model")
-    api_key_env: str = shared_option("api_key_env", HOW)
     hint_placement: str = HOW.expert("last-user", "place of the hint in the prompt", choices=PLACEMENTS)
     top_k: int = HOW.option(
         20, "most likely tokens to store per position; with their log-probs under both models; 0 stores none",
@@ -91,6 +90,8 @@ class TeacherConfig(WordedOptions):
         if spread and sampling:
             sampler, flag = ("--" + name.replace("_", "-") for name in (sampling[0], spread[0]))
             raise ConfigError(f"{sampler} needs the model that samples on one device; leave out {flag} or it")
+        if self.sample_url and not (self.samples or self.check_hints):
+            raise ConfigError("--sample-url: nothing is sampled; pass --teacher-samples or --check-hints")
         if self.measure and self.tensor_parallel:
             raise ConfigError("--measure is for one process; leave out --tensor-parallel")
         if len(spread) > 1:

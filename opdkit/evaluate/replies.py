@@ -14,7 +14,8 @@ from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hint
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, question_id, visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
-from opdkit.model.sampling import Request, sample
+from opdkit.model.sampling import Request
+from opdkit.model.sampling.sampler import Sampler
 from opdkit.model.scoring import PromptResponse
 
 
@@ -67,15 +68,15 @@ def generate(
     sampled = f" and {config.samples:,} sampled" if config.samples else ""
     say(f"{label}: 1 greedy{sampled} {verb(1 + config.samples, 'reply', 'replies')} to each of "
         f"{counted(len(prompts), 'prompt')}")  # fmt: skip
-    replies = []
+    sampler, replies = Sampler(config), []
     for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
             continue
         streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
         requests = [Request(ids, generators) for (_, ids), generators in zip(prompts, streams, strict=True)]
-        sampled = sample(model, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
-                         stop_ids=chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
-        for (prompt, ids), samples in zip(prompts, sampled, strict=True):
+        drawn = sampler.sample(model, chat, requests, temperature=temperature, max_new_tokens=config.max_new_tokens,
+                               batch_tokens=config.batch_tokens)  # fmt: skip
+        for (prompt, ids), samples in zip(prompts, drawn, strict=True):
             thinking = chat.opens_thinking(ids)
             for k, reply in zip(numbers, samples, strict=True):
                 if reply.finish_reason == "memory":

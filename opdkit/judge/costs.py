@@ -16,14 +16,16 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import Answer, Question
+from opdkit.judge.votes import Answer, Ask, Question
 from opdkit.store.dry_run import describe_costs
 
 Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
 
-# Keys of `count_work`: votes; those that were given before; questions that cannot be asked; prompt tokens read vote by
-# vote, and with a prefix cache; the most tokens that the votes can have.
+# Keys of `count_work`, which counts all votes: votes; those that were given before; questions that cannot be asked;
+# prompt tokens read vote by vote, and with a prefix cache; the most tokens that the votes can have. The dry run adds
+# how many votes it takes at least.
 VOTES, KNOWN, UNASKED, COLD, WARM, LONGEST = "votes", "known", "unasked", "cold", "warm", "longest"
+LEAST = "least"
 BYTES_PER_TOKEN = 4  # of UTF-8, where no tokenizer is known
 
 
@@ -44,48 +46,63 @@ class Measured(NamedTuple):
     """Votes of a judge on a few turns. What it does not say is None."""
 
     votes: int
+    share: float  # of all votes that the questions could have; the others were not needed
     seconds: float  # per vote
-    prompt_scale: float | None  # prompt tokens, as a multiple of those that were counted before
+    prompt_scale: float | None  # prompt tokens, as a multiple of those counted before; local: of those read once
     completion: float | None  # tokens per vote
 
 
-def measure(judge: Any, turns: Sequence[Sequence[Question]]) -> Measured:
-    """Ask all questions about some turns. Where there are several, the first one only warms up and is not timed."""
+def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> Measured:
+    """Ask all questions about some turns. Where there are several, the first one only warms up and is not timed.
+
+    `ask` asks `judge`, and no more votes than are needed.
+    """
     answers, seconds, expected = list[Answer](), 0.0, Counter[str]()
     for questions in ([q for turn in some for q in turn] for some in (turns[:1], turns[1:]) if some):
         expected += judge.count_work(questions)
         begin = time.monotonic()
-        votes = [answer for of_question in judge.ask(questions) for answer in of_question]
+        votes = [answer for of_question in ask(questions) for answer in of_question]
         answers, seconds = answers + votes, (time.monotonic() - begin) / len(votes)
+    share = len(answers) / expected[VOTES]
     if not (usages := [answer.usage for answer in answers if answer.usage]):
-        return Measured(len(answers), seconds, None, None)
-    prompt, _, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
-    asked = len(answers) * (1 - expected[UNASKED] * judge.config.votes / expected[VOTES])
-    return Measured(len(answers), seconds, prompt * asked / expected[COLD], completion)
+        return Measured(len(answers), share, seconds, None, None)
+    prompt, cached, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
+    if judge.config.judge == "local":
+        return Measured(len(answers), share, seconds, (prompt - cached) * len(usages) / expected[WARM], completion)
+    asked = expected[VOTES] - expected[UNASKED] * judge.config.votes
+    return Measured(len(answers), share, seconds, prompt * asked / expected[COLD], completion)
 
 
 def describe_work(
     config: JudgeConfig, judge: Any, work: Mapping[str, int], measured: Measured | None
 ) -> dict[str, int | str]:
-    """Return the lines of `--dry-run` on what the votes take, from the counts of `count_work`."""
-    is_local, (votes, seconds, scale, completion) = config.judge == "local", measured or (0, None, None, None)
-    left, unasked = work[VOTES] - work[KNOWN], work[UNASKED] * config.votes
-    cold, warm = (round(work[key] * (scale or 1)) for key in (COLD, WARM))
+    """Return the lines of `--dry-run` on what the votes take, from the counts of `count_work`.
+
+    Without `measured`, and without --all-votes, they are those of all votes: the most that it can take.
+    """
+    votes, share, seconds, scale, completion = measured or (0, None, None, None, None)
+    is_local, is_fixed = config.judge == "local", work[LEAST] == work[VOTES]
+    most, unasked = work[VOTES] - work[KNOWN], work[UNASKED] * config.votes
+    left = most if share is None else max(0, round(work[VOTES] * share) - work[KNOWN])
+    sent = left / most if most else 1.0  # of the votes that `work` counts the tokens of
+    cold, warm = round(work[COLD] * (1 if is_local else scale or 1) * sent), round(work[WARM] * (scale or 1))
     read, other = (warm, cold) if is_local else (cold, warm)
-    written = work[LONGEST] if completion is None else round((left - unasked) * completion)
+    written = work[LONGEST] if completion is None else round((left - unasked * sent) * completion)
+    kind = "" if is_fixed else ", at most" if share is None else ", about"
     counted = (f"by the server, on {votes:,} votes" if scale
                else f"with the tokenizer of {config.judge_model}" if is_local or judge.encode
                else f"as one per {BYTES_PER_TOKEN} bytes: no tokenizer of {config.judge_model} is here")  # fmt: skip
     lines: dict[str, int | str] = {
-        "votes" if is_local else "requests": left,
+        f"{'votes' if is_local else 'requests'}{kind}": left,
+        "  if all votes agree": 0 if is_fixed else max(0, work[LEAST] - work[KNOWN]),
         "  given before, and kept": work[KNOWN],
         "  questions that cannot be put": work[UNASKED],
-        "tokens to read" if is_local or scale or judge.encode else "tokens to read, about": read,
+        f"tokens to read{kind}" if is_local or scale or judge.encode else "tokens to read, about": read,
         f"  read {'without' if is_local else 'with'} a prefix cache": other,
         "  counted": "" if is_local else counted,
         f"tokens to write, {'at most' if completion is None else 'about'}": written,
     }
-    took = None if seconds is None else (left - unasked) * seconds
+    took = None if seconds is None else (left - unasked * sent) * seconds
     costs = describe_costs(read, written, config.price, took, is_bound=completion is None)
     return {name: value for name, value in {**lines, **costs}.items() if value or not name.startswith("  ")}
 

@@ -96,8 +96,10 @@ def judge_replies(
 def judge_of_run(run: Path) -> JSON:
     """Return the options that name the model that judged a run; {} where no model did."""
     options = manifest(run, "judge").get("configuration", {}) if has_stage(run, "judge") else {}
-    model = None if options.get("judge") == "rules" else options.get("judge_model")  # a rollout's has no `judge`
-    return {"judge_model": model, "judge_url": options.get("judge_url")} if model else {}
+    model, url = options.get("judge_model"), options.get("judge_url")
+    # The model of a batch is at hand only at an address. A rollout's options have no `judge`.
+    is_absent = options.get("judge") == "rules" or (options.get("judge") == "batch" and not url)
+    return {"judge_model": model, "judge_url": url} if model and not is_absent else {}
 
 
 def open_criterion_judge(
@@ -110,6 +112,7 @@ def open_criterion_judge(
     """
     judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
                         judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
+                        concurrency=config.concurrency,
                         device=config.device, dtype=config.dtype, seed=config.seed,
                         batch_tokens=config.batch_tokens, votes=votes)  # fmt: skip
     if config.judge_url:

@@ -5,7 +5,7 @@
 One line of JSON per answer, appended in one write, so a killed process loses the requests under way and no answer.
 Each line begins with the line break, so what a torn line lacks does not harm the next one. A server may answer
 otherwise the next time: an answer counts for the plan and the seed that it was asked under, and for no other. Errors
-are not answers.
+of a server are not answers; of a batch, only those that count as a vote are kept.
 """
 
 import contextlib
@@ -31,23 +31,30 @@ class KeptAnswers:
         """Return the answer to a request that was given before."""
         return self._answers.get((self.plan, request.question.turn_id, request.question.name, request.seed))
 
+    def close(self) -> None:
+        """Close the file, if an answer has opened it."""
+        if self.file is not None:
+            os.close(self.file)
+
     def add(self, request: Request, answer: Answer) -> None:
         """Append an answer to the file. Raises OSError where the disk takes no more."""
         if self.file is None:
+            self.path.parent.mkdir(exist_ok=True)
             self.file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         key = self.plan, request.question.turn_id, request.question.name, request.seed
-        said = answer.text, answer.finish_reason, answer.confidence, answer.usage
+        self._answers[key] = answer
+        said = answer.text, answer.finish_reason, answer.confidence, answer.usage, answer.error
         os.write(self.file, b"\n" + json.dumps([*key, *said]).encode())
 
 
 def _read_line(line: bytes) -> tuple[tuple[str, str, str, int], Answer] | None:
     """Return the key and the answer in a line; None for an empty, torn or damaged one."""
     try:
-        plan, turn_id, name, seed, text, finish_reason, confidence, usage = json.loads(line)
+        plan, turn_id, name, seed, text, finish_reason, confidence, usage, error = json.loads(line)
         usage = None if usage is None else Usage(*usage)
     except (ValueError, TypeError):
         return None
-    return (plan, turn_id, name, seed), Answer(text, finish_reason, confidence=confidence, usage=usage)
+    return (plan, turn_id, name, seed), Answer(text, finish_reason, error=error, confidence=confidence, usage=usage)
 
 
 def answers_file(stage: Stage, part: int) -> Path:
@@ -61,8 +68,7 @@ def kept_answers(stage: Stage, part: int) -> Iterator[KeptAnswers]:
     try:
         yield kept
     finally:
-        if kept.file is not None:
-            os.close(kept.file)
+        kept.close()
     kept.path.unlink(missing_ok=True)
 
 

@@ -20,13 +20,14 @@ from opdkit.config.wording import Texts, judge_texts, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.costs import describe_work, measure
+from opdkit.judge.costs import LEAST, describe_work, measure
 from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
 from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
 from opdkit.judge.prompts import judge_messages, turn_text
+from opdkit.judge.rounds import ask_in_rounds, votes_missing
 from opdkit.judge.votes import TOO_LONG, USAGE, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
@@ -41,7 +42,9 @@ from opdkit.store.tables import VERDICTS
 
 # Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
 # that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
-JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint"}
+JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
+          "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
+SERVED = ("endpoint", "batch")  # those whose answers are kept as they come, and may be others the next time
 
 NO_REWARD = "the function gave no reward"
 Votes = tuple[list[HintVote], list[RewardVote]]
@@ -94,7 +97,7 @@ def run(config: JudgeConfig) -> Summary:
         trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
         load_function(JUDGES["endpoint"])(config).ask([trial])
     # They may answer otherwise the next time, whatever the seed.
-    may_change = config.judge == "endpoint" or isinstance(config.judge, PythonFunction)
+    may_change = config.judge in SERVED or isinstance(config.judge, PythonFunction)
     stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(config.run, "extract"), inputs=inputs,
                        upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
@@ -102,14 +105,20 @@ def run(config: JudgeConfig) -> Summary:
         _check_lost_votes(config, todo)
     if config.dry_run:
         return report_work(config, stage, texts)
-    if todo and config.judge in JUDGES:
+    if config.judge in JUDGES and (todo or config.judge == "batch"):
         judge = judge or load_function(JUDGES[config.judge])(config, stage.home)
     remove_answers_of_done_parts(stage)
+    if config.judge == "batch":  # the other parts wait for answers
+
+        def questions_of(part: int) -> list[Question]:
+            return questions_about(list(turns_to_judge(config, part, Counters())), config, texts)
+
+        todo = judge.exchange(stage, todo, questions_of)
     for part in progress(todo, "judge", len(todo), "parts"):
         with kept_answers(stage, part) as kept, stage.writing(part) as out:
             turns = list(turns_to_judge(config, part, out.counters))
             if judge:
-                ask = partial(judge.ask, kept=kept) if config.judge == "endpoint" else judge.ask
+                ask = partial(judge.ask, kept=kept) if config.judge in SERVED else judge.ask
                 votes = ask_about(turns, config, ask, texts, out.counters)
             elif isinstance(config.judge, PythonFunction):
                 votes = [judge_by_function(config.judge, turn) for turn in turns]
@@ -123,6 +132,7 @@ def run(config: JudgeConfig) -> Summary:
     for text in warnings(config, summary.counters):
         warn(text)
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
+    summary.next = judge.next if config.judge == "batch" else ""
     return summary
 
 
@@ -132,7 +142,7 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
     Without `--measure` no model is loaded but its tokenizer, and no request is sent.
     """
     counters, work, names = Counters(), Counter[str](), Counter[str]()
-    judge = load_function(JUDGES[config.judge])(config) if config.judge in JUDGES else None
+    judge: Any = load_function(JUDGES[config.judge])(config) if config.judge in JUDGES else None
     drawn: list[list[Question]] = []  # by turn
     for part in stage.todo():
         turns = list(turns_to_judge(config, part, counters))
@@ -141,11 +151,13 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
         if judge:
             asked = questions_about(turns, config, texts)
             names.update(f"  questions on the {question.name}" for question in asked)
-            kept = [KeptAnswers(answers_file(stage, part), stage.plan)] if config.judge == "endpoint" else []
+            kept = [KeptAnswers(answers_file(stage, part), stage.plan)] if config.judge in SERVED else []
             work.update(judge.count_work(asked, *kept))
+            work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    costs = describe_work(config, judge, work, measure(judge, drawn) if drawn else None) if judge else {}
+    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), drawn) if drawn else None
+    costs = describe_work(config, judge, work, measured) if judge else {}
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
 
 
@@ -220,7 +232,8 @@ def ask_about(
 ) -> list[Votes]:
     """Return the votes of a model on each turn: all questions of a part are put to it at once. Count their tokens."""
     questions = questions_about(turns, config, texts)
-    answers = dict(zip([(q.turn_id, q.name) for q in questions], ask(questions) if questions else (), strict=True))
+    given = ask_in_rounds(ask, questions, config, texts) if questions else ()
+    answers = dict(zip([(q.turn_id, q.name) for q in questions], given, strict=True))
     for usage in (answer.usage for votes in answers.values() for answer in votes if answer.usage):
         for name, number in zip(USAGE, usage, strict=True):
             counters.count(name, number)

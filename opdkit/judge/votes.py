@@ -13,6 +13,7 @@ CONFLICT = "conflict"  # reward_status where a rating and a hint disagree; hint_
 TOO_LONG = "the prompt does not fit the judge"
 NO_ANSWER = "the judge answers others, not this"
 _ROUNDING = 1e-3  # log-probs are at most 0, but for rounding
+_SUM_ROUNDING = 1e-9  # of sums of confidences
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Question:
     turn_id: str
     name: str  # hint or reward
     messages: list[Message]
+    votes: range | None = None  # those to give now; None: all of `--votes`
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Answer:
     usage: Usage | None = None  # None where the server does not say
 
 
-# m answers to each question, in order. Raises rather than make up an answer that was never given.
+# The answers to each question, one per vote, in order. Raises rather than make up an answer that was never given.
 Ask = Callable[[Sequence[Question]], list[list[Answer]]]
 
 
@@ -137,6 +139,34 @@ def confidences_of(votes: Sequence[tuple[int | None, float | None]]) -> list[flo
     if any(decision is not None and confidence is None for decision, confidence in votes):
         return None
     return [0.0 if decision is None else confidence or 0.0 for decision, confidence in votes]
+
+
+def count_missing(votes: Sequence[tuple[int | None, float | None]], question: str, most: int, weigh: bool) -> int:
+    """Return how many more votes, at least, decide a question of which `most` can be asked; 0 once it is decided.
+
+    `votes` are (decision, confidence). The reward is decided when no answers of the remaining votes change it or its
+    status. The hint is decided when there can be none, and it is known whether half of the votes are valid; where there
+    is one, all votes take part in the choice of its text. A vote weighs at most 1. With `weigh`, a later vote without a
+    confidence makes all of them count as one, so that both ways to count have to agree.
+
+    >>> [count_missing([(1, None)] * n, "reward", 5, False) for n in range(4)]
+    [3, 2, 1, 0]
+    """
+    left, decisions = most - len(votes), [decision for decision, _ in votes]
+    valid = sum(decision is not None for decision in decisions)
+    leads: dict[int, float] = {}  # of a value over its best rival, in the way to count that is worse for it
+    rivals = {-1: (1,)} if question == "hint" else {1: (0, -1), 0: (1, -1), -1: (1, 0)}
+    for weights in [None, confidences_of(votes)] if weigh else [None]:
+        totals = {value: weight_of(value, decisions, weights) for value in (1, 0, -1)}
+        for value, others in rivals.items():
+            lead = totals[value] - max(totals[other] for other in others) - (_SUM_ROUNDING if weights else 0)
+            leads[value] = min(lead, leads.get(value, lead))
+    behind = (left - max(leads.values())) / 2  # a tie is no reward, but it is no hint
+    majority = math.ceil(behind) if question == "hint" else math.floor(behind) + 1
+    agreed = max(majority, (most + 1) // 2 - valid, 0)
+    # Failed votes decide, too. A reward has another status where none is valid, which is known at the end.
+    failed = left if question != "hint" and not valid else max(valid + left - (most + 1) // 2 + 1, 0)
+    return min(agreed, failed, left)
 
 
 def confidence_of(logprobs: Sequence[float]) -> float | None:

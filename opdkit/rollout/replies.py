@@ -18,7 +18,8 @@ from opdkit.config.rollout import RolloutConfig
 from opdkit.model.folder import weights_name
 from opdkit.model.load import context_length, load_model, load_tokenizer, token_generator
 from opdkit.model.memory import TOO_LARGE
-from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.sampling import Request, Sample
+from opdkit.model.sampling.sampler import Sampler
 from opdkit.store.dropped_hints import DROPPED
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import PartWriter
@@ -39,6 +40,7 @@ class Student:
     name: str  # of the model, for the sessions
     context: float  # tokens of prompt and reply
     vocabulary: int  # ids that the model reads and writes
+    sampler: Sampler
 
 
 def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[JoinedTurn]:
@@ -63,6 +65,7 @@ def load_student(config: RolloutConfig) -> Student:
         weights_name(config.model, model_identity(config.model).get("files", {})),
         context_length(model),
         model.get_input_embeddings().weight.shape[0],
+        Sampler(config),
     )
 
 
@@ -87,8 +90,8 @@ def write_replies(config: RolloutConfig, student: Student, turns: Sequence[Joine
         streams = [token_generator(config.seed, "rollout", turn.turn_id, g) for g in range(config.samples)]
         answered.append(turn)
         requests.append(Request(ids, streams))
-    drawn = sample(student.model, requests, temperature=1.0, max_new_tokens=config.max_new_tokens,
-                   stop_ids=student.chat.stop_ids, batch_tokens=config.batch_tokens)  # fmt: skip
+    drawn = student.sampler.sample(student.model, student.chat, requests, temperature=1.0,
+                                   max_new_tokens=config.max_new_tokens, batch_tokens=config.batch_tokens)  # fmt: skip
     for turn, samples in zip(answered, drawn, strict=True):
         problems = [sample_problem(student, reply) for reply in samples]
         for g, (reply, problem) in enumerate(zip(samples, problems, strict=True)):

@@ -8,6 +8,7 @@ So no prompt is answered twice after a kill in between, and the student is relea
 """
 
 from dataclasses import replace
+from functools import partial
 
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
@@ -101,14 +102,14 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     judge: JSON = wording_inputs("criterion", texts) if config.judge_model else {}
     judge |= {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
-    tables = [SESSIONS, TURNS, REJECTED]
+    open_replies = partial(Stage.open, name="extract", tables=[SESSIONS, TURNS, REJECTED], parts=parts, inputs=inputs,
+                           command="rollout", drawn=bool(config.sample_url))  # fmt: skip
     try:
-        replies = Stage.open(sampling, "extract", tables, parts=parts, inputs=inputs, command="rollout")
+        replies = open_replies(sampling)
     except OpdkitError:
         if not config.overwrite:
             raise
-        again = replace(sampling, overwrite=True)
-        replies = Stage.open(again, "extract", tables, parts=parts, inputs=inputs, command="rollout")
+        replies = open_replies(replace(sampling, overwrite=True))
     return replies, Stage.open(
         config, "judge", [VERDICTS], parts=parts, inputs=inputs | judge, upstream=["extract"], command="rollout"
     )

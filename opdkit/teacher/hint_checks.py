@@ -20,7 +20,7 @@ from opdkit.judge.criterion import FreshReply, judge_of_run, judge_replies, open
 from opdkit.judge.decisions import WANTED_REPLIES
 from opdkit.judge.votes import Ask
 from opdkit.model.load import token_generator
-from opdkit.model.sampling import Request, Sample, sample
+from opdkit.model.sampling import Request, Sample
 from opdkit.store.dropped_hints import DROPPED, NO_BETTER, WORSE, by_turn, without_dropped
 from opdkit.store.plans import stage_dir
 from opdkit.store.reviews import REVIEWED
@@ -112,8 +112,9 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
     numbers, seed = range(config.check_hints), config.seed
     requests = [Request(ids, [token_generator(seed, "check", turn.turn_id, k) for k in numbers])
                 for turn in turns for ids in turn.prompts]  # fmt: skip
-    sampled = iter(sample(student.model, requests, temperature=1.0, max_new_tokens=config.max_new_tokens,
-                          stop_ids=student.chat.stop_ids, batch_tokens=config.batch_tokens))  # fmt: skip
+    sampled = iter(scorer.sampler.sample(student.model, student.chat, requests, temperature=1.0,
+                                         max_new_tokens=config.max_new_tokens,
+                                         batch_tokens=config.batch_tokens))  # fmt: skip
     asked, tested = list[FreshReply](), list[tuple[TurnHints, str, list[Text], list[Text]]]()
     for turn in turns:
         replies = [[_visible_text(scorer, ids, reply) for reply in next(sampled)] for ids in turn.prompts]

@@ -24,6 +24,7 @@ from opdkit.model.load import (
     load_tokenizer,
     resolve_device,
 )
+from opdkit.model.sampling.sampler import Sampler
 from opdkit.store.plans import model_identity, recorded_hint_text
 from opdkit.teacher.behavior_policy import student_names
 
@@ -59,6 +60,7 @@ class Scorer:
     vocabulary: int
     names: frozenset[str]
     hint_text: str
+    sampler: Sampler
 
     def teacher_of(self, session: JSON) -> Teacher:
         """Return the teacher of a session. Raises ChatError where its metadata names none."""
@@ -140,4 +142,5 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
     names = student_names(config.model, files)
-    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text_of(config))
+    return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text_of(config),
+                  Sampler(config))  # fmt: skip

@@ -13,7 +13,7 @@ from opdkit.chat.template import Reply
 from opdkit.config.teacher import TeacherConfig
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TOO_LARGE
-from opdkit.model.sampling import Request, Sample, reply_room, sample
+from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.teacher.examples import Example
@@ -54,12 +54,12 @@ def sample_replies(
                 continue
             key = (config.seed, "written", turn.example.verdict["turn_id"])
             requests[i] = Request(turn.prompt_ids, [token_generator(*key, g) for g in range(config.samples)])
-        sampled = sample(
+        sampled = scorer.sampler.sample(
             policy.model,
+            policy.chat,
             list(requests.values()),
             temperature=1.0,
             max_new_tokens=max_new_tokens,
-            stop_ids=policy.chat.stop_ids,
             batch_tokens=config.batch_tokens,
         )
         samples |= zip(requests, sampled, strict=True)

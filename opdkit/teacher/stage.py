@@ -82,7 +82,7 @@ def run(config: TeacherConfig) -> Summary:
             inputs=model_inputs(config),
             upstream=["extract", "judge"],
             part_inputs=inputs_of_part,
-            drawn=config.judge_url is not None,  # a server may answer otherwise the next time
+            drawn=bool(config.judge_url or config.sample_url),  # a server may answer otherwise the next time
         )
     todo = group.broadcast(stage.todo())
     if config.dry_run:

@@ -42,7 +42,8 @@ def main() -> None:
         Run(run).extract(log)
         turns = list(Run(run).table("turns"))
         url = "http://127.0.0.1:9/v1"  # a dry run sends nothing
-        judge = facts("judge", run, "--judge", "endpoint", "--judge-url", url, "--judge-model", model, "--votes", VOTES)
+        served = ("--judge", "endpoint", "--judge-url", url, "--judge-model", model)
+        judge = facts("judge", run, *served, "--votes", VOTES, "--all-votes")
         Run(run).judge(judge=every_third)
         hinted = sum(verdict["hint"] is not None for verdict in Run(run).table("verdicts"))
         plain = facts("teacher", run, "--model", model, "--teacher-samples", 0)

@@ -173,7 +173,7 @@ def test_the_tokens_of_a_server_are_those_of_its_requests(run, config, judge, ti
     answer = rf"[HINT_START]{HINT}[HINT_END] \boxed{{1}}"
     with serving(lambda body, number: completion(answer)) as server:
         judging.run(JudgeConfig(run=run, judge="endpoint", judge_model="any", judge_url=server.url, votes=2,
-                                overwrite=True))  # fmt: skip
+                                all_votes=True, overwrite=True))  # fmt: skip
     requests = [body for body in server.requests if body["messages"][-1]["content"].startswith("##")]
     assert len(requests) == 16 * 2 * 2
     judge(lambda text, hinted: yes_if(hinted))

@@ -41,7 +41,8 @@ def test_every_option_has_help_and_a_type_the_command_line_knows():
         for field in fields_of(command.config):
             assert field.help
             assert field.is_list or field.type in (int, float, bool, str, Path), field.name
-            assert field.flag == (field.name.upper() if field.positional else "--" + field.name.replace("_", "-"))
+            name = field.name.rstrip("_").replace("_", "-")
+            assert field.flag == (field.name.upper() if field.positional else f"--{name}")
 
 
 def test_plan_and_effective_configuration_are_json_values():

@@ -118,7 +118,10 @@ DEFAULTS_DIFFER = {
     "--timeout": {30.0, 120.0},
 }
 OWN_MEANING = {("demo", "--samples")}  # the folder for the sample data; `demo` has no replies to count
-HELP_DIFFERS = {"--overwrite": {"replace the file if it exists", "discard what was written with other options"}}
+HELP_DIFFERS = {
+    "--out": {"the file to write", "batch: the file of requests to write"},
+    "--overwrite": {"replace the file if it exists", "discard what was written with other options"},
+}
 
 
 def shared_flags() -> dict[str, list[Field]]:

@@ -14,10 +14,10 @@ from opdkit.cli import app
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge import retries
 from opdkit.judge.endpoint import Endpoint, Identity
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
+from opdkit.model.server import traffic
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.stable_hash import stable_hash
@@ -29,8 +29,8 @@ BIG = os.environ.get("OPDKIT_FULL_CHAOS")
 
 @pytest.fixture(autouse=True)
 def scaled_down(monkeypatch):
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.02)
-    monkeypatch.setattr(retries, "SHORTEST", 0.3)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(traffic, "SHORTEST", 0.3)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
@@ -89,7 +89,7 @@ def test_nobody_asks_while_the_server_is_to_be_left_alone() -> None:
         client(server.url, concurrency=4).ask(questions(8))
     assert len(server.requests) == 41
     assert pauses.count(1.0) == 1
-    assert [pause for pause in pauses if retries.FIRST_PAUSE < pause < 1.0]
+    assert [pause for pause in pauses if traffic.FIRST_PAUSE < pause < 1.0]
 
 
 @pytest.mark.skipif(not BIG, reason="minutes: set OPDKIT_FULL_CHAOS=1")
@@ -107,7 +107,7 @@ def test_hangs_of_a_minute(monkeypatch) -> None:
 
 def judge(path: Path, url: str, *more: str) -> Result:
     command = ["judge", str(path), "--judge", "endpoint", "--judge-url", url, "--judge-model", MODEL, "--votes", "2",
-               "--retries", "1", "--shard", "0/1", *more]  # fmt: skip
+               "--all-votes", "--retries", "1", "--shard", "0/1", *more]  # fmt: skip
     return CliRunner().invoke(app, command)
 
 

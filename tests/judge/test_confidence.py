@@ -27,7 +27,7 @@ from opdkit.cli import app
 from opdkit.commands.check.stage import examine
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import local, retries
+from opdkit.judge import local
 from opdkit.judge import stage as judge
 from opdkit.judge.endpoint import server_confidence
 from opdkit.judge.hints import choose
@@ -35,6 +35,7 @@ from opdkit.judge.parse import decision_span, parse_hint, parse_reward
 from opdkit.judge.votes import Answer, confidence_of, confidences_of, reward_of
 from opdkit.model.load import load_model, load_tokenizer
 from opdkit.model.sampling import sample
+from opdkit.model.server import traffic
 from opdkit.store.part_writer import Stage
 from opdkit.store.reading import read_all
 from opdkit.store.tables import VERDICTS
@@ -244,13 +245,13 @@ def test_what_is_no_list_of_tokens_is_no_confidence(logprobs) -> None:
 
 @pytest.fixture
 def extracted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
     monkeypatch.setitem(os.environ, "NO_PROXY", "127.0.0.1")
     return write_extract(tmp_path / "run", {"a": talk("Hi", "Hello", "thanks"), "b": talk("How?", "So.", "No.")})
 
 
 def server_config(run: Path, url: str, **fields) -> JudgeConfig:
-    small = {"votes": 3, "concurrency": 2, "retries": 1, "shard": "0/1", "weigh_votes": True}
+    small = {"votes": 3, "all_votes": True, "concurrency": 2, "retries": 1, "shard": "0/1", "weigh_votes": True}
     return JudgeConfig(run=run, judge="endpoint", judge_model="m", judge_url=url, **(small | fields))
 
 

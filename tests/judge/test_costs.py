@@ -45,7 +45,14 @@ def chat(plain_model_dir: Path) -> Chat:
 
 def config(run: Path, url: str, model: Path | str, **options) -> JudgeConfig:
     return JudgeConfig(
-        run=run, judge="endpoint", judge_url=url, judge_model=str(model), votes=3, shard="0/1", **options
+        run=run,
+        judge="endpoint",
+        judge_url=url,
+        judge_model=str(model),
+        votes=3,
+        all_votes=True,
+        shard="0/1",
+        **options,
     )
 
 
@@ -109,7 +116,7 @@ def test_another_server_is_measured_or_said_to_be_a_guess(extracted, chat, capsy
 
 def test_a_local_judge_is_measured(extracted, plain_model_dir, capsys) -> None:
     options = {"run": extracted, "judge": "local", "judge_model": str(plain_model_dir), "votes": 2, "device": "cpu",
-               "max_new_tokens": 8, "shard": "0/1"}  # fmt: skip
+               "all_votes": True, "max_new_tokens": 8, "shard": "0/1"}  # fmt: skip
     judge.run(JudgeConfig(**options, dry_run=True, measure=3, price="10,1000"))
     shown, counters = facts(capsys.readouterr().out), judge.run(JudgeConfig(**options)).counters
     read = counters.total("prompt tokens") - counters.total("cached prompt tokens")
@@ -154,7 +161,7 @@ def test_the_first_turn_only_warms_up(monkeypatch) -> None:
     model = SimpleNamespace(
         count_work=lambda questions: Counter({"votes": 2 * len(questions), "cold": 10}),
         ask=lambda questions: [[Answer("")] * 2] * len(questions),
-        config=SimpleNamespace(votes=2),
+        config=SimpleNamespace(votes=2, judge="endpoint"),
     )
-    measured = measure(model, [[Question(f"s:{n}", "hint", [])] for n in range(4)])
+    measured = measure(model, model.ask, [[Question(f"s:{n}", "hint", [])] for n in range(4)])
     assert (measured.votes, measured.seconds, measured.completion) == (8, 1.0, None)

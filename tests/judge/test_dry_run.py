@@ -32,7 +32,7 @@ def extracted(tmp_path: Path) -> Path:
 
 
 def config(run: Path, model: Path | str | None, **options) -> JudgeConfig:
-    small = {"judge": "local", "votes": 3, "max_new_tokens": 8, "shard": "0/1", "device": "cpu"}
+    small = {"judge": "local", "votes": 3, "all_votes": True, "max_new_tokens": 8, "shard": "0/1", "device": "cpu"}
     return JudgeConfig(run=run, judge_model=None if model is None else str(model), **(small | options))
 
 

@@ -15,10 +15,11 @@ from runs import talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.judge import retries
-from opdkit.judge.endpoint import Endpoint, retry_after_seconds
+from opdkit.judge.endpoint import Endpoint
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question
+from opdkit.model.server import traffic
+from opdkit.model.server.client import retry_after_seconds
 from opdkit.store.reading import read_part
 from opdkit.store.stable_hash import stable_hash
 
@@ -29,7 +30,7 @@ GOOD = completion(r"Well. \boxed{1}")
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -81,7 +82,7 @@ def test_what_may_pass_is_tried_again(failure: Reply) -> None:
 
 
 def test_the_first_attempt_that_fails_is_said_at_once_and_no_other(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.2)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.2)
     said = list[str]()
 
     def failing_twice(body: object, number: int) -> Reply:
@@ -119,7 +120,7 @@ def test_retry_after_is_honoured(value: str) -> None:
     with serving(once(Reply(429, {}, {"Retry-After": value}))) as server, recorded_pauses() as pauses:
         ask(server.url)
     assert len(server.requests) == 2
-    assert max(pauses) == 0.4 if value == "0.4" else max(pauses) <= retries.FIRST_PAUSE
+    assert max(pauses) == 0.4 if value == "0.4" else max(pauses) <= traffic.FIRST_PAUSE
 
 
 def test_a_server_that_asks_for_an_hour_is_left_alone() -> None:
@@ -321,6 +322,7 @@ def config(path, url: str, **fields) -> JudgeConfig:
         "judge_model": "judge-model",
         "judge_url": url,
         "votes": 3,
+        "all_votes": True,
         "timeout": 5.0,
         "retries": 1,
     }

@@ -17,10 +17,10 @@ from runs import snapshot, talk, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge import retries
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question, Request, Usage
+from opdkit.model.server import traffic
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 
@@ -31,7 +31,7 @@ USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": 
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
@@ -42,7 +42,7 @@ def extracted(tmp_path: Path) -> Path:
 
 
 def config(path: Path, url: str, **options) -> JudgeConfig:
-    defaults = {"judge_model": MODEL, "retries": 1, "timeout": 5.0, "concurrency": 4, "shard": "0/1"}
+    defaults = {"judge_model": MODEL, "all_votes": True, "retries": 1, "timeout": 5.0, "concurrency": 4, "shard": "0/1"}
     return JudgeConfig(run=path, judge="endpoint", judge_url=url, **(defaults | options))
 
 
@@ -99,7 +99,7 @@ def test_killed_processes_lose_no_answered_vote(extracted: Path, tmp_path: Path)
 
     with serving(script) as server:
         command = [sys.executable, "-m", "opdkit", "judge", str(extracted), "--judge", "endpoint", "--judge-model",
-                   MODEL, "--judge-url", server.url, "--concurrency", "4"]  # fmt: skip
+                   MODEL, "--judge-url", server.url, "--concurrency", "4", "--all-votes"]  # fmt: skip
         for kill in range(4):
             before = asked.copy()
             running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))

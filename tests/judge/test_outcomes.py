@@ -124,7 +124,7 @@ def test_a_server_is_not_asked_for_what_the_log_says(extracted: Path, monkeypatc
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with serving(lambda body, number: completion(r"\boxed{1}")) as server:
         judge.run(JudgeConfig(run=extracted, shard="0/1", judge="endpoint", judge_model="judge-model",
-                              judge_url=server.url, votes=3, good=GOOD, bad=BAD))  # fmt: skip
+                              judge_url=server.url, votes=3, all_votes=True, good=GOOD, bad=BAD))  # fmt: skip
     assert len(server.requests) == 3 * (6 + 2)
     assert [len(row["reward_votes"]) for row in read_all(extracted, "verdicts")].count(0) == 4
 

@@ -26,7 +26,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def config(run: Path, url: str, model: Path = MODEL, **fields) -> JudgeConfig:
-    small = {"votes": 3, "max_new_tokens": 48, "timeout": 60.0, "retries": 1, "concurrency": 2, "shard": "0/1"}
+    small = {
+        "votes": 3,
+        "all_votes": True,
+        "max_new_tokens": 48,
+        "timeout": 60.0,
+        "retries": 1,
+        "concurrency": 2,
+        "shard": "0/1",
+    }
     return JudgeConfig(run=run, judge="endpoint", judge_url=url, judge_model=str(model), **(small | fields))
 
 

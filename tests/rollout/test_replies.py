@@ -13,8 +13,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.teacher import TeacherConfig
 from opdkit.config.train import TrainConfig
 from opdkit.model.load import load_tokenizer, token_generator
-from opdkit.model.sampling import Sample
-from opdkit.rollout import replies
+from opdkit.model.sampling import Sample, sampler
 from opdkit.rollout import stage as rollout
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
@@ -29,7 +28,7 @@ def fixed_draws(monkeypatch):
     """Every prompt is answered with these draws, in place of what the model happens to say."""
 
     def fix(*draws: Sample) -> None:
-        monkeypatch.setattr(replies, "sample", lambda _model, requests, **_: [list(draws) for _ in requests])
+        monkeypatch.setattr(sampler, "sample", lambda _model, requests, **_: [list(draws) for _ in requests])
 
     return fix
 

@@ -11,10 +11,9 @@ from rollout_runs import scored
 from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge import retries
 from opdkit.model.load import load_tokenizer
-from opdkit.model.sampling import Sample
-from opdkit.rollout import replies
+from opdkit.model.sampling import Sample, sampler
+from opdkit.model.server import traffic
 from opdkit.rollout import stage as rollout
 from opdkit.rollout import stage as rollout_stage
 from opdkit.store.plans import manifest
@@ -28,7 +27,7 @@ KEY = "sk-a-key-that-no-file-may-hold"
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch):
-    monkeypatch.setattr(retries, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.001)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
@@ -69,7 +68,7 @@ def says(monkeypatch, student):
     def fix(*said: str) -> None:
         ids = [[*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for text in said]
         draws = [Sample(i, [-0.5] * len(i), "stop") for i in ids]
-        monkeypatch.setattr(replies, "sample", lambda _model, requests, **_: [list(draws) for _ in requests])
+        monkeypatch.setattr(sampler, "sample", lambda _model, requests, **_: [list(draws) for _ in requests])
 
     return fix
 

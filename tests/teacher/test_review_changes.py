@@ -14,11 +14,11 @@ from opdkit.config.status import StatusConfig
 from opdkit.config.teacher import TeacherConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge import stage as judge
+from opdkit.model.sampling import sampler
 from opdkit.store import reviews
 from opdkit.store.counters import read_counters, read_inputs
 from opdkit.store.reading import part_path, read_all, read_part
 from opdkit.store.reviews import Review
-from opdkit.teacher import samples
 from opdkit.teacher import stage as teacher
 from opdkit.train import stage as train
 
@@ -234,8 +234,8 @@ def test_a_reply_to_a_decided_hint_has_the_room_of_the_part(run, tiny_model_dir,
     """Not that of its own logged reply, which may be a word."""
     shutil.rmtree(run / "teacher")
     reviews.append(run, [Review("toy-0:3", False, None, True, NEW)])  # a reply of two words
-    rooms, sample = [], samples.sample
-    monkeypatch.setattr(samples, "sample", lambda *args, **options: (
+    rooms, sample = [], sampler.sample
+    monkeypatch.setattr(sampler, "sample", lambda *args, **options: (
         rooms.append(options["max_new_tokens"]), sample(*args, **options))[1])  # fmt: skip
     teacher.run(TeacherConfig(run=run, model=str(tiny_model_dir), device="cpu", shard="0/1"))
     hinted = [

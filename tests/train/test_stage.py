@@ -1,6 +1,7 @@
 """Training on toy targets: it learns, it divides right, it resumes, and it refuses what it cannot do."""
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import save_tiny_model
+from safetensors.torch import load_file
 from scored_runs import ALONE, Said, Toy, toy_sessions, train_and_kill, train_config, write_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -346,6 +348,22 @@ def test_lora_merges_into_a_plain_model_and_keeps_its_adapter(run, plain_model_d
     plain = weights(plain_model_dir)
     assert {k for k in plain if not torch.equal(plain[k], merged[k])}
     assert torch.equal(plain["model.norm.weight"], merged["model.norm.weight"])
+    served = AutoModelForCausalLM.from_pretrained(run / "train/model", dtype=torch.float32).state_dict()
+    assert all(torch.equal(served[k], merged[k]) for k in merged)
+    assert AutoTokenizer.from_pretrained(run / "train/model").chat_template
+    # What vLLM can add to a base model: PEFT's format, pairs of matrices alone.
+    described = json.loads((run / "train/adapter/adapter_config.json").read_text())
+    expected = {
+        "peft_type": "LORA",
+        "r": 4,
+        "lora_alpha": 8.0,
+        "bias": "none",
+        "modules_to_save": None,
+        "use_dora": False,
+    }
+    assert {name: described[name] for name in expected} == expected
+    pairs = load_file(run / "train/adapter/adapter_model.safetensors")
+    assert {name.rpartition(".lora_")[2] for name in pairs} == {"A.weight", "B.weight"}
 
 
 def test_lora_without_peft_says_what_to_install(run, plain_model_dir, monkeypatch) -> None:

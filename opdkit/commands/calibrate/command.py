@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,12 +130,17 @@ def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
 
 
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:
-    """Return the number of stored votes, the voting curve, and the number of labels behind it.
+    """Return the number of votes that the curve is of, the voting curve, and the number of labels behind it.
 
-    Those are the labels whose turns have all the votes.
+    Votes stop when they have decided a turn, so only the first votes, as many as every turn with votes has, are a fair
+    sample of the judge's. The labels are those whose turns have votes.
     """
-    most = max(len(turn.scores) for case in cases for turn in case.turns)
-    full = [case for case in cases if all(len(turn.scores) == most for turn in case.turns)]
+    most = min((len(turn.scores) for case in cases for turn in case.turns if turn.scores), default=0)
+    full = [
+        replace(case, turns=[replace(turn, scores=turn.scores[:most]) for turn in case.turns])
+        for case in cases
+        if all(turn.scores for turn in case.turns)
+    ]
     if not most or not full:
         return most, [], 0
     sizes = voting.sizes(most)

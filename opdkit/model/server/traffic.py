@@ -1,4 +1,4 @@
-"""Traffic with a judge's server: how many requests at once, how long each may take, and when it is sent again.
+"""Traffic with a server: how many requests at once, how long each may take, and when it is sent again.
 
 - A request that waits for its next attempt holds no slot. One that hangs is given up early, once it takes far longer
   than others took, and has more time at its next attempt.
@@ -13,12 +13,12 @@ import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from opdkit.console import counted, say
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import NO_ANSWER, Answer, Request
 
-Attempt = Callable[[Request], Awaitable[Answer]]
+Attempt = Callable[[Any], Awaitable[Any]]  # request, which has a `seed`, -> its answer
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds; doubled from attempt to attempt
 LONGEST_LIMIT = 1800.0  # seconds that a request is kept waiting by "too many requests", with no number or with one
@@ -42,7 +42,7 @@ class FailedAttemptError(Exception):
     pause: float = 0.0  # seconds that the server asked for, of everybody
     limited: bool = False  # too many requests: no fault of this one, so it costs no attempt
     early: bool = False  # given up before --timeout: it costs no attempt and no pause
-    insisted: Answer | None = None  # what counts as the answer if the server says the same to the last
+    insisted: Any = None  # what counts as the answer if the server says the same to the last
 
 
 @dataclass(eq=False)
@@ -71,12 +71,13 @@ class Traffic:
         self._failure_said = False
 
     async def answer_all(
-        self, requests: Sequence[Request], attempt: Attempt, on_answer: Callable[[int], None]
-    ) -> list[Answer]:
+        self, requests: Sequence[Any], attempt: Attempt, on_answer: Callable[[int], None]
+    ) -> list[Any]:
         """Return the server's answer to each request, in order; call `on_answer(1)` as each comes.
 
-        `attempt` sends a request once and raises FailedAttemptError. Raises OpdkitError when the server is given up:
-        it answers nobody, or fails more often than not.
+        `attempt` sends a request once and raises FailedAttemptError; the last one is the answer to a request that is
+        given up while others are answered. Raises OpdkitError when the server is given up: it answers nobody, or fails
+        more often than not.
         """
         self._slots, self._answering = asyncio.Semaphore(self.concurrency), asyncio.Event()
         self._answering.set()
@@ -103,7 +104,7 @@ class Traffic:
                 return
             self._slots.release()
 
-    async def _answer(self, request: Request, attempt: Attempt, on_answer: Callable[[int], None]) -> Answer:
+    async def _answer(self, request: Any, attempt: Attempt, on_answer: Callable[[int], None]) -> Any:
         """Return the answer to one request, for which a slot is taken, after as many attempts as it needs."""
         clock = asyncio.get_running_loop().time
         history = _History(self.answers, self.failures)
@@ -154,7 +155,7 @@ class Traffic:
             if not timeout.expired():
                 timeout.reschedule(history.began + self._allowed_seconds(history))
 
-    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Answer | None:
+    def _count_failure(self, history: _History, failure: FailedAttemptError, now: float) -> Any:
         """Count a failed attempt. Return the answer of a request that is given up, None while it may be sent again.
 
         Raises OpdkitError when it is the server that is given up.
@@ -180,7 +181,7 @@ class Traffic:
         if answers and not failure.limited and history.counted < _UNLUCKY * (self.retries + 1):
             return None
         if answers and answers >= failures:
-            return Answer("", error=f"{NO_ANSWER}: {failure.reason}")
+            return failure
         besides = f"answered {answers:,} and failed {counted(failures, 'time')} besides, and " if answers else ""
         raise OpdkitError(
             f"{self.where} {besides}gave no answer in {counted(history.failures, 'attempt')} (the last: "

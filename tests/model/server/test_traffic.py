@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from opdkit.errors import OpdkitError
-from opdkit.judge.retries import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
 from opdkit.judge.votes import Answer, Question, Request
+from opdkit.model.server.traffic import FIRST_PAUSE, LONGEST_LIMIT, LONGEST_PAUSE, FailedAttemptError, Traffic
 
 HANG = 1e9
 DONE = Answer("done")
@@ -181,14 +181,16 @@ def test_a_server_that_dies_half_way_is_given_up_too() -> None:
 
 
 def test_one_request_that_the_server_never_answers_is_named_and_the_others_go_on() -> None:
-    """Not an outage: the others are answered meanwhile. The vote has no text and an error."""
+    """Not an outage: the others are answered meanwhile. Its last failure is its answer."""
 
     def script(i: int, _attempt: int, _now: float) -> tuple[float, FailedAttemptError | None]:
         return (1.0, FailedAttemptError("HTTP 500: it crashed")) if i == 7 else (1.0, None)
 
     simulation = Simulation(script, 3_000, retries=2)
     simulation.run()
-    assert simulation.answers.pop(7) == Answer("", error="the judge answers others, not this: HTTP 500: it crashed")
+    given_up = simulation.answers.pop(7)
+    assert isinstance(given_up, FailedAttemptError)
+    assert given_up.reason == "HTTP 500: it crashed"
     assert simulation.answered == 3_000
     assert set(simulation.answers) == {DONE}
     assert sum(i == 7 for _, i in simulation.sent) == 3 * 3

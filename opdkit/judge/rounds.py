@@ -1,0 +1,42 @@
+"""Votes of a server in rounds: a question gets no further votes once they cannot change its outcome.
+
+The first round has as many votes as can decide a question (three of five), each later one as many as are still missing
+then. So a question has the shortest beginning of all its votes that decides it, whatever the size of a part. Vote k has
+the same seed whether or not others are asked, so rewards and hints are those of all votes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.wording import Texts
+from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.votes import Answer, Ask, Question, count_missing
+
+
+def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, texts: Texts) -> list[list[Answer]]:
+    """Return the answers to each question, up to the vote that decides it."""
+    answers = [list[Answer]() for _ in questions]
+    while more := {
+        i: n for i, question in enumerate(questions) if (n := votes_missing(question, answers[i], config, texts))
+    }:
+        asked = [replace(questions[i], votes=range(len(answers[i]), len(answers[i]) + n)) for i, n in more.items()]
+        for i, new in zip(more, ask(asked), strict=True):
+            answers[i] += new
+    return answers
+
+
+def votes_missing(question: Question, answers: Sequence[Answer], config: JudgeConfig, texts: Texts) -> int:
+    """Return how many more votes to ask on a question: see `count_missing`.
+
+    It is all of them with `--all-votes`, of a local judge, which reads a prompt once for all its votes, and in a batch,
+    whose answers come together.
+    """
+    if config.all_votes or config.judge != "endpoint":
+        return config.votes - len(answers)
+    votes: list[tuple[int | None, float | None]]
+    if question.name == "hint":
+        votes = [(v.decision, v.confidence) for v in (parse_hint(answer, texts["hint"]) for answer in answers)]
+    else:
+        votes = [(v.score, v.confidence) for v in (parse_reward(answer, texts["reward"]) for answer in answers)]
+    return count_missing(votes, question.name, config.votes, config.weigh_votes)

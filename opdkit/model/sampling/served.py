@@ -1,0 +1,281 @@
+"""Sampling on an OpenAI-compatible server that serves the weights of a local model.
+
+The prompt goes to /v1/completions as token ids, or to a server that takes none (`transformers serve`) as the text that
+its tokenizer turns into the same ids. Chat completions are of no use: the server renders the prompt, and takes thinking
+and calls out of the reply, so that its tokens cannot be known.
+
+The tokens of a reply are the server's ids where it gives them. Else they are those of its text, if they turn back into
+the same text and are as many as the server has counted. Log-probs are the server's where it gives them, else the local
+model's. Whether a server has the weights is measured: on greedy continuations first, then on every reply.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import openai
+import torch
+
+from opdkit.chat.template import Chat, ChatError
+from opdkit.config.fields import JSON
+from opdkit.config.shared import SamplingConfig
+from opdkit.console import say
+from opdkit.errors import OpdkitError
+from opdkit.model.sampling import Request, Sample
+from opdkit.model.scoring import LogprobQuery, Logprobs, Mixture, PromptResponse, logprobs_of
+from opdkit.model.server.client import MALFORMED, RefusedError, Server
+from opdkit.model.server.traffic import FailedAttemptError
+
+# Mean nats per token by which a server may differ from the local model. On the sample model, bfloat16 differs by
+# 0.0002, and the model after the demo's training by 0.14; large models round more. A smaller training is not seen.
+MAX_DIFFERENCE = 0.05
+# Without log-probs, the share of the most likely tokens among the sampled ones may be off by this much: in standard
+# errors, and absolutely.
+_MAX_ERRORS, _MAX_SHARE = 6.0, 0.02
+_COMPARED, _COMPARED_TOKENS = 4, 32  # prompts, and tokens of their greedy continuations
+# Where a server gives nothing but greedy tokens: how many tokens beside the most likely one a bias makes as likely, by
+# which bias the server may differ (nats; two rounded log-probs), and which share of its answers may be other tokens.
+_TIPPED, _MAX_BIAS, _MAX_OTHERS = 2, 0.5, 0.125
+_MOST_NAMES = 8  # models on a server that are compared, where none has the local model's name
+_TIMEOUT, _RETRIES = 600.0, 6
+_ANY_STOP = -1  # a stop token of which the server does not say which one it is
+
+
+class OtherWeightsError(OpdkitError):
+    """Error for a server that does not have the weights of the local model, or samples from them in another way."""
+
+
+@dataclass(frozen=True)
+class _Query:
+    """Sample that a server is asked for."""
+
+    prompt_ids: list[int]
+    seed: int
+    temperature: float
+    max_new_tokens: int
+    bias: tuple[int, float] | None = None  # a token, and what is added to its logit
+
+
+def find_served(
+    config: SamplingConfig, model: Any, chat: Chat, prompts: Sequence[list[int]], max_new_tokens: int, batch_tokens: int
+) -> "ServedModel":
+    """Return the model on the first server of `--sample-url` that has its weights, as greedy continuations show.
+
+    The server's model of the same name is compared, else those that it lists, else the one that it takes for no name.
+    Raises OtherWeightsError, with the difference, or what the server says.
+    """
+    own, errors = [str(Path(model.name_or_path).absolute()), model.name_or_path], list[OpdkitError]()
+    requests = [Request(ids, [torch.Generator()]) for ids in list({tuple(ids): ids for ids in prompts}.values())]
+    for url in config.sample_url:
+        server = Server("the server", url, "--sample-url", config.api_key_env, concurrency=config.concurrency,
+                        retries=_RETRIES, timeout=_TIMEOUT)  # fmt: skip
+        (names,) = server.answer_all([None], server.model_names, "listing", "models")
+        listed = get_close_matches(own[1], names or [], n=_MOST_NAMES, cutoff=0.0)
+        for name in dict.fromkeys([*own, *listed, None]):
+            served = ServedModel(server, name, model, chat, batch_tokens)
+            try:
+                read = served.sample(requests[:_COMPARED], 0.0, min(_COMPARED_TOKENS, max_new_tokens))
+                if served.takes_ids is False:
+                    served.check_biases([request.prompt_ids for request in requests[:_COMPARED]])
+            except RefusedError as error:
+                errors.append(error)
+                continue
+            except OtherWeightsError as error:
+                errors.append(error)
+                if name in own:
+                    break
+                continue
+            if read == [[None]] * len(read):
+                raise OpdkitError(f"{served.where}: none of its replies can be read as tokens; leave out --sample-url")
+            say(f"{model.name_or_path} is sampled on {served.where}")
+            return served
+    raise next((error for error in errors if isinstance(error, OtherWeightsError)), errors[0])
+
+
+class ServedModel:
+    """Local model, and the name under which a server serves it; None where the server needs none."""
+
+    def __init__(self, server: Server, name: str | None, model: Any, chat: Chat, batch_tokens: int) -> None:
+        self.server, self.name, self.model, self.chat, self.batch_tokens = server, name, model, chat, batch_tokens
+        self.where = server.where if name is None else f"{name} on {server.where}"
+        self.takes_ids: bool | None = None  # whether the server takes token ids; None: not known yet
+        # Of tokens sampled without log-probs: how many are the most likely ones, and the mean and variance of that.
+        self.tokens = self.hits = self.expected = self.variance = 0.0
+
+    def sample(self, requests: Sequence[Request], temperature: float, max_new_tokens: int) -> list[list[Sample | None]]:
+        """Return for each request one Sample per generator, None where its tokens are not known.
+
+        Raises OtherWeightsError where they are not the local model's.
+        """
+        queries = [
+            _Query(request.prompt_ids, generator.initial_seed() % (1 << 31), temperature, max_new_tokens)
+            for request in requests
+            for generator in request.generators
+        ]
+        replies = self.server.answer_all(queries, self._ask, "sampling", "replies")
+        known = [i for i, reply in enumerate(replies) if isinstance(reply, Sample)]
+        stops = torch.tensor(sorted(self.chat.stop_ids), dtype=torch.long)
+        sequences = [[int(stops[0]) if token == _ANY_STOP else token for token in replies[i].ids] for i in known]
+        scored = logprobs_of(
+            Mixture((self.model,)),
+            [LogprobQuery((PromptResponse(queries[i].prompt_ids, ids),), stops.expand(len(ids), -1))
+             for i, ids in zip(known, sequences, strict=True)],
+            batch_tokens=self.batch_tokens,
+            top=1,
+        )  # fmt: skip
+        samples, differences = dict[int, Sample](), list[float]()
+        for i, score in zip(known, scored, strict=True):
+            reply, logprobs = replies[i], score.logprobs.tolist()
+            if reply.ids[-1] == _ANY_STOP:
+                share, which = score.at[-1].softmax(-1).max(-1)
+                if share < 0.99:  # it may as well be another one
+                    continue
+                reply = replace(reply, ids=[*reply.ids[:-1], int(stops[which])])
+                logprobs[-1] = float(score.at[-1, which])
+            differences += self._compare(temperature, reply, logprobs, score)
+            samples[i] = replace(reply, logprobs=reply.logprobs or logprobs)
+        self._check(differences)
+        numbers = iter(range(len(queries)))
+        return [[samples.get(next(numbers)) for _ in request.generators] for request in requests]
+
+    def _compare(self, temperature: float, reply: Sample, logprobs: list[float], score: Logprobs) -> list[float]:
+        """Return how far the server is from the local model at each token (nats), as far as that can be seen.
+
+        By the server's log-probs. Without them: by how much a greedy token is less likely than the most likely one; of
+        a token sampled at temperature 1 it only counts whether it is the most likely one.
+        """
+        if reply.logprobs:
+            return [abs(a - b) for a, b in zip(reply.logprobs, logprobs, strict=True)]
+        top = score.top[:, 0].tolist()
+        if temperature == 0:
+            return [best - own for best, own in zip(top, logprobs, strict=True)]
+        if temperature == 1:
+            self.tokens += len(top)
+            self.hits += sum(map(int.__eq__, score.top_ids[:, 0].tolist(), reply.ids))
+            self.expected += sum(map(math.exp, top))
+            self.variance += sum(math.exp(best) * -math.expm1(best) for best in top)
+        return []
+
+    def _check(self, differences: Sequence[float]) -> None:
+        """Raise OtherWeightsError for differences (nats) that are no rounding, and for another way of sampling."""
+        mean = math.fsum(differences) / max(1, len(differences))
+        if not mean <= MAX_DIFFERENCE:  # also not a number
+            raise OtherWeightsError(
+                f"{self.where} has other weights than {self.model.name_or_path}: log-probs differ by {mean:.2g} nats "
+                f"per token, rounding by less than {MAX_DIFFERENCE:g}. Serve that model, and start the server again "
+                "after each training, or leave out --sample-url"
+            )
+        if abs(self.hits - self.expected) > max(_MAX_ERRORS * self.variance**0.5, _MAX_SHARE * self.tokens):
+            raise OtherWeightsError(
+                f"{self.where} does not sample as {self.model.name_or_path} does at temperature 1: of "
+                f"{self.tokens:,.0f} tokens {self.hits / self.tokens:.1%} are the most likely ones, not "
+                f"{self.expected / self.tokens:.1%}. Serve that model without limits of its own (top-k, top-p, "
+                "temperature, continuous batching), or leave out --sample-url"
+            )
+
+    def check_biases(self, prompts: Sequence[list[int]]) -> None:
+        """Raise OtherWeightsError unless a bias on other first tokens tips the server where it tips the local model.
+
+        Log-probs of a server that gives none: a bias of their difference makes two tokens equally likely. Nothing is
+        compared where the server takes no biases.
+        """
+        asked = list[tuple[_Query, int]]()  # and the token that follows
+        scored = logprobs_of(
+            Mixture((self.model,)),
+            [LogprobQuery((PromptResponse(ids, [0]),)) for ids in prompts],
+            batch_tokens=self.batch_tokens,
+            top=1 + _TIPPED,
+        )
+        for ids, score in zip(prompts, scored, strict=True):
+            first, *others = zip(score.top_ids[0].tolist(), score.top[0].tolist(), strict=True)
+            for token, logprob in others:
+                for bias, expected in ((1e4, token), (-_MAX_BIAS, first[0]), (_MAX_BIAS, token)):
+                    asked.append((_Query(ids, 0, 0.0, 1, (token, first[1] - logprob + bias)), expected))
+        replies = self.server.answer_all([query for query, _ in asked], self._ask, "comparing", "tokens")
+        same = [isinstance(reply, Sample) and reply.ids == [expected]
+                for reply, (_, expected) in zip(replies, asked, strict=True)]  # fmt: skip
+        compared = [ok for k in range(0, len(same), 3) if same[k] for ok in same[k + 1 : k + 3]]
+        if compared.count(False) > _MAX_OTHERS * len(compared):
+            raise OtherWeightsError(
+                f"{self.where} has other weights than {self.model.name_or_path}: {compared.count(False)} of "
+                f"{len(compared)} times, log-probs of two tokens differ by {_MAX_BIAS:g} nats more or less. Serve that "
+                "model, and start the server again after each training, or leave out --sample-url"
+            )
+
+    async def _ask(self, client: openai.AsyncOpenAI, query: _Query) -> Sample | None:
+        """Return the sample for one request, as far as the server says; None where its tokens are not known.
+
+        Raises FailedAttemptError for what may pass, RefusedError or another OpdkitError for what will not.
+        """
+        stops = sorted(self.chat.stop_ids)
+        forms = (True, False) if self.takes_ids is None else (self.takes_ids,)
+        for takes_ids in forms:
+            prompt = query.prompt_ids if takes_ids else self.chat.text(query.prompt_ids)
+            extra: JSON = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": stops,
+                           "return_tokens_as_token_ids": True, "skip_special_tokens": False}  # fmt: skip
+            if not takes_ids:  # of `transformers serve`, which knows no other way around the model's own defaults
+                if self.chat.tokenizer(prompt)["input_ids"] != query.prompt_ids:
+                    return None
+                own = {"do_sample": query.temperature > 0, "top_k": 0, "eos_token_id": stops}
+                own |= {"sequence_bias": [[[query.bias[0]], query.bias[1]]]} if query.bias else {}
+                extra = {"generation_config": json.dumps(own)}
+            try:
+                response = await client.completions.with_raw_response.create(
+                    model=self.name or "",
+                    prompt=prompt,
+                    max_tokens=query.max_new_tokens,
+                    temperature=query.temperature,
+                    top_p=1.0,
+                    seed=query.seed,
+                    logprobs=1,
+                    extra_headers=self.server.headers,
+                    extra_body=extra | ({} if self.name else {"model": None}),
+                )
+            except (openai.APIConnectionError, openai.APIStatusError) as error:
+                if takes_ids == forms[-1] or getattr(error, "status_code", 0) not in (400, 422):
+                    raise self.server.failure(error) from None
+            else:
+                self.takes_ids = takes_ids
+                return self._read(response.http_response, query)
+        raise AssertionError("the last form returns or raises")
+
+    def _read(self, response: Any, query: _Query) -> Sample | None:
+        """Return the sample that a response of status 200 holds, without log-probs where it gives none."""
+        try:
+            document = response.json()
+            choice, usage = document["choices"][0], document.get("usage") or {}
+            text, reason, written = choice["text"], choice["finish_reason"], usage.get("completion_tokens")
+            given = choice.get("logprobs") or {}
+            tokens, logprobs = given.get("tokens") or [], given.get("token_logprobs") or []
+            ids = [int(token.removeprefix("token_id:")) for token in tokens if token.startswith("token_id:")]
+        except MALFORMED:
+            raise FailedAttemptError(f"an answer that is no completion: {self.server.excerpt(response)}") from None
+        if (read := usage.get("prompt_tokens")) not in (None, len(query.prompt_ids)):
+            raise OpdkitError(f"{self.where} reads a prompt of {len(query.prompt_ids):,} tokens as {read:,}: it puts "
+                              "prompts of /v1/completions into a template; leave out --sample-url")  # fmt: skip
+        stop_ids = self.chat.stop_ids | {_ANY_STOP}
+        if not ids or len(ids) < len(tokens):
+            try:
+                ids = self.chat.reply_ids(text)
+            except ChatError:
+                return None
+            if "\ufffd" in text or self.chat.text(ids) != text:  # the former stands for half a character
+                return None
+            if stop_ids.isdisjoint(ids):  # servers leave it out of the text, and count it
+                has_stop = reason == "stop" if written is None else written == len(ids) + 1
+                if written not in (None, len(ids) + has_stop):
+                    return None
+                named = [choice.get("stop_reason"), choice.get("matched_stop")]
+                named += self.chat.stop_ids if len(self.chat.stop_ids) == 1 else []
+                ids += [next((i for i in named if i in self.chat.stop_ids), _ANY_STOP)] if has_stop else []
+        end = next((n + 1 for n, token in enumerate(ids) if token in stop_ids), None)
+        if end is None and len(ids) != query.max_new_tokens:  # ended by the server, for a reason of its own
+            return None
+        ids, logprobs = ids[:end], logprobs[: len(ids[:end])]
+        usable = query.temperature in (0, 1) and len(logprobs) == len(ids)
+        usable = usable and all(isinstance(x, float | int) and math.isfinite(x) for x in logprobs)
+        return Sample(ids, list(map(float, logprobs)) if usable else [], "length" if end is None else "stop")

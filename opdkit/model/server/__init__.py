@@ -1,0 +1,1 @@
+"""OpenAI-compatible servers: the client, and how requests share one server."""

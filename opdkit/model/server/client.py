@@ -1,0 +1,147 @@
+"""Client of an OpenAI-compatible server: its address and key, its errors, and its list of models."""
+
+import asyncio
+import email.utils
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import openai
+
+from opdkit.console import counted, printable, say, tally
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.model.server.traffic import FailedAttemptError, Traffic
+
+LONGEST_WAIT = 600.0  # seconds; a server that asks for more (Retry-After) is left alone
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)  # errors of reading foreign JSON
+
+Attempt = Callable[[openai.AsyncOpenAI, Any], Awaitable[Any]]  # sends a request once, see Traffic
+
+
+class RefusedError(OpdkitError):
+    """Error for a request that a server refuses, and would refuse again."""
+
+
+class Server:
+    """Server that is asked by many requests at once. The key stays in this process: no error and no log shows it.
+
+    `who` is at `url`, as messages name it, and `flag` is the option that holds the address. Raises ConfigError for a
+    key that cannot be sent.
+    """
+
+    def __init__(
+        self, who: str, url: str, flag: str, api_key_env: str, *, concurrency: int, retries: int, timeout: float
+    ) -> None:
+        self.who, self.flag, self.api_key_env, self.timeout = who, flag, api_key_env, timeout
+        self.base_url = url.rstrip("/").removesuffix("/chat/completions")
+        self.where = f"{who} at {self.base_url}"
+        self.traffic = Traffic(self.where, concurrency, retries, timeout)
+        self.key = os.environ.get(api_key_env, "").strip()
+        if not (self.key.isascii() and self.key.isprintable()):
+            raise ConfigError(f"the environment variable {api_key_env} holds characters that no API key has")
+        # What the library would send of the environment beside the key, or in place of one.
+        unsent = ["OpenAI-Organization", "OpenAI-Project", *([] if self.key else ["Authorization"])]
+        self.headers: dict[str, Any] = dict.fromkeys(unsent, openai.Omit())
+
+    def answer_all(self, requests: Sequence[Any], attempt: Attempt, doing: str, unit: str) -> list[Any]:
+        """Return the answer to each request, as `Traffic.answer_all` does. `doing` and `unit` are for the progress."""
+        if not requests:
+            return []
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._answer_all(requests, attempt, doing, unit))
+        with ThreadPoolExecutor(1) as pool:  # a notebook runs a loop already
+            return pool.submit(asyncio.run, self._answer_all(requests, attempt, doing, unit)).result()
+
+    async def _answer_all(self, requests: Sequence[Any], attempt: Attempt, doing: str, unit: str) -> list[Any]:
+        with tally(doing, len(requests), unit) as on_answer:
+            async with self._client() as client:
+                answers = await self.traffic.answer_all(requests, partial(attempt, client), on_answer)
+        if failed := self.traffic.failed_attempts:
+            kinds = ", ".join(f"{kind} {n:,}" for kind, n in failed.most_common())
+            say(f"{self.who}'s server: {counted(len(requests), 'answer')}, and attempts that failed: {kinds}")
+            failed.clear()
+        return answers
+
+    def _client(self) -> openai.AsyncOpenAI:
+        """Return a client that sends each request once, to this address and no other, for as long as Traffic waits."""
+        try:
+            # Reading the certificates takes a while, and plain http needs none.
+            http = openai.DefaultAsyncHttpxClient(
+                follow_redirects=False, timeout=None, verify=self.base_url.startswith("https:")
+            )
+        except OSError as error:
+            raise OpdkitError(f"the certificates for https cannot be read ({error}): see the environment variables "
+                              "SSL_CERT_FILE and SSL_CERT_DIR") from error  # fmt: skip
+        except Exception as error:  # ImportError, ValueError, and the HTTP library's own for an address
+            raise OpdkitError(f"the proxy that the environment names cannot be used ({error}): see the variables "
+                              "ALL_PROXY, HTTP_PROXY and HTTPS_PROXY; NO_PROXY names hosts to reach without "
+                              "it") from error  # fmt: skip
+        key = self.key or "none"
+        return openai.AsyncOpenAI(api_key=key, base_url=self.base_url, max_retries=0, timeout=None, http_client=http)
+
+    def failure(self, error: openai.APIConnectionError | openai.APIStatusError) -> FailedAttemptError | OpdkitError:
+        """Return what an error of the client means: FailedAttemptError for what may pass."""
+        if isinstance(error, openai.APIConnectionError):
+            cause = error.__cause__ or error
+            return FailedAttemptError(f"the connection broke: {self._safe(f'{type(cause).__name__} {cause}')}")
+        response = error.response
+        status, excerpt = response.status_code, self.excerpt(response)
+        if status in (408, 425, 429) or status >= 500:
+            retry_after = response.headers.get("retry-after", "")
+            pause = retry_after_seconds(retry_after)
+            if not pause <= LONGEST_WAIT:  # also not a number
+                asked = f"asks to be left alone for {self._safe(retry_after)[:40]} (HTTP {status})"
+                return OpdkitError(f"{self.where} {asked}: start the same command again then; finished parts are kept")
+            limited = status == 429 or pause > 0
+            return FailedAttemptError(f"HTTP {status}: {excerpt}", pause=max(0.0, pause), limited=limited)
+        if status == 401:
+            given = "does not accept the key in" if self.key else "wants an API key, and there is none in"
+            return OpdkitError(f"{self.where} {given} the environment variable {self.api_key_env} (HTTP 401)")
+        if 300 <= status < 400:
+            location = self._safe(response.headers.get("location", "elsewhere"))
+            return OpdkitError(
+                f"{self.where} redirects to {location} (HTTP {status}): pass that address as {self.flag}"
+            )
+        return RefusedError(f"{self.where} refuses the request (HTTP {status}): {excerpt}")
+
+    async def model_names(self, client: openai.AsyncOpenAI, _: None = None) -> list[str] | None:
+        """Return the names of the models that the server lists; None where it lists none in the usual form."""
+        try:
+            async with asyncio.timeout(self.timeout):
+                response = await client.models.with_raw_response.list(extra_headers=self.headers)
+            return [self._safe(str(model["id"])) for model in response.http_response.json()["data"]]
+        except (openai.OpenAIError, TimeoutError, *MALFORMED):
+            return None
+
+    def excerpt(self, response: Any) -> str:
+        """Return the beginning of a response, for a message: the server's own words where it is a JSON error."""
+        try:
+            error = response.json()
+            error = error.get("error", error.get("detail", error)) if isinstance(error, dict) else error
+            error = error.get("message", error) if isinstance(error, dict) else error
+        except (ValueError, RecursionError):
+            error = response.text
+        return self._safe(error if isinstance(error, str) else json.dumps(error))
+
+    def _safe(self, text: str) -> str:
+        """Return `text` on one line, short, and without the key."""
+        return printable(" ".join(self._without_key(text).split()))[:200]
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self.key, "[the API key]") if self.key else text
+
+
+def retry_after_seconds(value: str) -> float:
+    """Return the seconds that a Retry-After header asks for, as a number or as a date; 0 for what is neither."""
+    with suppress(ValueError):
+        return float(value)
+    with suppress(ValueError):
+        return email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+    return 0.0

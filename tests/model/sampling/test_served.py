@@ -1,0 +1,314 @@
+"""Sampling on a server: the same tables as in this process, and other weights are refused.
+
+`transformers serve` runs for real. What it lacks, token ids and log-probs, comes from a server on loopback that answers
+in the form of vLLM, with the numbers of a real model.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import save_tiny_model
+from http_server import Reply, serving
+from judged_runs import three_parts, write_run
+from safetensors.torch import load_file, save_file
+from sample_world import MODEL
+from transformers_server import transformers_serve
+
+from opdkit.chat.template import Chat
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.rollout import RolloutConfig
+from opdkit.config.teacher import TeacherConfig
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import stage as evaluate
+from opdkit.model.load import load_model, load_tokenizer, token_generator
+from opdkit.model.sampling import Request, sample
+from opdkit.model.sampling.sampler import Sampler
+from opdkit.model.scoring import PromptResponse, score
+from opdkit.rollout import stage as rollout
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all
+from opdkit.teacher import stage as teacher
+
+TEXTS = ["Convert 20 degrees to Fahrenheit.", "What is the capital of France?", "Write one line.", "Hello!"]
+
+
+def scaled(folder: Path, factor: float) -> Path:
+    """The sample model with its logits multiplied: at 60, what is sampled at temperature 1 is the greedy reply."""
+    shutil.copytree(MODEL, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= factor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def open_model(folder: Path) -> tuple:
+    model = load_model(str(folder), device="cpu", dtype="float32")
+    return model, Chat(load_tokenizer(str(folder)), {}, model.generation_config.eos_token_id)
+
+
+def requests(chat: Chat, samples: int = 1) -> list[Request]:
+    prompts = [chat.prompt_ids([{"role": "user", "content": text}]) for text in TEXTS]
+    return [Request(ids, [token_generator(0, n, k) for k in range(samples)]) for n, ids in enumerate(prompts)]
+
+
+def sampler(*urls: str, **options) -> Sampler:
+    return Sampler(RolloutConfig(run=Path("new"), from_run=Path("old"), model="m", sample_url=urls, **options))
+
+
+def tables(run: Path, *names: str) -> dict[str, list[dict]]:
+    return {name: list(read_all(run, name)) for name in names}
+
+
+# -- transformers serve ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Serves every folder that is asked for, with the weights that it has at the first request."""
+    with transformers_serve(None, tmp_path_factory.mktemp("serve") / "log", "--dtype", "float32") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def greedy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return scaled(tmp_path_factory.mktemp("greedy") / "model", 60.0)
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.mark.slow
+def test_a_rollout_on_a_real_server_gives_the_same_tables(server: str, greedy: Path, tmp_path: Path) -> None:
+    source = write_run(tmp_path / "source", three_parts()[:2])
+    options = {"from_run": source, "model": str(greedy), "samples": 2, "max_new_tokens": 24, "device": "cpu"}
+    rollout.run(RolloutConfig(run=tmp_path / "here", **options))
+    rollout.run(RolloutConfig(run=tmp_path / "there", sample_url=(server,), concurrency=2, **options))
+    here, there = (tables(tmp_path / name, "sessions", "turns", "verdicts") for name in ("here", "there"))
+    assert len(here["turns"]) == 8
+    for row in here["turns"]:
+        row["behavior_logprobs"] = pytest.approx(row["behavior_logprobs"], abs=1e-3)
+    assert here == there
+
+
+@pytest.mark.slow
+def test_samples_of_the_teacher_and_checks_of_hints_on_a_real_server_give_the_same_tables(
+    server: str, greedy: Path, tmp_path: Path
+) -> None:
+    options = {"model": str(greedy), "max_new_tokens": 24, "device": "cpu", "teacher_samples": 1, "check_hints": 2,
+               "judge_model": str(greedy), "top_k": 0}  # fmt: skip
+    for name, url in {"here": (), "there": (server,)}.items():
+        write_run(tmp_path / name, three_parts()[:1])
+        teacher.run(TeacherConfig(run=tmp_path / name, sample_url=url, concurrency=2, **options))
+    here, there = (tables(tmp_path / name, "targets", "hint_checks") for name in ("here", "there"))
+    assert sum(row["written"] is not None for row in here["targets"]) == 2
+    for row in here["targets"]:
+        for column in ("old_logprobs", "teacher_logprobs", "behavior_logprobs"):
+            row[column] = row[column] and pytest.approx(row[column], abs=1e-3)
+    assert here == there
+
+
+@pytest.mark.slow
+def test_an_eval_on_a_real_server_gives_the_same_tables(server: str, greedy: Path, tmp_path: Path) -> None:
+    """Both models on one server, greedy: the plan is the same, too."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"id": f"p{n}", "domain": "d", "prompt": text, "check": {"match": ["e"]}})
+                                 for n, text in enumerate(TEXTS)))  # fmt: skip
+    options = {"prompts": str(prompts), "model": str(MODEL), "trained": str(greedy), "samples": 0, "device": "cpu"}
+    for name, url in {"here": (), "there": (server,)}.items():
+        evaluate.run(EvalConfig(run=tmp_path / name, sample_url=url, max_new_tokens=32, **options))
+    assert tables(tmp_path / "here", "replies", "scores") == tables(tmp_path / "there", "replies", "scores")
+    assert manifest(tmp_path / "here", "eval")["fingerprint"] == manifest(tmp_path / "there", "eval")["fingerprint"]
+
+
+@pytest.mark.slow
+def test_a_real_server_samples_at_temperature_1_and_log_probs_are_recomputed(server: str) -> None:
+    model, chat = open_model(MODEL)
+    asked = requests(chat, samples=4)
+    drawn = sampler(server).sample(model, chat, asked, temperature=1.0, max_new_tokens=48, batch_tokens=4096)
+    assert len({tuple(one.ids) for group in drawn for one in group}) > len(asked)
+    for request, group in zip(asked, drawn, strict=True):
+        pairs = [PromptResponse(request.prompt_ids, one.ids) for one in group]
+        for one, logprobs in zip(group, score(model, pairs, batch_tokens=4096), strict=True):
+            assert one.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
+            assert one.finish_reason == ("stop" if one.ids[-1] in chat.stop_ids else "length")
+
+
+@pytest.mark.slow
+def test_a_real_server_that_still_has_the_weights_from_before_a_training_is_refused(
+    server: str, tmp_path: Path
+) -> None:
+    folder = scaled(tmp_path / "model", 1.0)
+    model, chat = open_model(folder)
+    ask = {"temperature": 0.0, "max_new_tokens": 32, "batch_tokens": 4096}
+    assert sampler(server).sample(model, chat, requests(chat), **ask)
+    with torch.no_grad():  # what the folder holds now: the same greedy tokens, other log-probs
+        model.model.norm.weight.mul_(1.5)
+    with pytest.raises(OpdkitError, match=rf"(?s){server}.*other weights.*--sample-url"):
+        sampler(server).sample(model, chat, requests(chat), **ask)
+
+
+# -- a server that gives token ids and log-probs ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tiny(plain_model_dir: Path) -> tuple:
+    return open_model(plain_model_dir)
+
+
+LOCK = threading.Lock()
+
+
+def completions(model, chat: Chat, *, gives_logprobs: bool = True):
+    """Return a script that answers as vLLM does, with what `model` samples."""
+
+    def answer(body: dict, _number: int) -> Reply:
+        options = {"temperature": body["temperature"], "max_new_tokens": body["max_tokens"]}
+        generator = torch.Generator().manual_seed(body["seed"])
+        with LOCK:
+            ((one,),) = sample(model, [Request(body["prompt"], [generator])], batch_tokens=4096,
+                               stop_ids=frozenset(body["stop_token_ids"]), **options)  # fmt: skip
+        logprobs = {"tokens": [f"token_id:{i}" for i in one.ids],
+                    "token_logprobs": one.logprobs if gives_logprobs else None}  # fmt: skip
+        choice = {"text": chat.text(one.ids), "finish_reason": one.finish_reason, "logprobs": logprobs}
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(one.ids)}
+        return Reply(body={"object": "text_completion", "usage": usage, "choices": [choice]})
+
+    return answer
+
+
+def draw(source: Sampler, tiny: tuple, samples: int = 3, **options) -> list[list]:
+    model, chat = tiny
+    options = {"temperature": 1.0, "max_new_tokens": 12, "batch_tokens": 4096} | options
+    return source.sample(model, chat, requests(chat, samples), **options)
+
+
+def test_token_ids_and_log_probs_are_the_servers(tiny: tuple) -> None:
+    """Prompts go as token ids, one request per sample with a seed of its own, without cut-offs of the distribution."""
+    with serving(completions(*tiny), models=["other", "served"]) as http:
+        drawn = draw(sampler(http.url), tiny)
+    sent = http.requests[-len(TEXTS) * 3 :]
+    assert [body["prompt"] for body in sorted(sent, key=lambda body: body["prompt"])] == sorted(
+        request.prompt_ids for request in requests(tiny[1]) for _ in range(3)
+    )
+    assert len({body["seed"] for body in sent}) == len(sent)
+    assert {(body["top_p"], body["top_k"], body["min_p"], body["repetition_penalty"]) for body in sent} == {
+        (1.0, -1, 0.0, 1.0)
+    }
+    by_seed = {body["seed"]: body for body in sent}
+    for request, group in zip(requests(tiny[1], 3), drawn, strict=True):
+        for generator, one in zip(request.generators, group, strict=True):
+            body = by_seed[generator.initial_seed() % (1 << 31)]
+            choice = completions(*tiny)(body, 0).body["choices"][0]
+            assert one.ids == [int(token.removeprefix("token_id:")) for token in choice["logprobs"]["tokens"]]
+            assert one.logprobs == choice["logprobs"]["token_logprobs"]
+            assert one.finish_reason == choice["finish_reason"]
+
+
+def test_a_server_with_other_weights_is_refused_by_its_log_probs(tiny: tuple, tmp_path, plain_tokenizer) -> None:
+    other = open_model(save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1))
+    with (
+        serving(completions(*other)) as http,
+        pytest.raises(OpdkitError, match=rf"{http.url}.*other weights.*differ by"),
+    ):
+        draw(sampler(http.url), tiny)
+
+
+def test_of_several_models_and_servers_the_one_with_the_weights_samples(tiny, tmp_path, plain_tokenizer) -> None:
+    """A server refuses names that it does not serve."""
+    other = open_model(save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1))
+
+    def script(body: dict, number: int) -> Reply:
+        served = {"base": other, "adapter": tiny}.get(body["model"])
+        return completions(*served)(body, number) if served else Reply(404, {"error": "no such model"})
+
+    with serving(completions(*other)) as wrong, serving(script, models=["base", "adapter"]) as http:
+        draw(sampler(wrong.url, http.url), tiny)
+    assert {body["model"] for body in http.requests[-len(TEXTS) :]} == {"adapter"}
+
+
+def test_weights_that_change_on_the_way_are_refused(tiny: tuple, tmp_path, plain_tokenizer) -> None:
+    other = open_model(save_tiny_model(tmp_path / "other", plain_tokenizer, seed=1))
+    served = [tiny]
+    with serving(lambda body, n: completions(*served[0])(body, n)) as http:
+        source = sampler(http.url)
+        draw(source, tiny)
+        served[0] = other
+        with pytest.raises(OpdkitError, match=rf"{http.url}.*other weights"):
+            draw(source, tiny)
+
+
+def test_a_server_that_always_takes_the_most_likely_token_is_refused(tiny: tuple) -> None:
+    """It gives no log-probs, and ignores the temperature: only the share of most likely tokens shows it."""
+    script = completions(*tiny, gives_logprobs=False)
+    with (
+        serving(lambda body, n: script(body | {"temperature": 0.0}, n)) as http,
+        pytest.raises(OpdkitError, match=rf"{http.url}.*most likely"),
+    ):
+        draw(sampler(http.url), tiny, samples=8)
+
+
+def test_replies_whose_tokens_are_not_known_are_sampled_in_this_process(tiny: tuple, capsys) -> None:
+    """Half a character is no text that turns back into its tokens."""
+
+    def script(body: dict, number: int) -> Reply:
+        reply = completions(*tiny)(body, number)
+        if body["temperature"] and body["seed"] % 2:
+            reply.body["choices"][0] |= {"text": "\ufffd", "logprobs": None}
+        return reply
+
+    with serving(script) as http:
+        drawn = draw(sampler(http.url), tiny)
+    model, chat = tiny
+    here = sample(model, requests(chat, 3), temperature=1.0, max_new_tokens=12, stop_ids=chat.stop_ids,
+                  batch_tokens=4096)  # fmt: skip
+    lost = 0
+    for request, group, own in zip(requests(chat, 3), drawn, here, strict=True):
+        for generator, one, alone in zip(request.generators, group, own, strict=True):
+            lost += generator.initial_seed() % 2
+            assert (one.ids == alone.ids) == bool(generator.initial_seed() % 2)
+    assert f"{lost} replies of {3 * len(TEXTS)} sampled in this process" in capsys.readouterr().err
+
+
+def test_a_server_that_puts_prompts_into_a_template_is_refused(tiny: tuple) -> None:
+    def script(body: dict, number: int) -> Reply:
+        reply = completions(*tiny)(body, number)
+        reply.body["usage"]["prompt_tokens"] += 9
+        return reply
+
+    with serving(script) as http, pytest.raises(OpdkitError, match=rf"{http.url}.*template"):
+        draw(sampler(http.url), tiny)
+
+
+def test_a_stop_token_ends_a_reply_wherever_the_server_ends_it(tiny: tuple) -> None:
+    model, chat = tiny
+    script = completions(model, chat)
+    with serving(lambda body, n: script(body | {"stop_token_ids": []}, n)) as http:
+        drawn = draw(sampler(http.url), tiny, max_new_tokens=200, samples=2)
+    ends = [one for group in drawn for one in group if one.finish_reason == "stop"]
+    assert ends
+    for one in ends:
+        assert [token in chat.stop_ids for token in one.ids] == [False] * (len(one.ids) - 1) + [True]
+        assert len(one.logprobs) == len(one.ids)
+
+
+def test_options_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--sample-url"):
+        sampler("localhost:8000")
+    with pytest.raises(ConfigError, match="--sample-url"):
+        TeacherConfig(run=tmp_path, model="m", sample_url=("http://localhost:8000/v1",), teacher_samples=0)
+
+
+def test_a_server_is_part_of_the_plan_where_replies_are_drawn(tmp_path: Path) -> None:
+    """Not its address: another server with the same weights continues."""
+    urls = [(), ("http://one/v1",), ("http://two/v1",)]
+    plans = [RolloutConfig(run=tmp_path, from_run=tmp_path / "from", model="m", sample_url=url).plan() for url in urls]
+    assert plans[0] != plans[1] == plans[2]
+    plans = [EvalConfig(run=tmp_path, prompts="p", samples=0, sample_url=url).plan() for url in urls]
+    assert plans[0] == plans[1] == plans[2]
