@@ -1,8 +1,9 @@
-"""Held-out prompts from the log: what users complained about or praised in the sessions kept out of training.
+"""Held-out prompts from the log: what users corrected, praised, or accepted in the sessions kept out of training.
 
 A complaint is a turn with an accepted hint: its prompt, with a check that the logged reply fails and the reply that was
-praised next passes. A turn with reward +1 is praise: what the reply did must not get lost. The check is a regular
-expression where the replies of the whole log show one (expressions.py), else a question to the judge.
+praised next passes. A turn with reward +1 is praise: what the reply did must not get lost. The same holds for a turn
+with reward 0, unless users complained about requests like it. The check is a regular expression where the replies of
+the whole log show one (expressions.py), else a question to the judge.
 """
 
 import contextlib
@@ -27,9 +28,12 @@ from opdkit.judge.criterion import visible
 from opdkit.judge.hints import words
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.reading import part_count
+from opdkit.store.stable_hash import stable_hash
 from opdkit.train.targets import is_held_out
 
+COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
 PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints
+ACCEPTED = "accepted replies"  # domain of those that users neither praised nor complained about
 _EXAMPLES = 50  # of a hint that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain
@@ -42,24 +46,28 @@ Opinions = dict[Said | None, Counter[str]]  # how often a reply was praised (PRA
 
 @dataclass(frozen=True)
 class Reaction:
-    """Turn that users corrected, or praised."""
+    """Turn that users corrected, praised, or accepted without a word."""
 
     turn: JoinedTurn
     is_held_out: bool
-    is_praise: bool
+    kind: str
     hint: str | None  # of a praised turn: that of the corrected one which it answers
     other: JoinedTurn | None  # the reply that was praised next; of a praised turn: the corrected one which it answers
 
     @property
     def request(self) -> Request:
         """Return the words of the last message of the prompt, and before it of the one that the correction is about."""
-        turns = [self.other, self.turn] if self.is_praise and self.other else [self.turn]
+        turns = [self.other, self.turn] if self.kind == PRAISE and self.other else [self.turn]
         texts = [turn.session["messages"][turn.index - 1]["content"] or "" for turn in turns]
         return tuple(re.sub(r"\d+", "0", word) for text in texts for word in words(text))
 
 
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
-    """Yield the corrected and praised turns of the held-out sessions of a run; of the others, examples of each hint."""
+    """Yield the turns of the held-out sessions that tell what users want; of other sessions, examples of each hint.
+
+    A turn is neutral where most votes say so, and where it does not follow a complaint: its user may be tired of
+    complaining.
+    """
     seen = Counter[str]()
     for part in range(part_count(run, "judge")):
         for session_id, turns in groupby(joined_turns(run, part, CHECKED, partial=True), lambda turn: turn.session_id):
@@ -70,11 +78,15 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
                     seen[hint] += 1
                     after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
                     if is_kept or seen[hint] <= _EXAMPLES:
-                        yield Reaction(turn, is_kept, False, hint, after[0] if after and after[1] == 1 else None)
-                elif verdict["reward"] == 1 and is_kept:
-                    before, corrected = judged[n - 1] if n else (None, {"hint": None})
-                    hint = corrected["hint"]
-                    yield Reaction(turn, True, True, hint, before if hint is not None else None)
+                        yield Reaction(turn, is_kept, COMPLAINT, hint, after[0] if after and after[1] == 1 else None)
+                    continue
+                before, corrected = judged[n - 1] if n else (None, {"hint": None, "reward": None})
+                hint = corrected["hint"]
+                is_neutral = (verdict["reward"], verdict["reward_status"]) == (0, "ok")
+                if verdict["reward"] == 1 and is_kept:
+                    yield Reaction(turn, True, PRAISE, hint, before if hint is not None else None)
+                elif is_neutral and hint is None and corrected["reward"] != -1 and is_kept:
+                    yield Reaction(turn, True, NEUTRAL, None, None)
 
 
 def count_opinions(run: Path, reactions: Sequence[Reaction]) -> Opinions:
@@ -111,7 +123,7 @@ def make_prompts(
     Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. Where a log holds a
     reply more than once, most users decide what was wrong with it: judges err.
     """
-    complaints = [(str(one.hint), one) for one in reactions if not one.is_praise]
+    complaints = [(str(one.hint), one) for one in reactions if one.kind == COMPLAINT]
     counts = Counter(hint for hint, _ in complaints).most_common(_TEXTS)
     group_of = {text: members[0][0] for members in group_alike(counts) for text, _ in members}
     of_group = defaultdict[str, list[Reaction]](list)
@@ -121,11 +133,12 @@ def make_prompts(
     group_of_request = {request: group for (request, group), _ in reversed(requests.most_common())}
     checks = {group: _find_check(members, chat) for group, members in of_group.items()
               if any(one.is_held_out for one in members)}  # fmt: skip
-    rows, left_out = dict[tuple[str, Request], JSON](), Counter[str]()
-    for one in (one for one in reactions if one.is_held_out):
+    rows = dict[tuple[str, Request], JSON]()
+    accepted, left_out = _choose_accepted(reactions)
+    for one in (one for one in reactions if one.is_held_out and (one.kind != NEUTRAL or one.turn.turn_id in accepted)):
         said = Counter(group_of.get(opinion, opinion)
                        for opinion in opinions.get(_said(one.turn), Counter()).elements())  # fmt: skip
-        own = PRAISED if one.is_praise else group_of.get(str(one.hint), str(one.hint))
+        own = PRAISED if one.kind != COMPLAINT else group_of.get(str(one.hint), str(one.hint))
         if any(number >= said[own] for opinion, number in said.items() if opinion != own):
             left_out["the same reply was judged otherwise"] += 1
             continue
@@ -136,8 +149,9 @@ def make_prompts(
         except ChatError as error:
             left_out[error.reason] += 1
             continue
-        is_corrected = group is not None and not (one.is_praise and one.hint)
-        row |= {"domain": group if is_corrected else PRAISED, "corrected": is_corrected}
+        is_corrected = group is not None and not (one.kind == PRAISE and one.hint)
+        row |= {"domain": group if is_corrected else ACCEPTED if one.kind == NEUTRAL else PRAISED,
+                "corrected": is_corrected}  # fmt: skip
         key = (row["domain"], one.request)
         turns = 1 + (rows[key]["turns"] if key in rows else 0)
         if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
@@ -146,18 +160,41 @@ def make_prompts(
     sizes = Counter(row["domain"] for row in rows.values())
     for row in rows.values():
         label = " ".join(row["domain"].split())[:_LABEL]
-        is_own = label not in POOLED and (label == PRAISED or sizes[row["domain"]] >= FEWEST)
+        is_own = label not in POOLED and (label in (PRAISED, ACCEPTED) or sizes[row["domain"]] >= FEWEST)
         row["domain"] = label if is_own else OTHERS
     return list(rows.values()), left_out
+
+
+def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[str]]:
+    """Return the ids of the neutral turns that become prompts, and how many do not, by reason.
+
+    One whose request shares half of its words with one that users complained about does not: this user may have had
+    the same wish, and said nothing. As many as there are complaints and praise suffice: the judge is asked about each.
+    """
+    complained = {frozenset(one.request) for one in reactions if one.kind == COMPLAINT}
+    neutral = [one for one in reactions if one.kind == NEUTRAL]
+    most = max(FEWEST, sum(one.is_held_out and one.kind != NEUTRAL for one in reactions))
+    chosen, left_out = set[str](), Counter[str]()
+    for one in sorted(neutral, key=lambda one: stable_hash(one.turn.turn_id)):
+        request = frozenset(one.request)
+        if any(2 * len(request & other) >= len(request | other) for other in complained):
+            left_out["accepted, though others complained about such requests"] += 1
+        elif len(chosen) == most:
+            left_out["accepted, and more than are needed"] += 1
+        else:
+            chosen.add(one.turn.turn_id)
+    return chosen, left_out
 
 
 def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int) -> str:
     """Return what `make_prompts` made, in words; `replies`: of both models to each prompt."""
     corrected, judged = sum(row["corrected"] for row in rows), sum("judge" in row["check"] for row in rows)
+    accepted = sum(row["domain"] == ACCEPTED for row in rows)
     reasons = "".join(f"; left out: {number:,}, {reason}" for reason, number in left_out.most_common())
     return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on what users corrected, "
-            f"{len(rows) - corrected:,} on what they praised; {sum(row['turns'] for row in rows) - len(rows):,} near "
-            f"duplicates merged{reasons}; {len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
+            f"{len(rows) - corrected - accepted:,} on what they praised, {accepted:,} on what they accepted; "
+            f"{sum(row['turns'] for row in rows) - len(rows):,} near duplicates merged{reasons}; "
+            f"{len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
             f"with at most {counted(judged * replies, 'question')}")  # fmt: skip
 
 
@@ -179,14 +216,14 @@ def _row(one: Reaction, chat: Chat, room: float, check: JSON | None, criteria: T
     is_asked, fits = prompt[-1]["role"] != "assistant", len(chat.prompt_ids(prompt, tools)) <= room
     if not (logged and is_asked and fits):
         raise ChatError("empty reply" if not logged else "too long" if is_asked else "no request")
-    right = [logged] if one.is_praise else [_visible_reply(one.other, chat)] if one.other else []
+    right = [logged] if one.kind != COMPLAINT else [_visible_reply(one.other, chat)] if one.other else []
     patterns = read_patterns(check) if check else None
     is_right = patterns is not None and all(map(patterns.passes, right))
-    if patterns and not is_right and one.is_praise and one.hint is None:
+    if patterns and not is_right and one.kind != COMPLAINT and one.hint is None:
         raise ChatError("praise for what others corrected")
-    if not patterns or not is_right or (not one.is_praise and patterns.passes(logged)):
+    if not patterns or not is_right or (one.kind == COMPLAINT and patterns.passes(logged)):
         check = {"judge": criteria["follows_hint"], "hint": one.hint}
-        if one.is_praise:
+        if one.kind != COMPLAINT:
             check = {"judge": criteria["serves_as_well"], "praised": logged}
     is_plain = prompt == [message("user", prompt[0]["content"])] and bool((prompt[0]["content"] or "").strip())
     asked = {"prompt": prompt[0]["content"]} if is_plain else {

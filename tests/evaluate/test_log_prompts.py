@@ -26,7 +26,16 @@ from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
-from opdkit.evaluate.log_prompts import OTHERS, PRAISED, count_opinions, describe_prompts, make_prompts, read_reactions
+from opdkit.evaluate.log_prompts import (
+    ACCEPTED,
+    NEUTRAL,
+    OTHERS,
+    PRAISED,
+    count_opinions,
+    describe_prompts,
+    make_prompts,
+    read_reactions,
+)
 from opdkit.extract import stage as extract
 from opdkit.model.load import load_tokenizer
 from opdkit.store.part_writer import Stage
@@ -165,12 +174,13 @@ def test_each_corrected_topic_has_prompts_that_the_logged_replies_fail(run, chat
 
 def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> None:
     reactions = list(read_reactions(run, SHARE))
-    rows = rows_of(run, chat)
+    rows, left_out = mined(run, chat)
     assert all(is_held_out(row["id"].rpartition(":")[0], SHARE) for row in rows)
     judged = {row["turn_id"] for row in read_all(run, "verdicts") if row["hint"] or row["reward"] == 1}
     held_out = {name for name in judged if is_held_out(name.rpartition(":")[0], SHARE)}
-    assert {one.turn.turn_id for one in reactions if one.is_held_out} == held_out
-    assert sum(row["turns"] for row in rows) == len(held_out) > len(rows)
+    assert {one.turn.turn_id for one in reactions if one.is_held_out and one.kind != NEUTRAL} == held_out
+    accepted = {one.turn.turn_id for one in reactions if one.kind == NEUTRAL}
+    assert sum(row["turns"] for row in rows) == len(held_out | accepted) - left_out.total() > len(rows)
     asked = Counter((row["domain"], json.dumps(row.get("prompt"))) for row in rows if "prompt" in row)
     assert set(asked.values()) == {1}
 
@@ -178,7 +188,7 @@ def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> N
 def test_praise_must_not_change(run, chat, tmp_path) -> None:
     """It counts as uncorrected, with the reply for the judge, or with the pattern of the complaint before it."""
     rows = [row for row in rows_of(run, chat) if not row["corrected"]]
-    assert {row["domain"] for row in rows} == {PRAISED}
+    assert {row["domain"] for row in rows} == {PRAISED, ACCEPTED}
     for row, prompt in zip(rows, prompts_of(rows, tmp_path), strict=True):
         if row["hint"] is None:
             assert row["check"] == {"judge": CRITERIA["serves_as_well"], "praised": row["logged"]}
@@ -245,7 +255,26 @@ def test_rows_by_hand(tmp_path, chat) -> None:
     assert left_out == {"praise for what others corrected": 1}
     said = [("user", "Weight of Ada 0?"), ("assistant", "0 lb"), ("user", "In kg.")]
     assert made[1]["messages"] == [{"role": role, "content": text} for role, text in said]
-    assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 11 3 1 21 3 12".split()
+    assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 11 0 3 1 21 3 12".split()
+
+
+def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
+    """Accepted is a reply with reward 0 by the votes: not beside complaints about such requests, nor after one."""
+    talks = [(f"s{n}", [(f"Weight of {name}?", f"{n} lb", "Use kg.", -1), ("Ask Bo.", "I asked Bo.", None, 0)])
+             for n, name in enumerate("Ada Bob Cleo Dan".split())]  # fmt: skip
+    talks += [(f"calm{n}", [(f"Capital of {name}?", "Lima.", None, 0)])
+              for n, name in enumerate("Peru Cuba Chad Mali Oman Iran Laos".split())]  # fmt: skip
+    talks += [("again", [("Capital of Peru!", "Lima.", None, 0)]), ("like", [("Weight of Zoe?", "3 lb", None, 0)]),
+              ("angry", [("Well?", "Yes.", None, -1), ("So?", "No.", None, 0)]),
+              ("unjudged", [("Sing of rain.", "La.", None, None)])]  # fmt: skip
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    kept = [row for row in made if row["domain"] == ACCEPTED]
+    assert len(made) - len(kept) == 4
+    assert sum(row["turns"] for row in kept) == 6  # so few suffice beside four complaints
+    assert all(row["id"].startswith(("calm", "again")) for row in kept)
+    assert not any(row["corrected"] or row["check"]["praised"] != row["logged"] for row in kept)
+    assert [n for _, n in sorted(left_out.items(), key=lambda item: "others" in item[0])] == [2, 1]
+    assert mined(tmp_path / "run", chat, 1.0, 400) == (made, left_out)
 
 
 def test_where_a_log_holds_a_reply_more_than_once_most_users_decide(tmp_path, chat) -> None:
