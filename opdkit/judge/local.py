@@ -100,11 +100,9 @@ class LocalJudge:
         votes = list(map(self._votes, questions))
         answers = [[Answer("", error=p)] * len(votes[i]) if isinstance(p, str) else [] for i, p in enumerate(prompts)]
         for indices, new_tokens in self._batches(ids):
-            samples = [len(votes[i]) for i in indices]
-            requests, unread = (
-                [],
-                self.count_read([ids[i] for i in indices], samples=samples, max_new_tokens=new_tokens),
-            )
+            counts = [len(votes[i]) for i in indices]
+            unread = self.count_read([ids[i] for i in indices], samples=counts, max_new_tokens=new_tokens)
+            requests = []
             for i in indices:
                 streams = [token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
                            for vote in votes[i]]  # fmt: skip

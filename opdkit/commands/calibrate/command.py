@@ -132,8 +132,8 @@ def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:
 def measure_curve(cases: list[Case], config: CalibrateConfig) -> tuple[int, list[Point], int]:
     """Return the number of votes that the curve is of, the voting curve, and the number of labels behind it.
 
-    Votes stop when they have decided a turn, so only the first votes, as many as every turn with votes has, are a fair
-    sample of the judge's. The labels are those whose turns have votes.
+    Those of a server stop when they have decided a turn, so only the first votes, as many as every turn with votes has,
+    are a fair sample of the judge's. The labels are those whose turns have votes.
     """
     most = min((len(turn.scores) for case in cases for turn in case.turns if turn.scores), default=0)
     full = [
