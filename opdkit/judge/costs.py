@@ -48,7 +48,7 @@ class Measured(NamedTuple):
     votes: int
     share: float  # of all votes that the questions could have; the others were not needed
     seconds: float  # per vote
-    prompt_scale: float | None  # prompt tokens, as a multiple of those counted before; local: of those read once
+    prompt_scale: float | None  # prompt tokens, as a multiple of those that were counted before
     completion: float | None  # tokens per vote
 
 
@@ -66,9 +66,7 @@ def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> Measur
     share = len(answers) / expected[VOTES]
     if not (usages := [answer.usage for answer in answers if answer.usage]):
         return Measured(len(answers), share, seconds, None, None)
-    prompt, cached, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
-    if judge.config.judge == "local":
-        return Measured(len(answers), share, seconds, (prompt - cached) * len(usages) / expected[WARM], completion)
+    prompt, _, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
     asked = expected[VOTES] - expected[UNASKED] * judge.config.votes
     return Measured(len(answers), share, seconds, prompt * asked / expected[COLD], completion)
 
@@ -85,7 +83,7 @@ def describe_work(
     most, unasked = work[VOTES] - work[KNOWN], work[UNASKED] * config.votes
     left = most if share is None else max(0, round(work[VOTES] * share) - work[KNOWN])
     sent = left / most if most else 1.0  # of the votes that `work` counts the tokens of
-    cold, warm = round(work[COLD] * (1 if is_local else scale or 1) * sent), round(work[WARM] * (scale or 1))
+    cold, warm = round(work[COLD] * (scale or 1) * sent), round(work[WARM] * (scale or 1))
     read, other = (warm, cold) if is_local else (cold, warm)
     written = work[LONGEST] if completion is None else round((left - unasked * sent) * completion)
     kind = "" if is_fixed else ", at most" if share is None else ", about"

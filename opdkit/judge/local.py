@@ -50,7 +50,9 @@ class LocalJudge:
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)
-        self.count_read = partial(count_prompt_tokens, self.model, batch_tokens=config.batch_tokens)
+        self.count_read = partial(
+            count_prompt_tokens, self.model, samples=config.votes, batch_tokens=config.batch_tokens
+        )
         try:
             self.chat.prompt_ids([{"role": "system", "content": "?"}, {"role": "user", "content": "?"}])
             self.has_system_role = True
@@ -58,9 +60,9 @@ class LocalJudge:
             self.has_system_role = False
 
     def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """Return an answer per vote of each question. A question that cannot be put gets answers that say why."""
+        """Return `--votes` answers to each question. A question that cannot be put gets answers that say why."""
         answers: list[list[Answer]] = []
-        with tally("judging", sum(map(len, map(self._votes, questions))), "votes") as on_vote:
+        with tally("judging", len(questions) * self.config.votes, "votes") as on_vote:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 answers += self._answer(questions[start : start + _QUESTIONS_AT_ONCE], on_vote)
         return answers
@@ -76,8 +78,7 @@ class LocalJudge:
             for indices, new_tokens in self._batches(ids):
                 batch = [ids[i] for i in indices]
                 work[COLD] += self.config.votes * sum(map(len, batch))
-                samples = [self.config.votes] * len(batch)
-                work[WARM] += self.count_read(batch, samples=samples, max_new_tokens=new_tokens)
+                work[WARM] += self.count_read(batch, max_new_tokens=new_tokens)
                 work[LONGEST] += self.config.votes * len(batch) * new_tokens
         return work
 
@@ -97,15 +98,12 @@ class LocalJudge:
         """Return the answers to questions. Of those sampled together, the first carry the tokens that were read."""
         prompts = [self._prompt(question) for question in questions]
         ids = {i: prompt for i, prompt in enumerate(prompts) if not isinstance(prompt, str)}
-        votes = list(map(self._votes, questions))
-        answers = [[Answer("", error=p)] * len(votes[i]) if isinstance(p, str) else [] for i, p in enumerate(prompts)]
+        answers = [[Answer("", error=p)] * self.config.votes if isinstance(p, str) else [] for p in prompts]
         for indices, new_tokens in self._batches(ids):
-            counts = [len(votes[i]) for i in indices]
-            unread = self.count_read([ids[i] for i in indices], samples=counts, max_new_tokens=new_tokens)
-            requests = []
+            requests, unread = [], self.count_read([ids[i] for i in indices], max_new_tokens=new_tokens)
             for i in indices:
                 streams = [token_generator(self.config.seed, questions[i].turn_id, questions[i].name, vote)
-                           for vote in votes[i]]  # fmt: skip
+                           for vote in range(self.config.votes)]  # fmt: skip
                 requests.append(Request(ids[i], streams))
             drawn = sample(self.model, requests, temperature=self.config.temperature, max_new_tokens=new_tokens,
                            stop_ids=self.chat.stop_ids, batch_tokens=self.config.batch_tokens,
@@ -117,9 +115,6 @@ class LocalJudge:
                     usage = Usage(len(ids[i]), cached, len(sampled.ids))
                     answers[i].append(replace(self._read(ids[i], sampled, questions[i].name), usage=usage))
         return answers
-
-    def _votes(self, question: Question) -> range:
-        return question.votes or range(self.config.votes)
 
     def _prompt(self, question: Question) -> list[int] | str:
         """Return the token ids of a question, or why there are none."""

@@ -20,6 +20,7 @@ def ask_in_rounds(ask: Ask, questions: Sequence[Question], config: JudgeConfig, 
     while more := {
         i: n for i, question in enumerate(questions) if (n := votes_missing(question, answers[i], config, texts))
     }:
+        # A local judge gives all votes whatever `votes` says, and is asked for all of them.
         asked = [replace(questions[i], votes=range(len(answers[i]), len(answers[i]) + n)) for i, n in more.items()]
         for i, new in zip(more, ask(asked), strict=True):
             answers[i] += new

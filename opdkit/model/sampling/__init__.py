@@ -31,15 +31,15 @@ def reply_room(longest: int, most: int) -> int:
 
 
 def count_prompt_tokens(
-    model: Any, prompts: Sequence[list[int]], *, samples: Sequence[int], max_new_tokens: int, batch_tokens: int
+    model: Any, prompts: Sequence[list[int]], *, samples: int, max_new_tokens: int, batch_tokens: int
 ) -> int:
-    """Return how many tokens of `prompts` `sample` reads for so many samples of them, where memory suffices.
+    """Return how many tokens of `prompts` `sample` reads for so many samples of each, where memory suffices.
 
     Needs no weights. Each prompt is read once; what prompts have in common is read once for each batch.
     """
     if windows_of(model) is None or find_build_problem(model):
         return sum(map(len, prompts))
-    batches = plan_batches(prompts, samples, max_new_tokens, batch_tokens)
+    batches = plan_batches(prompts, [samples] * len(prompts), max_new_tokens, batch_tokens)
     return sum(group.tokens for batch in batches for group, _ in groupby(batch.shared, key=lambda one: one.group))
 
 
