@@ -6,6 +6,7 @@ docs/commands.md and the file that `opdkit init` writes derive from them. Nothin
 """
 
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +145,11 @@ def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) 
 
 def load_function(target: str) -> Callable[..., Any]:
     """Return the function that "opdkit.judge.stage:run" names. Its module, and torch with it, is imported here."""
+    # OpenMP of GNU reads this when torch loads it. A thread that waits for another one spins so often, some tens of
+    # microseconds, and then sleeps. By default it spins for milliseconds: on two cores, one of which another process
+    # uses, everything takes five times as long. A thread that sleeps at once is slower where no other process runs.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     module, _, name = target.partition(":")
     function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
     return function

@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.families
 
-Weights are random. Layers that see a window see 256 tokens, so that the conversation is many times as long.
+The session is the one of median length of tau-bench. Weights are random. Layers that see a window see 256 tokens, so
+that the conversation is many times as long.
 """
 
 import argparse
@@ -18,8 +19,8 @@ from opdkit.model.tree_reading import PACK_TOKENS, check_tree_reading, plan_tree
 from opdkit.train.policy import Policy
 
 from . import scoring, training, usual
-from .pairs import PAIRS, RESULTS, Comparison, save
-from .sessions import LOGS, evenly_spaced, length, read, tokenized, tokenizer_of
+from .pairs import RESULTS, load, save
+from .sessions import LOGS, length, read, tokenized, tokenizer_of
 
 SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1 << 16, "pad_token_id": 0}  # fmt: skip
@@ -44,6 +45,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Gemma 2": ("Gemma2Config", {**_WINDOW, "query_pre_attn_scalar": 32}),
     "Gemma 3": ("Gemma3TextConfig", _WINDOW),
     "Gemma 4": ("Gemma4TextConfig", {**_WINDOW, "global_head_dim": 32, "num_kv_shared_layers": 2,
+                                     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
                                      "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 0}),
     "GPT-OSS": ("GptOssConfig", {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2,
                                  "intermediate_size": 256}),
@@ -79,8 +81,8 @@ def build(family: str, vocabulary: int) -> PreTrainedModel:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("families", nargs="*", default=list(FAMILIES))
-    parser.add_argument("--tokens", type=int, default=3000, help="longest turn")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not LOGS.is_dir():
@@ -88,17 +90,23 @@ def main() -> None:
         return
     log = read(LOGS / "taubench")
     tokenizer = tokenizer_of(log)
-    sessions = tokenized(log, Chat(tokenizer, {})).sessions
-    chosen = evenly_spaced(sorted((s for s in sessions if s and length(s) <= options.tokens), key=length), 1)
+    sessions = sorted(filter(None, tokenized(log, Chat(tokenizer, {})).sessions), key=length)
+    chosen = [sessions[len(sessions) // 2]]
     step = training.Step([t.student for t in chosen[0]], ["0"] * len(chosen[0]))
-    found = list[Comparison]()
+    kept = {
+        c.name: c for c in (load("families", options.results) if (options.results / "families.json").exists() else ())
+    }
     for family in options.families:
-        model = build(family, len(tokenizer))
+        model = build(family, len(tokenizer)).to(options.device)
         tree = plan_tree(model, usual.samples(chosen[0]), PACK_TOKENS)
         facts = {"tokens read, ours": tree.tokens if check_tree_reading(model) else tree.tokens + tree.saved}
-        found.append(scoring.compare(f"{family}, scoring", model, chosen, options.pairs, facts))
-        found.append(training.compare(f"{family}, a training step", Policy(model), step, options.pairs, {}))
-    print(save("families", found, options.results))
+        scored = scoring.compare(f"{family}, scoring", model, chosen, options.pairs, facts)
+        trained = training.compare(f"{family}, a training step", Policy(model), step, options.pairs, {})
+        kept |= {scored.name: scored, trained.name: trained}
+        # Saved after each family. Families that are not named keep the figures that they have.
+        order = [f"{name}, {work}" for name in FAMILIES for work in ("scoring", "a training step")]
+        path = save("families", [kept[name] for name in order if name in kept], options.results)
+    print(path)
 
 
 if __name__ == "__main__":

@@ -60,6 +60,20 @@ def turn_about(
     return seconds
 
 
+def clock_of(device: Any) -> Callable[[], float]:
+    """Return a clock for work on a device: CPU seconds of this process, or the time when a GPU has done its work."""
+    if device.type != "cuda":
+        return time.process_time
+
+    def when_done() -> float:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    import torch
+
+    return when_done
+
+
 def machine() -> dict[str, str]:
     """Describe the machine on which the figures were measured."""
     import torch

@@ -21,9 +21,9 @@ TIMED = {
                 "every reply under the student and, where there is a hint, under the teacher."),
     "training": ("Training", "`opdkit train`, an optimizer step."),
     "families": ("Models of other families", "Small models with random weights, built from the configurations in "
-                 "transformers, score one session of tau-bench and take a training step on it. Where layers see a "
-                 "window, it is of 256 tokens. Where the tokens read are those of the usual way, the family is read "
-                 "turn by turn."),
+                 "transformers, score one session of tau-bench, that of median length, and take a training step on it. "
+                 "Where layers see a window, it is of 256 tokens. Where the tokens read are those of the usual way, "
+                 "the family is read turn by turn."),
     "judge": ("Judging", "`opdkit judge`."),
     "extract": ("Reading logs", "`opdkit extract`."),
 }  # fmt: skip
@@ -38,7 +38,7 @@ def page(results: Path = RESULTS) -> str:
             sections += [_COST, _turns(results), _memory(results), _exact(results)]
         if name == "judge":
             sections.append(_chaos(results))
-    sections.append(_report(results))
+    sections += [_ceiling(results), _busy(results), _report(results)]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -47,7 +47,7 @@ _HEAD = """
 
 Written by `python -m tests.benchmarks.performance` from `tests/benchmarks/results`; do not edit.
 
-Every figure compares two ways to the same result, which run in alternation in one process, at least five times each.
+Every figure compares two ways to the same result, which run in alternation in one process, at least three times each.
 The usual way is what one would write with the existing libraries; the other is opdkit's. *Times as fast* is the median
 of the ratios of neighbouring runs, with the lowest and the highest ratio. Times are CPU seconds of the process where it
 does all the work itself, else wall-clock seconds.
@@ -147,6 +147,43 @@ def _report(results: Path) -> str:
         times = " | ".join(f"{r[name]:.0f}" for name in ("open_ms", "search_ms", "filter_ms", "sort_ms"))
         rows.append(f"| {r['turns']:,} | {r['mb']:.2f} | {r['write_seconds']:.1f} | {times} |")
     return f"{head}\n\n" + "\n".join(rows)
+
+
+def _ceiling(results: Path) -> str:
+    head = "## Against the ceiling"
+    found = _result(results, "ceiling")
+    if found is None:
+        return f"{head}\n\n{_missing('ceiling')}"
+    first = found["rows"][0]
+    lines = ["| work | needed, billion | ceiling, billion per second | reached | share | from | to |", "|---" * 7 + "|"]
+    for row in found["rows"]:
+        shares = row["shares"]
+        lines.append(f"| {row['work']} | {row['needed'] / 1e9:,.0f} | {row['ceiling'] / 1e9:,.0f} | "
+                     f"{row['reached'] / 1e9:,.0f} | {median(shares):.2f} | {shares[0]:.2f} | "
+                     f"{shares[-1]:.2f} |")  # fmt: skip
+    return (
+        f"{head}\n\nMultiplications and additions that a session of tau-bench needs ({first['turns']} turns, "
+        f"{first['tokens']:,} tokens; {first['weights']} weights, {first['dtype']}), per second, against products of "
+        "matrices of the model's own sizes in the same process. Needed are the weights of the layers for each token "
+        "that is read, attention to the tokens before it, and logits of replies; in training three times that.\n\n"
+        + "\n".join(lines)
+    )
+
+
+def _busy(results: Path) -> str:
+    head = "## Beside another process"
+    found = _result(results, "busy")
+    if found is None:
+        return f"{head}\n\n{_missing('busy')}"
+    rows = found["rows"]
+    ratios = sorted(row["beside"] / row["alone"] for row in rows)
+    alone, beside = (median(row[name] for row in rows) for name in ("alone", "beside"))
+    return (
+        f"{head}\n\n`opdkit demo` takes {alone:.0f} s alone, and {beside:.0f} s beside a process that keeps one of "
+        f"{found['machine']['cores']} cores busy: {median(ratios):.2f} times as long ({ratios[0]:.2f} to "
+        f"{ratios[-1]:.2f} in {len(ratios)} pairs). A thread that waits for another one sleeps soon "
+        "(`GOMP_SPINCOUNT=3000`, which opdkit sets unless you set it or `OMP_WAIT_POLICY`). By default it spins."
+    )
 
 
 def _turns(results: Path) -> str:

@@ -8,7 +8,6 @@ where there is nothing to share and nothing must be lost. Both ways score the sa
 """
 
 import argparse
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,8 +22,8 @@ from opdkit.model.tree_reading import PACK_TOKENS
 from opdkit.teacher.scores import ReplyReadings, ScoreOptions, Scores, score_session
 
 from . import usual
-from .models import SIZES, build, weights
-from .pairs import PAIRS, RESULTS, Comparison, save, turn_about
+from .models import add_model_options, build_for, weights
+from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
 from .sessions import LOGS, ROOT, Tokenized, evenly_spaced, length, read, tokenized, tokenizer_of
 
 BATCH_TOKENS = 16384
@@ -76,7 +75,7 @@ def compare(
         results["ours"] = flat(once(model, sessions))
 
     ours()  # the check of the first session, once a run
-    seconds = turn_about(the_usual_way, ours, pairs, time.process_time)
+    seconds = turn_about(the_usual_way, ours, pairs, clock_of(model.device))
     each, read_once = tokens_read(sessions)
     facts = {
         "sessions": len(sessions),
@@ -93,32 +92,34 @@ def compare(
     return comparison
 
 
-def real(name: str, size: str, count: int, most: int, pairs: int) -> Comparison:
+def real(name: str, options: argparse.Namespace) -> Comparison:
     """Return sessions of a log whose turns are at most `most` tokens, evenly spaced by length."""
     log = read(LOGS / name)
     tokenizer = tokenizer_of(log)
     found = tokenized(log, Chat(tokenizer, {}))
-    fitting = sorted((s for s in found.sessions if s and length(s) <= most), key=length)
-    chosen = evenly_spaced(fitting, count)
+    fitting = sorted((s for s in found.sessions if s and length(s) <= options.tokens), key=length)
+    chosen = evenly_spaced(fitting, options.sessions)
     each, once_all = tokens_read(found.sessions)
     timed, _ = tokens_read(chosen)
     facts = {
         "chosen": f"{len(chosen)} sessions, evenly spaced by length among the {len(fitting)} of {len(found.sessions)} "
-        f"whose turns are at most {most:,} tokens",
+        f"whose turns are at most {options.tokens:,} tokens",
         "share of the log's tokens that is timed": f"{timed / each:.1%}",
         "tokens read in the whole log, usual to ours": f"{each:,} to {once_all:,} ({each / once_all:.1f} times)",
         "dropped turns": sum(found.dropped.values()),
     }
-    return compare(f"{WORDS[name]}, {size} model", build(size, len(tokenizer)), chosen, pairs, facts)
+    return compare(
+        f"{WORDS[name]}, {options.size} model", build_for(options, len(tokenizer)), chosen, options.pairs, facts
+    )
 
 
-def single(name: str, size: str, path: Path, count: int, pairs: int, *, hinted: bool) -> Comparison:
+def single(name: str, path: Path, count: int, options: argparse.Namespace, *, hinted: bool) -> Comparison:
     """Return first turns only: a log of single turns."""
     log = read(path)
     tokenizer = tokenizer_of(log)
     sessions: Tokenized = tokenized(log, Chat(tokenizer, {}))
     first = [s[:1] if hinted else [ReplyReadings(s[0].student)] for s in sessions.sessions if s][:count]
-    return compare(f"{name}, {size} model", build(size, len(tokenizer)), first, pairs, {})
+    return compare(f"{name}, {options.size} model", build_for(options, len(tokenizer)), first, options.pairs, {})
 
 
 def main() -> None:
@@ -126,7 +127,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=4, help="that many of each log")
     parser.add_argument("--tokens", type=int, default=8192, help="longest turn")
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--size", choices=SIZES, default="10m")
+    add_model_options(parser)
     parser.add_argument("--logs", nargs="*", choices=WORDS, default=["taubench", "sweagent"])
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--exact", action="store_true", help="compare the numbers, on all turns, and time nothing")
@@ -141,12 +142,11 @@ def main() -> None:
         exact.main(options.turns, options.results)
         return
     sample = ROOT / "sample_data" / "logs" / "openai.jsonl"
-    found = [real(name, options.size, options.sessions, options.tokens, options.pairs) for name in options.logs]
+    found = [real(name, options) for name in options.logs]
     for hinted in (False, True):
         words = "with a hint" if hinted else "without a hint"
-        found.append(single(f"single short turns {words}", options.size, sample, 80, options.pairs, hinted=hinted))
-        path = LOGS / "taubench"
-        found.append(single(f"single long turns {words}", options.size, path, 8, options.pairs, hinted=hinted))
+        found.append(single(f"single short turns {words}", sample, 80, options, hinted=hinted))
+        found.append(single(f"single long turns {words}", LOGS / "taubench", 8, options, hinted=hinted))
     print(save("scoring", found, options.results))
 
 

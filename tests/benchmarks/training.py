@@ -8,10 +8,10 @@ the time depends on sizes, not on values. The gradients of both ways are compare
 """
 
 import argparse
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ from opdkit.train.objective.losses import policy_gradient
 from opdkit.train.policy import Policy
 
 from . import usual
-from .models import SIZES, build, weights
-from .pairs import PAIRS, RESULTS, Comparison, save, turn_about
+from .models import add_model_options, build_for, weights
+from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
 from .sessions import LOGS, evenly_spaced, length, read, tokenized, tokenizer_of
 
 BUDGET = TrainConfig.micro_batch_tokens
@@ -45,7 +45,7 @@ class Step:
 
 def loss_of(logprobs_R: Tensor, tokens: int) -> Tensor:
     """Return one turn's share of the clipped policy gradient of a first step; advantages go from -1 to 2."""
-    advantages_R = torch.linspace(-1, 2, len(logprobs_R))
+    advantages_R = torch.linspace(-1, 2, len(logprobs_R), device=logprobs_R.device)
     return policy_gradient(logprobs_R, logprobs_R.detach(), advantages_R, 0.2, 0.28)[0].sum() / tokens
 
 
@@ -62,9 +62,10 @@ def plan(policy: Policy, step: Step) -> tuple[list[Forward], int]:
 
 def our_losses(policy: Policy, step: Step) -> Iterator[Tensor]:
     """Yield the loss of each forward pass, as `opdkit train` computes it."""
+    model: Any = policy.model
     for trees in plan(policy, step)[0]:
         read = [[step.turns[i] for i in tree.turns] for tree in trees]
-        ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids])
+        ids_N1 = torch.tensor([[i] for tree in read for turn in tree for i in turn.response_ids], device=model.device)
         logprobs_NK, _ = policy(read, ids_N1)
         replies = logprobs_NK[:, 0].split([len(turn.response_ids) for tree in read for turn in tree])
         yield torch.stack([loss_of(reply_R, step.tokens) for reply_R in replies]).sum()
@@ -91,9 +92,9 @@ def difference(policy: Policy, step: Step) -> float:
 def compare(name: str, policy: Policy, step: Step, pairs: int, facts: dict) -> Comparison:
     """Time both ways to take a step, in turn. The learning rate is 0, so that every step is the same."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0)
-    apart = difference(policy, step)
+    apart, clock = difference(policy, step), clock_of(policy.model.device)  # type: ignore[arg-type]
     seconds = turn_about(lambda: take(usual_losses(policy.model, step), optimizer),
-                         lambda: take(our_losses(policy, step), optimizer), pairs, time.process_time)  # fmt: skip
+                         lambda: take(our_losses(policy, step), optimizer), pairs, clock)  # fmt: skip
     facts = {
         "sessions": len(set(step.sessions)),
         "turns": len(step.turns),
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=3, help="that many of tau-bench")
     parser.add_argument("--tokens", type=int, default=5000, help="longest turn")
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--size", choices=SIZES, default="10m")
+    add_model_options(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not LOGS.is_dir():
@@ -127,7 +128,7 @@ def main() -> None:
     step = Step([t.student for some in chosen for t in some], [str(n) for n, some in enumerate(chosen) for _ in some])
     facts = {"chosen": f"{len(chosen)} sessions, evenly spaced by length among the {len(fitting)} of {len(every)} "
                        f"whose turns are at most {options.tokens:,} tokens"}  # fmt: skip
-    policy = Policy(build(options.size, len(tokenizer)))
+    policy = Policy(build_for(options, len(tokenizer)))
     found = compare(f"a step on tau-bench, {options.size} model", policy, step, options.pairs, facts)
     print(save("training", [found], options.results))
 

@@ -7,7 +7,6 @@ weights: where layers are narrow, attention is most of the work at much shorter 
 """
 
 import argparse
-import time
 from pathlib import Path
 
 import torch
@@ -17,8 +16,8 @@ from opdkit.model.scoring import Mixture, PromptResponse
 from opdkit.teacher.scores import ReplyReadings, ScoreOptions, score_session
 
 from . import usual
-from .models import SIZES, build, weights
-from .pairs import PAIRS, RESULTS, Comparison, save, turn_about
+from .models import add_model_options, build_for, weights
+from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
 from .scoring import flat, largest_difference, tokens_read
 
 COUNTS = (8, 16, 32, 64)
@@ -41,8 +40,8 @@ def session(turns: int, seed: int = 0) -> list[ReplyReadings]:
     return found
 
 
-def compare(turns: int, size: str, pairs: int) -> Comparison:
-    model, targets = build(size, VOCABULARY), session(turns)
+def compare(turns: int, options: argparse.Namespace) -> Comparison:
+    model, targets = build_for(options, VOCABULARY), session(turns)
     results: dict[str, list[Tensor]] = {}
 
     def the_usual_way() -> None:
@@ -53,7 +52,7 @@ def compare(turns: int, size: str, pairs: int) -> Comparison:
         results["ours"] = flat(scores)
 
     ours()  # the check of the first session
-    seconds = turn_about(the_usual_way, ours, pairs, time.process_time)
+    seconds = turn_about(the_usual_way, ours, options.pairs, clock_of(model.device))
     each, once = tokens_read([targets])
     facts = {
         "turns": turns,
@@ -72,10 +71,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="turns")
     parser.add_argument("--pairs", type=int, default=PAIRS)
-    parser.add_argument("--size", choices=SIZES, default="wide")
+    add_model_options(parser, "wide")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    print(save("turns", [compare(n, options.size, options.pairs) for n in options.counts], options.results))
+    print(save("turns", [compare(n, options) for n in options.counts], options.results))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Scoring of replies without opdkit: one sample per prompt, padded batches, logits of every token."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ def samples(targets: Sequence[ReplyReadings]) -> list[ScoredSequence]:
     return [s for t in targets for s in (t.student, *(s for reading in t.hinted for s in reading))]
 
 
-def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
+def read(model: Any, sequences: Sequence[ScoredSequence]) -> Iterator[list[tuple[int, Tensor]]]:
     """Yield the log-probs [R] of each response by its index, one list per batch, padded on the right."""
     order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
     for start in range(0, len(order), BATCH):
@@ -36,6 +37,7 @@ def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list
         for row, i in enumerate(some):
             ids = sequences[i].prompt_ids + sequences[i].response_ids
             ids_BL[row, : len(ids)], mask_BL[row, : len(ids)] = torch.tensor(ids), 1
+        ids_BL, mask_BL = ids_BL.to(model.device), mask_BL.to(model.device)
         logits_BLV = model(input_ids=ids_BL, attention_mask=mask_BL, use_cache=False).logits
         logprobs_BL = selective_log_softmax(logits_BLV[:, :-1], ids_BL[:, 1:])
         places = [slice(len(sequences[i].prompt_ids) - 1, len(sequences[i]) - 1) for i in some]
@@ -45,5 +47,5 @@ def read(model: nn.Module, sequences: Sequence[ScoredSequence]) -> Iterator[list
 @torch.no_grad()
 def logprobs(model: nn.Module, sequences: Sequence[ScoredSequence]) -> list[Tensor]:
     """Return the log-probs [R] of each sequence's response, in the order given."""
-    found = {i: values_R.clone() for batch in read(model, sequences) for i, values_R in batch}
+    found = {i: values_R.float().cpu() for batch in read(model, sequences) for i, values_R in batch}
     return [found[i] for i in range(len(sequences))]

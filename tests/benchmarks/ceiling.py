@@ -1,0 +1,111 @@
+"""How close scoring and training come to the matrix multiplications that they cannot avoid.
+
+    python -m tests.benchmarks.ceiling
+
+The work is counted by hand: the weights of the layers for each token that is read, attention to the tokens before it,
+the output layer for each token of a reply; a backward pass is twice a forward pass. The ceiling is what this machine
+reaches, in the same process, on nothing but matrix products of the model's own sizes. On a session of tau-bench.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from opdkit.chat.template import Chat
+from opdkit.config.train import TrainConfig
+from opdkit.model.tree import plan_passes
+from opdkit.model.tree_reading import PACK_TOKENS
+from opdkit.teacher.scores import ReplyReadings
+from opdkit.train.policy import Policy
+
+from . import training, usual
+from .models import add_model_options, build_for, weights
+from .pairs import PAIRS, RESULTS, clock_of, save_rows
+from .scoring import once
+from .sessions import LOGS, length, read, tokenized, tokenizer_of
+
+ROWS = 1024  # tokens of one product, about as many as a pass over branches or a piece of a trunk has
+
+
+def products(model: PreTrainedModel, paths: Sequence[Sequence[int]], replies: int) -> float:
+    """Return the multiplications and additions of a forward pass over the tree of these paths, twice per weight.
+
+    `replies` counts the tokens whose logits are needed.
+    """
+    config = model.config
+    layers = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
+    output = config.vocab_size * config.hidden_size
+    if not config.tie_word_embeddings:
+        layers -= output
+    plan = plan_passes(paths, PACK_TOKENS)
+    seen = sum(position + 1 for one in plan.passes for position in one.positions)
+    width = config.num_attention_heads * config.head_dim * config.num_hidden_layers
+    return 2.0 * (layers * plan.tokens + output * replies) + 4.0 * width * seen
+
+
+def product_rate(model: PreTrainedModel) -> float:
+    """Return the multiplications and additions per second of the products of an MLP of this model, the best of ten."""
+    hidden, wide = model.config.hidden_size, model.config.intermediate_size
+    options: dict[str, Any] = {"dtype": model.dtype, "device": model.device}
+    left, right = torch.randn(ROWS, hidden, **options), torch.randn(hidden, wide, **options)
+    repeats = max(1, int(2e10 / (2 * ROWS * hidden * wide)))
+    best = min(seconds(lambda: [left @ right for _ in range(repeats)], model.device) for _ in range(10))
+    return 2 * ROWS * hidden * wide * repeats / best
+
+
+def seconds(work: Callable[[], object], device: torch.device) -> float:
+    clock = clock_of(device)
+    start = clock()
+    work()
+    return clock() - start
+
+
+def share(name: str, work: Callable[[], object], needed: float, model: PreTrainedModel, pairs: int) -> dict[str, Any]:
+    """Return the share of the ceiling that some work reaches; the ceiling is measured before each time."""
+    work()
+    found = [(product_rate(model), needed / seconds(work, model.device)) for _ in range(pairs)]
+    row = {"work": name, "needed": needed, "ceiling": median(c for c, _ in found),
+           "reached": median(r for _, r in found), "shares": sorted(r / c for c, r in found)}  # fmt: skip
+    print(f"{name}: {median(row['shares']):.2f} of {row['ceiling'] / 1e9:.0f} billion per second", flush=True)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=8000, help="the session whose length is nearest")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    add_model_options(parser, "100m")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if not LOGS.is_dir():
+        print(f"skipped: the sessions are not there ({LOGS})")
+        return
+    log = read(LOGS / "taubench")
+    tokenizer = tokenizer_of(log)
+    sessions = [s for s in tokenized(log, Chat(tokenizer, {})).sessions if s]
+    session: list[ReplyReadings] = min(sessions, key=lambda s: abs(length(s) - options.tokens))
+    model = build_for(options, len(tokenizer))
+    samples = usual.samples(session)
+    paths = [s.prompt_ids + s.response_ids for s in samples]
+    needed = products(model, paths, sum(len(s.response_ids) for s in samples))
+    print(f"{len(session)} turns, {length(session):,} tokens, {weights(model)} weights", flush=True)
+    rows = [share("scoring", lambda: once(model, [session]), needed, model, options.pairs)]
+
+    step = training.Step([t.student for t in session], ["0"] * len(session))
+    policy = Policy(model)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    read_once = products(model, [t.prompt_ids + t.response_ids for t in step.turns], step.tokens)
+    rows.append(share("training", lambda: training.take(training.our_losses(policy, step), optimizer), 3 * read_once,
+                      model, options.pairs))  # fmt: skip
+    facts = {"turns": len(session), "tokens": length(session), "weights": weights(model), "dtype": options.dtype,
+             "threads": torch.get_num_threads(), "budget": TrainConfig.micro_batch_tokens}  # fmt: skip
+    print(save_rows("ceiling", [facts | row for row in rows], options.results))
+
+
+if __name__ == "__main__":
+    main()
