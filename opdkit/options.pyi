@@ -54,6 +54,8 @@ class ExtractOptions(TypedDict, total=False):
 
 
 class JudgeOptions(TypedDict, total=False):
+    load_in_4bit: bool | None
+    """quantize the models while they load (NF4, needs bitsandbytes)"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
     seed: int | None
@@ -113,7 +115,7 @@ class JudgeOptions(TypedDict, total=False):
     overwrite: bool | None
     """discard what was written with other options"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     dry_run: bool | None
@@ -127,6 +129,8 @@ class JudgeOptions(TypedDict, total=False):
 
 
 class TeacherOptions(TypedDict, total=False):
+    load_in_4bit: bool | None
+    """quantize the models while they load (NF4, needs bitsandbytes)"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
     seed: int | None
@@ -186,7 +190,7 @@ class TeacherOptions(TypedDict, total=False):
     overwrite: bool | None
     """discard what was written with other options"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     dry_run: bool | None
@@ -200,6 +204,8 @@ class TeacherOptions(TypedDict, total=False):
 
 
 class TrainOptions(TypedDict, total=False):
+    load_in_4bit: bool | None
+    """quantize the models while they load (NF4, needs bitsandbytes); the adapters are trained over them; the teacher stage needs it, too"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
     seed: int | None
@@ -309,7 +315,7 @@ class TrainOptions(TypedDict, total=False):
     overwrite: bool | None
     """discard what was written with other options"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     name: Text | None
@@ -327,6 +333,8 @@ class TrainOptions(TypedDict, total=False):
 
 
 class EvalOptions(TypedDict, total=False):
+    load_in_4bit: bool | None
+    """quantize the models while they load (NF4, needs bitsandbytes)"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly"""
     seed: int | None
@@ -368,7 +376,7 @@ class EvalOptions(TypedDict, total=False):
     overwrite: bool | None
     """discard what was written with other options"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     name: Text | None
@@ -378,6 +386,8 @@ class EvalOptions(TypedDict, total=False):
 
 
 class RolloutOptions(TypedDict, total=False):
+    load_in_4bit: bool | None
+    """quantize the models while they load (NF4, needs bitsandbytes)"""
     template_arg: Texts | None
     """argument of the chat template, NAME=VALUE; for example enable_thinking=false; may be given repeatedly; default: those of the teacher of --from-run"""
     seed: int | None
@@ -411,7 +421,7 @@ class RolloutOptions(TypedDict, total=False):
     overwrite: bool | None
     """discard what was written with other options"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations; auto: bfloat16 on a GPU, float32 on a CPU"""
     config: Text | None

@@ -35,15 +35,18 @@ FAMILIES |= {
     "Phi": ("PhiConfig", {}),
     "Phi-3": ("Phi3Config", {"pad_token_id": 0}),
 }  # fmt: skip
-EAGER = ("eager", "capped window", "sinks")  # cannot be packed
+EAGER = ("eager", "capped window", "sinks")  # not on torch's own attention
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 4, "linear_num_value_heads": 4,
            "layer_types": ["linear_attention", "full_attention"], "initializer_range": 0.1,
            "pad_token_id": 0}  # fmt: skip
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8,
           "pad_token_id": 0}  # fmt: skip
-# Layers that keep a state in place of keys, beside others in most families.
+_CHUNKS = {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48, "num_hidden_layers": 4}
+# Layers that keep a state in place of keys, or that see chunks, beside others in most families.
 STATES = {
+    "Llama 4": ("Llama4TextConfig", {**_CHUNKS, "layer_types": ["chunked_attention"] * 3 + ["full_attention"],
+                                     "no_rope_layers": [1, 1, 1, 0]}),
     "Qwen3-Next": ("Qwen3NextConfig", {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 16}),
     "Qwen3.5": ("Qwen3_5TextConfig", _LINEAR),
     "OLMo hybrid": ("OlmoHybridConfig", _LINEAR),
@@ -67,11 +70,12 @@ STATES = {
                               "attn_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False,
                               "pad_token_id": 0}),
 }  # fmt: skip
-# They cannot go on from a cache, or their output layer cannot be run separately.
+# They cannot go on from a cache, or positions depend on the number of tokens read.
 PLAIN = {
     "states in the layers": ("RecurrentGemmaConfig", {"attention_window_size": 8, "lru_width": 32, "pad_token_id": 0}),
-    "chunks": ("Llama4TextConfig", {"attention_chunk_size": 8, "num_local_experts": 2, "intermediate_size_mlp": 48}),
-}
+    "dynamic positions": ("LlamaConfig", {
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "max_position_embeddings": 512}),
+}  # fmt: skip
 
 
 def build(name: str, extra: dict, seed: int = 0) -> PreTrainedModel:

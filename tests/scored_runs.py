@@ -77,6 +77,7 @@ def write_run(
     per_part: int = 4,
     support: int = 3,
     samples: int = 0,
+    load_in_4bit: bool = False,
     turns: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """The extract, judge and teacher stages of a run, with `support` tokens at each position.
@@ -93,7 +94,7 @@ def write_run(
         with judge.writing(part) as out:
             out.rows("verdicts", [row for toy in some for row in toy.verdicts()])
     teacher.run(TeacherConfig(run=run, model=str(model_dir), device="cpu", top_k=support,
-                              teacher_samples=samples, shard="0/1"))  # fmt: skip
+                              teacher_samples=samples, load_in_4bit=load_in_4bit, shard="0/1"))  # fmt: skip
     return run
 
 

@@ -133,6 +133,9 @@ def configurations(config: PipelineConfig) -> dict[str, StageConfig]:
     # A local judge comes last: where --model is missing, the error names that, and not what judge takes from it.
     names = sorted(ORDER, key="judge".__eq__) if config.judge == "local" else ORDER
     made = {name: configure(name, common | flags[name] | overrides.get(name, {}), config.config) for name in names}
+    if len({made[name].effective()["load_in_4bit"] for name in ("teacher", "train")}) > 1:
+        raise ConfigError("--load-in-4bit must be the same for both: --set teacher.load_in_4bit=true --set "
+                          "train.load_in_4bit=true")  # fmt: skip
     return {name: made[name] for name in ORDER}
 
 

@@ -25,5 +25,6 @@ class DoctorConfig(CommandConfig):
     device: str = option("auto", "torch device; should the model fit on it?")
     dtype: str = option("auto", "weights and activations", choices=DTYPES)
     lora_rank: int = option(0, "train LoRA adapters of this rank, 0 for none; how much memory would it take?", low=0)
+    load_in_4bit: bool = shared_option("load_in_4bit", more="how much memory would it take?")
     timeout: float = option(30.0, "give up on a request after this", unit="seconds", low=0.1)
     json: bool = shared_option("json")

@@ -1,5 +1,6 @@
 """Options that several commands have: one declaration, so that a flag means the same everywhere."""
 
+import importlib.util
 import math
 import re
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from opdkit.config.fields import HOW, JSON, OPTIONS, SPEED, WHERE, Panel, StageConfig, parse_pairs
+from opdkit.config.fields import HOW, JSON, MEMORY, OPTIONS, SPEED, WHERE, Panel, StageConfig, parse_pairs
 from opdkit.config.wording import read_wording
 from opdkit.errors import ConfigError
 
@@ -84,6 +85,7 @@ SHARED: dict[str, tuple[Any, str, JSON]] = {
                   {"plan": False}),
     "wording": (None, "TOML file of own words for the prompts; the judge's questions and criterion, the words around a "
                 "hint: docs/wording.md", {"plan": False, "expert": True}),
+    "load_in_4bit": (False, "quantize the models while they load (NF4, needs bitsandbytes)", {}),
     "seed": (0, "seed of every random draw", {"low": 0}),
     "json": (False, "JSON on stdout instead of text", {}),
 }  # fmt: skip
@@ -118,13 +120,20 @@ class ModelOptions(StageConfig):
     """Options of every stage that runs a model."""
 
     device: str = WHERE.option(
-        "auto", "torch device; auto: the launcher's GPU if there is one, else the CPU", plan=False
+        "auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU", plan=False
     )
     dtype: str = WHERE.option(
         "auto", "weights and activations; auto: bfloat16 on a GPU, float32 on a CPU", choices=DTYPES
     )
+    load_in_4bit: bool = shared_option("load_in_4bit", MEMORY, expert=True)
     template_arg: tuple[str, ...] = shared_option("template_arg", HOW)
     seed: int = shared_option("seed", HOW)
+
+    def check_inputs(self) -> None:
+        """Raise ConfigError when RUN is a file, or the package that quantizes is missing."""
+        super().check_inputs()
+        if self.load_in_4bit and importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError("--load-in-4bit needs the package bitsandbytes: pip install bitsandbytes")
 
 
 @dataclass(frozen=True, kw_only=True)

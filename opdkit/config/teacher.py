@@ -94,6 +94,8 @@ class TeacherConfig(SamplingConfig):
             raise ConfigError("--sample-url: nothing is sampled; pass --teacher-samples or --check-hints")
         if self.measure and self.tensor_parallel:
             raise ConfigError("--measure is for one process; leave out --tensor-parallel")
+        if self.load_in_4bit and self.tensor_parallel:
+            raise ConfigError("--load-in-4bit: quantized layers are not split; leave out --tensor-parallel")
         if len(spread) > 1:
             raise ConfigError("--device-map is for one process, --tensor-parallel for several; choose one")
         if self.teacher_samples and len(self.teacher) > 1 and route is None:

@@ -139,6 +139,10 @@ class TrainConfig(NamedTraining, ModelOptions):
     max_grad_norm: float = HOW.expert(1.0, "scale gradients down to this norm; 0 is off", low=0.0)
     lora_rank: int = MEMORY.option(0, "train LoRA adapters of this rank, 0 for none; instead of all weights", low=0)
     lora_alpha: float = MEMORY.expert(32.0, "LoRA scale", low=0.0)
+    load_in_4bit: bool = shared_option(
+        "load_in_4bit", MEMORY, "the adapters are trained over them; the teacher stage needs it, too",
+        expert=True, needs="lora_rank",
+    )  # fmt: skip
     micro_batch_tokens: int = MEMORY.option(8192, "per forward pass; a longer turn goes alone", unit="tokens", low=1)
     gradient_checkpointing: bool = MEMORY.option(False, "less memory, slower: recompute activations")
     sharding: str = MEMORY.option(
@@ -167,6 +171,8 @@ class TrainConfig(NamedTraining, ModelOptions):
                               f"{self.overlong_cache}")  # fmt: skip
         if self.group_scale == "none" and self.group_normalise == "off":
             raise ConfigError("--group-scale none needs --group-normalise repeated or all")
+        if self.load_in_4bit and self.sharding != "none":
+            raise ConfigError("--load-in-4bit: quantized weights are not split over processes; use --sharding none")
 
     def check_inputs(self) -> None:
         """Raise ConfigError when RUN is a file, a model would be removed, or the package for adapters is missing."""

@@ -187,7 +187,8 @@ def load_models(
     """Load both models. Return them, the chat template of both, and the prompts with their token ids."""
     chat, longest = load_chat(config, names)
     models: dict[str, Any] = {
-        label: load_model(name, device=config.device, dtype=config.dtype) for label, name in names.items()
+        label: load_model(name, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+        for label, name in names.items()
     }
     return models, chat, [(p, prompt_ids(chat, p, config.max_new_tokens, longest)) for p in prompts]
 

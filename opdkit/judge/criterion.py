@@ -113,7 +113,7 @@ def open_criterion_judge(
     judge = JudgeConfig(run=config.run, judge="endpoint" if config.judge_url else "local",
                         judge_model=config.judge_model, judge_url=config.judge_url, api_key_env=config.api_key_env,
                         concurrency=config.concurrency,
-                        device=config.device, dtype=config.dtype, seed=config.seed,
+                        device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit, seed=config.seed,
                         batch_tokens=config.batch_tokens, votes=votes)  # fmt: skip
     if config.judge_url:
         from opdkit.judge.endpoint import Endpoint  # imported here: it brings the OpenAI client

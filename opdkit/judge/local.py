@@ -45,8 +45,8 @@ class LocalJudge:
         tokenizer = load_tokenizer(config.judge_model)
         resolve_device(config.device)  # a wrong one is an error in a dry run, too
         is_counted = config.dry_run and not config.measure
-        load = load_skeleton if is_counted else partial(load_model, device=config.device, dtype=config.dtype)
-        self.model = model or load(config.judge_model)
+        load = partial(load_model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
+        self.model = model or (load_skeleton if is_counted else load)(config.judge_model)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.chat = Chat(tokenizer, template_args, self.model.generation_config.eos_token_id)
         self.context = context_length(self.model)

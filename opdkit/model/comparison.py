@@ -61,7 +61,7 @@ def _batch_shifts(models: tuple[Any, Any], sequences: list[PromptResponse]) -> l
         old_nV, new_nV = (logits(slice(start, start + step)).float() for logits in logits_of)
         ids_n, new_nV = ids_N[start : start + step].to(old_nV.device), new_nV.to(old_nV.device)
         rows = token_logprobs(old_nV, ids_n), token_logprobs(new_nV, ids_n), kl_divergence(old_nV, new_nV)
-        numbers.append(torch.stack(rows).double().cpu())
+        numbers.append(torch.stack(rows).cpu().double())
     parts = torch.cat(numbers, dim=1).split(lengths, dim=1)
     return [Shift(n, *part_3n.sum(1).tolist()) for n, part_3n in zip(lengths, parts, strict=True)]
 

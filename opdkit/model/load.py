@@ -1,6 +1,7 @@
 """Loading of models and tokenizers from a folder or the hub, and seeded random generators."""
 
 import contextlib
+import logging
 import math
 import os
 from pathlib import Path
@@ -12,12 +13,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.distributed import DistributedConfig
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +32,7 @@ from opdkit.store.plans import check_model_path
 from opdkit.store.stable_hash import stable_hash
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs that is not used here
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -59,25 +63,34 @@ def load_model(
     *,
     device: str,
     dtype: str,
+    load_in_4bit: bool = False,
     device_map: str | dict[str, str | int] | None = None,
     tensor_parallel: bool = False,
 ) -> PreTrainedModel:
     """Load a causal language model in evaluation mode, from safetensors. Code in the folder is never run.
 
-    `device` "auto" is this process's GPU (LOCAL_RANK), or the CPU where there is no GPU. `dtype` "auto" is bfloat16 on
-    a GPU and float32 on a CPU. `device_map` spreads the layers over devices as accelerate does: "auto" is all GPUs,
-    then main memory, then disk; a dict maps layer names to devices. With `tensor_parallel` each process of the default
-    process group holds a share of every layer.
+    `device` and `dtype` are as `resolve_device` and `resolve_dtype` take them. With `load_in_4bit`, linear layers but
+    the output layer are quantized while they load, and compute in `dtype`, which the other weights have.
+    `device_map` spreads the layers over devices as accelerate does: "auto" is all GPUs, then main memory, then disk; a
+    dict maps layer names to devices. With `tensor_parallel` each process of the default process group holds a share of
+    every layer.
 
     Raises OpdkitError, naming what is missing, when `name` is not a model, and ConfigError for a missing device.
     """
     check_model_folder(name)
     place = resolve_device(device)
+    weights_dtype = resolve_dtype(dtype, place)
+    # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                             bnb_4bit_compute_dtype=weights_dtype) if load_in_4bit else None  # fmt: skip
+    if load_in_4bit:  # such weights are not moved: they are loaded where they stay
+        device_map = device_map or {"": str(place)}
     try:
         _check_class(name)
         model, report = AutoModelForCausalLM.from_pretrained(
             name,
-            dtype=resolve_dtype(dtype, place),
+            dtype=weights_dtype,
+            quantization_config=nf4,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -86,6 +99,9 @@ def load_model(
         )
         if missing := sorted(report["missing_keys"]):
             raise OpdkitError(f"{name} lacks weights, which would be random: {len(missing)}, such as {missing[0]}")
+        for layer in (module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")):
+            # Else bitsandbytes repacks weights on a CPU in evaluation mode, which rounds, and loses later gradients.
+            layer.support_avx512bf16_for_cpu = False
         state_of(model).lockstep = tensor_parallel
         return (model if device_map or tensor_parallel else model.to(place)).eval()
     except OpdkitError:
@@ -118,6 +134,13 @@ def load_skeleton(name: str) -> PreTrainedModel:
     return model.eval()
 
 
+def count_quantized(name: str) -> int:
+    """Return how many parameters of a model `load_in_4bit` quantizes. Raises what `load_skeleton` raises."""
+    model = load_skeleton(name)
+    head = model.get_output_embeddings()
+    return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head)
+
+
 def input_device(model: nn.Module) -> torch.device:
     """Return the device for the token ids that a model reads: the first one where it is spread over several."""
     hook = getattr(model, "_hf_hook", None)  # accelerate's; parameters that wait on disk have no device
@@ -145,9 +168,16 @@ def _first_line(error: Exception) -> str:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device of a `--device`. Raises ConfigError when it does not exist here."""
+    """Return the torch device of a `--device`. Raises ConfigError when it does not exist here.
+
+    "auto" is this process's GPU (LOCAL_RANK), else Apple's (MPS), else the CPU. Several processes of one Mac take the
+    CPU: gloo, which they exchange gradients with, cannot read the memory of its GPU.
+    """
     if device == "auto":
-        return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
+        is_alone = os.environ.get("LOCAL_WORLD_SIZE", "1") == "1"
+        return torch.device("mps" if torch.backends.mps.is_available() and is_alone else "cpu")
     try:
         place = torch.device(device)
         torch.empty(0, device=place)
@@ -157,10 +187,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the torch dtype of a `--dtype`."""
+    """Return the torch dtype of a `--dtype`; "auto" is bfloat16 on a GPU, else float32."""
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[dtype]
+        is_old_mac = device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0)  # it has no bfloat16
+        return torch.float32 if device.type == "cpu" or is_old_mac else torch.bfloat16
+    named: torch.dtype = getattr(torch, dtype)
+    return named
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:

@@ -25,14 +25,15 @@ from opdkit.errors import OpdkitError
 
 TOO_LARGE = "does not fit into memory"  # the reason under which an item that is set aside is counted
 
-# Messages of allocators that raise a plain RuntimeError: torch's on a CPU, CUDA and cuBLAS below torch's own cache,
-# oneDNN. The C++ library's bad_alloc is a MemoryError in some places and a RuntimeError in others.
+# Messages of allocators that raise a plain RuntimeError: torch's on a CPU and on MPS, CUDA and cuBLAS below torch's own
+# cache, oneDNN. The C++ library's bad_alloc is a MemoryError in some places and a RuntimeError in others.
 _MESSAGES = (
     "DefaultCPUAllocator: can't allocate",
     "not enough memory",
     "CUDA error: out of memory",
     "std::bad_alloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "MPS backend out of memory",
     "could not create a memory",
 )
 
@@ -82,6 +83,8 @@ class Attempt(AbstractContextManager["Attempt", bool]):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+        elif torch.backends.mps.is_available():
+            torch.mps.empty_cache()
         return True
 
 

@@ -25,14 +25,24 @@ class OutputLayer:
         output = replace(self._output, last_hidden_state=hidden_nH.unsqueeze(0))
         ids_1n = torch.zeros((1, len(hidden_nH)), dtype=torch.long, device=hidden_nH.device)
         # The whole model runs, so that what it does around the output layer (soft-capping, scaling) still happens.
-        with forward_replaced(self._model.get_decoder(), lambda *args, **kwargs: output):
+        with forward_replaced(decoder_of(self._model), lambda *args, **kwargs: output):
             return self._model(input_ids=ids_1n, use_cache=False).logits[0]
+
+
+def decoder_of(model: Any) -> Any:
+    """Return the layers below the output layer; None, or a model with all layers, where they are not one module.
+
+    `get_decoder` misses those of Llama 4, whose base model has another name than its class says.
+    """
+    decoder = model.get_decoder()
+    is_whole = decoder is not None and decoder.get_output_embeddings() is not None
+    return getattr(decoder, "model", decoder) if is_whole else decoder
 
 
 def has_separate_output_layer(model: nn.Module) -> bool:
     """Return whether the output layer is outside the decoder, so that each can run without the other."""
     whole: Any = model
-    head, body = whole.get_output_embeddings(), whole.get_decoder()
+    head, body = whole.get_output_embeddings(), decoder_of(whole)
     return body is not None and body is not model and all(module is not head for module in body.modules())
 
 

@@ -2,31 +2,35 @@
 
 There is no padding and no mask over the whole row: each tree attends to itself only, causally where it has no branches,
 else under a mask. In a layer that sees a window, rows leave out the keys that lie before all of their windows. A model
-that cannot read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes:
-N response tokens of all sequences, n tokens of the row, H hidden size.
+with an attention of its own (soft caps, sinks) holds scores of some rows at a time, always under a mask. A model that
+cannot read branches so reads chains, turns that continue each other, as the plain sequences that they are. Shapes: N
+response tokens of all sequences, n tokens of the row, H hidden size.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from opdkit.console import warn
 from opdkit.model.memory import is_out_of_memory
-from opdkit.model.output_layer import OutputLayer
+from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.scoring import PromptResponse, score, token_logprobs
 from opdkit.model.tree import Pass, plan_passes
 from opdkit.model.tree_reading import check_tree_reading, find_prefix_problem
-from opdkit.model.windows import made_up_tokens, windows_of, within
+from opdkit.model.windows import additive_mask, made_up_tokens, windows_of, within
 
-ATTENTION = "opdkit_packed"
+# The attention of a packed row, by the model's own.
+PACKED = {"sdpa": "opdkit_packed", "eager": "opdkit_packed_eager"}
 
-# Rows of a branching tree's mask in one block. A block ends at its last row: keys to the right of that are left out.
+# Rows of a mask in one block. A block ends at its last row: keys to the right of that are left out.
 _BLOCK = 1024
 
 _ROUNDING = 1e-3  # largest difference in nats between packed and plain reading, in float32 and float64
@@ -44,7 +48,10 @@ class Block:
     positions: Tensor  # of the keys, in their tree: [stop - first]
 
     def cut(self, window: int | None) -> Iterator["Block"]:
-        """Yield the blocks of the same rows in a layer that sees a window; a chain leaves out the keys before it."""
+        """Yield the blocks of the same rows in a layer that sees a window; a chain leaves out the keys before it.
+
+        With any window, they have a mask and at most _BLOCK rows.
+        """
         if window is None:
             yield self
             return
@@ -107,9 +114,10 @@ def read_packed(model: nn.Module, pack: Pack) -> tuple[Tensor, OutputLayer]:
     The model must have been prepared by `enable_packing`.
     """
     whole: Any = model
-    windows = windows_of(whole) or []
+    is_eager = whole.config.get_text_config(decoder=True)._attn_implementation == PACKED["eager"]
+    windows = [window or (sys.maxsize if is_eager else None) for window in windows_of(whole) or []]
     blocks = {window: tuple(cut for block in pack.blocks for cut in block.cut(window)) for window in set(windows)}
-    output = whole.get_decoder()(
+    output = decoder_of(whole)(
         input_ids=pack.ids_1n,
         position_ids=pack.positions_1n,
         # With a mask as input the model makes none of its own; `_attend` ignores it and uses the blocks.
@@ -129,14 +137,15 @@ def enable_packing(model: nn.Module) -> bool:
     whole: Any = model
     config = whole.config.get_text_config(decoder=True)
     before, problem = config._attn_implementation, None
+    packed = PACKED.get(before, before)
     if windows_of(whole) is None:
         problem = "not all of its layers see all tokens before a token, or those in a window"
-    elif before not in ("sdpa", ATTENTION):
-        problem = f"its attention ({before}) is not torch's own (sdpa)"
+    elif packed not in PACKED.values():
+        problem = f"its attention ({before}) takes no custom mask"
     elif not check_tree_reading(whole):
         problem = "it cannot read the common prefix of turns once"
     else:
-        config._attn_implementation = ATTENTION
+        config._attn_implementation = packed
         problem = _find_difference(whole, chains=False)
         if problem:
             config._attn_implementation = before
@@ -157,7 +166,7 @@ def read_chains(model: nn.Module, chains: Sequence[Sequence[PromptResponse]]) ->
     rows = [s.prompt_ids + s.response_ids + [0] * (longest - len(s)) for *_, s in chains]
     positions = [(b, len(s.prompt_ids) - 1 + t) for b, chain in enumerate(chains)
                  for s in chain for t in range(len(s.response_ids))]  # fmt: skip
-    output = whole.get_decoder()(input_ids=torch.tensor(rows, device=whole.device), use_cache=False)
+    output = decoder_of(whole)(input_ids=torch.tensor(rows, device=whole.device), use_cache=False)
     row_N, position_N = torch.tensor(positions, device=output.last_hidden_state.device).unbind(-1)
     return output.last_hidden_state[row_N, position_N], OutputLayer(model, output)
 
@@ -221,5 +230,36 @@ def _attend(
     return torch.cat(parts, dim=1), None
 
 
-AttentionInterface.register(ATTENTION, _attend)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+def _attend_eagerly(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_blocks: tuple[tuple[Block, ...], ...] | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as `_attend` does, with the attention of the model's own file, which writes scores into memory.
+
+    The scores of a block [heads, rows, keys] are not kept, but computed again in the backward pass.
+    """
+    attend = sys.modules[type(module).__module__].eager_attention_forward
+    if packed_blocks is None:
+        result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **options)
+        return result
+
+    def attend_to_block(b: Block) -> Tensor:
+        assert b.mask is not None  # `read_packed` sees to it
+        rows, keys, mask = slice(b.start, b.stop), slice(b.first, b.stop), additive_mask(b.mask, query.dtype)
+        block: Tensor = attend(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], mask, **options)[0]
+        return block
+
+    blocks = packed_blocks[module.layer_idx]
+    return torch.cat([checkpoint(attend_to_block, b, use_reentrant=False) for b in blocks], dim=1), None
+
+
+AttentionInterface.register(PACKED["sdpa"], _attend)
+AttentionMaskInterface.register(PACKED["sdpa"], sdpa_mask)
+AttentionInterface.register(PACKED["eager"], _attend_eagerly)
+AttentionMaskInterface.register(PACKED["eager"], eager_mask)

@@ -17,7 +17,7 @@ from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerM
 
 from opdkit.console import progress
 from opdkit.model.load import input_device
-from opdkit.model.output_layer import OutputLayer
+from opdkit.model.output_layer import OutputLayer, decoder_of
 from opdkit.model.row_plan import Rows
 from opdkit.model.scans import WatchedCache, scan_modules, scans_continued
 from opdkit.model.windows import mask_for
@@ -31,7 +31,7 @@ def hidden_states_of_rows(model: Any, passes: Sequence[Rows], nodes_W: Tensor, m
 
     A single row of more than `most` tokens is read in pieces. What a pass keeps is freed after its last use.
     """
-    device, body, hidden, first = input_device(model), model.get_decoder(), list[Tensor](), 0
+    device, body, hidden, first = input_device(model), decoder_of(model), list[Tensor](), 0
     parameters = signature(body.forward).parameters
     cache_name = "cache_params" if "cache_params" in parameters else "past_key_values"
     last_use = {a: i for i, rows in enumerate(passes) for a in rows.after}

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from opdkit.model.load import input_device
 from opdkit.model.memory import TooLargeError, budget_of
-from opdkit.model.output_layer import forward_replaced, has_separate_output_layer
+from opdkit.model.output_layer import decoder_of, forward_replaced, has_separate_output_layer
 
 # Float32 logits that are held at once, whatever the length of the replies: 0.13 GB, 220 rows at V = 152k.
 # Tensors computed from them (softmax, keys of a sort) take a small multiple of that.
@@ -87,7 +87,7 @@ class PaddedBatch:
     def __init__(self, model: nn.Module, sequences: Sequence[PromptResponse], *, keep_hidden: bool = True) -> None:
         self.model, inner = model, _unwrap(model)
         self.head, device = inner.get_output_embeddings(), input_device(inner)
-        self._body = inner.get_decoder() if keep_hidden and has_separate_output_layer(inner) else None
+        self._body = decoder_of(inner) if keep_hidden and has_separate_output_layer(inner) else None
         self._hidden: Any = None  # output of the layers below the output layer, once they have run
         # Padding is id 0 under a mask of 0. The tokenizer's pad token is not used: there may be none, or it may be the
         # end token, which must stay visible where it was sampled.

@@ -9,7 +9,7 @@ Shapes as in `opdkit.model.scoring`, and W the nodes of a tree from which a resp
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from opdkit.console import progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.model.load import input_device
 from opdkit.model.memory import is_out_of_memory, state_of
-from opdkit.model.output_layer import OutputLayer, has_separate_output_layer
+from opdkit.model.output_layer import OutputLayer, decoder_of, has_separate_output_layer
 from opdkit.model.row_plan import plan_rows
 from opdkit.model.row_reading import hidden_states_of_rows
 from opdkit.model.scoring import LogprobQuery, Mixture, PaddedBatch, PromptResponse, logprobs_of
@@ -246,7 +246,7 @@ def _hidden_states(
     model: PreTrainedModel, passes: Sequence[Pass], nodes_W: Tensor, most: int
 ) -> tuple[OutputLayer, Tensor]:
     """Return the last hidden states [W, H] of these nodes, and the layer that turns them into logits."""
-    device, body = input_device(model), cast(Any, model).get_decoder()
+    device, body = input_device(model), decoder_of(model)
     # Without the model's configuration, the cache keeps all keys of layers that see a window: branches need them.
     cache, hidden, first = DynamicCache(), list[Tensor](), 0
     windows = windows_of(model) or ()

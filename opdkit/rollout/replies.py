@@ -57,7 +57,7 @@ def hinted_turns(config: RolloutConfig, part: int, reviews: Reviews) -> list[Joi
 def load_student(config: RolloutConfig) -> Student:
     """Load the model that answers, from disk or hub."""
     tokenizer = load_tokenizer(config.model)
-    model = load_model(config.model, device=config.device, dtype=config.dtype)
+    model = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     args = parse_pairs(config.template_arg, "--template-arg")
     return Student(
         model,

@@ -102,7 +102,7 @@ def load_scorer(config: TeacherConfig) -> Scorer:
     models have no weights.
     """
     template_args = parse_pairs(config.template_arg, "--template-arg")
-    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
+    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype, "load_in_4bit": config.load_in_4bit}
     options |= {"device_map": config.device_map, "tensor_parallel": config.tensor_parallel}
     load: Callable[[str], PreTrainedModel] = load_skeleton if config.dry_run else partial(load_model, **options)
     resolve_device(config.device)  # a wrong one is an error in a dry run, too

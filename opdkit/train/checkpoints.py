@@ -22,6 +22,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import warn
 from opdkit.errors import OpdkitError
+from opdkit.model.load import load_model
 from opdkit.store.atomic import move_into_place, replaced_folder, temporary_file, write_text
 from opdkit.train.sharding import copy_like, gather_on_cpu, trained_parameters
 from opdkit.train.student import load_student
@@ -131,8 +132,8 @@ def save_student(
     """Write `home`/model, a folder that AutoModelForCausalLM loads, in the dtype of the student's own files.
 
     `card` is its README.md. All processes must call it; `main` writes. With LoRA the adapters are merged into the
-    weights, and also written to `home`/adapter. The student is converted in place and cannot be trained further, unless
-    its training `continues`.
+    weights, and also written to `home`/adapter; quantized weights are loaded again for that, as they were before. The
+    student is converted in place and cannot be trained further, unless its training `continues`.
     """
     model: Any = student
     if config.sharding == "fsdp":
@@ -143,16 +144,22 @@ def save_student(
             with torch.no_grad():
                 for name, parameter in trained_parameters(model).items():
                     parameter.copy_(weights[name])
-    elif continues and main:
+    elif continues and main and not config.load_in_4bit:
         model = copy.deepcopy(student)
     if not main:
         return
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32
     if config.lora_rank:
         with replaced_folder(home / "adapter") as folder:
             model.save_pretrained(folder)
             write_text(folder / "README.md", card.replace("library_name: transformers", "library_name: peft", 1))
+        if config.load_in_4bit:
+            from peft import PeftModel
+
+            model = load_model(config.model, device="cpu", dtype=str(dtype).removeprefix("torch."))
+            model = PeftModel.from_pretrained(model, home / "adapter")
         model = model.merge_and_unload()
-    model.to(AutoConfig.from_pretrained(config.model, trust_remote_code=False).dtype or torch.float32)
+    model.to(dtype)
     with replaced_folder(home / "model") as folder:
         model.save_pretrained(folder)
         chat.tokenizer.save_pretrained(folder)

@@ -47,7 +47,7 @@ def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, acc
     """
     if config.reference is None:
         return turns
-    model = load_model(config.reference, device=config.device, dtype=config.dtype)
+    model = load_model(config.reference, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
     if (longest := max(map(len, sequences))) > (context := context_length(model)):
         raise ConfigError(f"--reference was built for at most {context} tokens; a turn has {longest}")

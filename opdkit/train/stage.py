@@ -49,7 +49,7 @@ def run(config: TrainConfig) -> Summary:
     """Train `--model` on the targets of the run; resume from its newest checkpoint."""
     check_launch(config)
     phases = objectives(config)
-    models = {"model": check_student(config.run, config.model)}
+    models = {"model": check_student(config.run, config.model, load_in_4bit=config.load_in_4bit)}
     check_options(config, "train")  # before anything is said of a training that is refused
     template_args = template_args_of(config.run, "teacher", config.template_arg)
     chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))

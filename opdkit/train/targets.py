@@ -142,14 +142,21 @@ def is_held_out(session_id: str, share: float) -> bool:
     return stable_hash(f"holdout:{conversation_id(session_id)}", bits=64) < share * 2**64
 
 
-def check_student(run: Path, model: str) -> JSON:
+def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     """Return the identity of `model`. Raises ConfigError unless it is the student that the teacher stage scored.
 
-    The ratios divide by its log-probs (the old policy): with those of another model every ratio would be wrong.
+    The ratios divide by its log-probs (the old policy): with those of another model every ratio would be wrong. A model
+    with quantized weights is another model, too.
     """
     check_model_folder(model)
     identity = model_identity(model)
     plan = manifest(run, "teacher")["plan"]
+    if load_in_4bit != plan["config"].get("load_in_4bit", False):
+        raise ConfigError(
+            f"the teacher stage of {run} scored {'without' if load_in_4bit else 'with'} --load-in-4bit, and quantized "
+            "weights give other log-probs: train as it scored, or run `opdkit teacher` again with --overwrite and "
+            f"{'' if load_in_4bit else 'without '}--load-in-4bit"
+        )
     scored = plan["inputs"]["model"]
     if identity.get("files", identity["name"]) == scored.get("files", scored["name"]):
         return identity

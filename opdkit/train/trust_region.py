@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
 from opdkit.config.train import TrainConfig
 from opdkit.model.load import resolve_device
@@ -85,9 +86,9 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     """
     if not config.step_limit:
         return TrustRegion(0.0)
-    matrices = [p.detach() for p in student.parameters() if p.ndim >= 2]
-    squares = sum(float(p.float().square().sum()) for p in matrices)
-    largest = LARGEST * math.sqrt(squares / sum(p.numel() for p in matrices))
+    matrices = (dequantize_bnb_weight(p).detach() for p in student.parameters() if p.ndim >= 2)  # one at a time
+    squares, sizes = zip(*((float(matrix.float().square().sum()), matrix.numel()) for matrix in matrices), strict=True)
+    largest = LARGEST * math.sqrt(sum(squares) / sum(sizes))
     if config.learning_rate is None:
         most, start = largest / first_rate(config), 1.0
     else:

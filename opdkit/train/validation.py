@@ -260,7 +260,7 @@ def open_validation(turns: Sequence[Turn], chat: Chat, config: TrainConfig, acce
     for turn in turns:
         by_session.setdefault(turn.session_id, []).append(turn)
     room, prompts = reply_room(max(len(turn.response_ids) for turn in turns), LONGEST), list[ValidationPrompt]()
-    base = load_model(config.model, device=config.device, dtype=config.dtype)
+    base = load_model(config.model, device=config.device, dtype=config.dtype, load_in_4bit=config.load_in_4bit)
     context = context_length(base)
     placement = manifest(config.run, "teacher")["plan"]["config"]["hint_placement"]
     hint_text = recorded_hint_text(config.run)

@@ -75,11 +75,13 @@ token for a model like Qwen3-4B in bfloat16).
 
 Where layers see a window of the last tokens alone (Gemma, GPT-OSS, Mistral), all keys of the conversation are kept, and
 the mask hides those outside the window. A layer that keeps a state in place of keys (Mamba, LFM2, Qwen3-Next) takes no
-mask: the trunk is cut at its forks, and branches go on from copies of the state there, several side by side. Besides
-the keys, one state per waiting branch is kept. At most 5% of the tokens are read twice where that saves passes. In
-training, such a model reads turns that continue each other as one sequence, and other turns one by one. Models that
-cannot go on from a cache (Llama 4, RecurrentGemma, RWKV) are read turn by turn; `opdkit teacher` reports this. It also
-reads part of the first session both ways, and stops if they differ.
+mask, and neither does one that sees chunks (Llama 4): the trunk is cut at its forks, and branches go on from copies of
+the state there, several side by side. Besides the keys, one state per waiting branch is kept. At most 5% of the tokens
+are read twice where that saves passes. In training, such a model reads turns that continue each other as one sequence,
+and other turns one by one. An attention with soft caps or sinks (Gemma 2, GPT-OSS) writes its scores into memory. In
+training, these are held for 1,024 tokens at a time, and computed again in the backward pass. Models that cannot go on
+from a cache (RecurrentGemma, RWKV) are read turn by turn; `opdkit teacher` reports this. It also reads part of the
+first session both ways, and stops if they differ.
 """
 
 

@@ -17,6 +17,8 @@ from opdkit.model.load import (
     load_model,
     load_skeleton,
     load_tokenizer,
+    resolve_device,
+    resolve_dtype,
     token_generator,
 )
 
@@ -83,6 +85,30 @@ def test_code_in_a_model_folder_is_not_run(tmp_path, tiny_model_dir):
     with pytest.raises(OpdkitError):
         load_model(str(folder), device="cpu", dtype="auto")
     assert not (tmp_path / "ran").exists()
+
+
+def test_auto_is_the_first_of_cuda_mps_and_cpu(monkeypatch):
+    here = {"cuda": True, "mps": True}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here["cuda"])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: here["mps"])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert resolve_device("auto") == torch.device("cuda:3")
+    here["cuda"] = False
+    assert resolve_device("auto") == torch.device("mps")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert resolve_device("auto") == torch.device("cpu"), "two processes cannot exchange gradients of one Mac's GPU"
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    here["mps"] = False
+    assert resolve_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("device", "mac_os", "dtype"), [
+    ("cpu", 14, torch.float32), ("cuda:0", 0, torch.bfloat16), ("mps", 14, torch.bfloat16), ("mps", 13, torch.float32),
+])  # fmt: skip
+def test_auto_is_a_dtype_that_the_device_has(monkeypatch, device, mac_os, dtype):
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda major, minor: (mac_os, 0) >= (major, minor))
+    assert resolve_dtype("auto", torch.device(device)) == dtype
+    assert resolve_dtype("float16", torch.device(device)) == torch.float16
 
 
 def test_a_device_that_is_not_there(tiny_model_dir):

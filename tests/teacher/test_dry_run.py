@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import save_tiny_model
 from judged_runs import three_parts, write_run
-from model_families import FAMILIES, PLAIN, build
+from model_families import FAMILIES, PLAIN, STATES, build
 from runs import snapshot
 from typer.testing import CliRunner
 
@@ -152,11 +152,12 @@ def test_on_the_command_line(tmp_path: Path, tiny_model_dir: Path) -> None:
     assert snapshot(run) == before
 
 
-@pytest.mark.parametrize("family", ["scaled logits", "experts", "learned positions", "window, then all", "chunks"])
+@pytest.mark.parametrize("family", ["scaled logits", "experts", "learned positions", "window, then all", "Llama 4",
+                                    "dynamic positions"])  # fmt: skip
 def test_models_of_all_kinds_are_counted_as_they_read(family, run, config, tmp_path, tiny_tokenizer) -> None:
     """A model whose layers do not all see the whole prefix saves no token, and its configuration says so."""
     folder = tmp_path / "model"
-    build(*(FAMILIES | PLAIN)[family]).save_pretrained(folder)
+    build(*(FAMILIES | STATES | PLAIN)[family]).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
     options = {"model": str(folder), "max_tokens": 512}
     expected, found = (teacher.run(config(run, dry_run=dry, **options)).counters for dry in (True, False))

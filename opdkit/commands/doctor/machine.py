@@ -36,10 +36,11 @@ def versions() -> Iterator[Finding]:
             what = f"{requirement.name} is {installed}, opdkit was made for {requirement.specifier}"
             yield Finding("packages", PROBLEM, what, f'pip install "{requirement}"')
     yield Finding("packages", OK, ", ".join(versions))
-    try:
-        yield Finding("packages", OK, f"peft {version('peft')}")
-    except PackageNotFoundError:
-        yield Finding("packages", NOTE, "peft is missing: no --lora-rank", "pip install peft")
+    for name, flag in (("peft", "--lora-rank"), ("bitsandbytes", "--load-in-4bit")):
+        try:
+            yield Finding("packages", OK, f"{name} {version(name)}")
+        except PackageNotFoundError:
+            yield Finding("packages", NOTE, f"{name} is missing: no {flag}", f"pip install {name}")
 
 
 def devices(device: str) -> Iterator[Finding]:
@@ -56,6 +57,8 @@ def devices(device: str) -> Iterator[Finding]:
             yield Finding("GPU", NOTE, f"cuda:{i} computes bfloat16 slowly", "--dtype float16 for judge and teacher")
     if torch.cuda.is_available():
         pass
+    elif torch.backends.mps.is_available():
+        yield Finding("GPU", OK, "mps: that of a Mac, which shares the memory")
     elif shutil.which("nvidia-smi") is None and not Path("/proc/driver/nvidia").exists():
         yield Finding("GPU", NOTE, "none: small models only", "judge with --judge endpoint, the rest on a GPU node")
     elif torch.version.cuda is None:

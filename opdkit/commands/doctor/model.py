@@ -17,17 +17,18 @@ from opdkit.commands.check.weights import read_header
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import check_model_folder, read_config
-from opdkit.model.load import load_tokenizer, resolve_device, resolve_dtype
+from opdkit.model.load import count_quantized, load_tokenizer, resolve_device, resolve_dtype
 
 # Bytes per parameter: weights, gradients and AdamW's two moments, each in float32.
 _FULL_TRAINING = 16
+_QUANTIZED = 4.127 / 8  # bytes per parameter in 4 bits, with its share of the scales (Dettmers et al. 2023)
 _ACTIVATIONS = "activations come on top: lower --micro-batch-tokens, or --gradient-checkpointing"
 # Names that every template gets, or defines by looking for them.
 _GIVEN = {"messages", "tools", "add_generation_prompt", "documents", "raise_exception", "strftime_now", "range",
           "namespace", "continue_final_message", "tools_in_user_message", "custom_tools"}  # fmt: skip
 
 
-def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
+def examine(name: str, device: str, dtype: str, lora_rank: int, *, load_in_4bit: bool = False) -> Iterator[Finding]:
     """Yield findings about the model `name`, without loading its weights."""
     try:
         check_model_folder(name)
@@ -39,7 +40,7 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
         remedy = "it is downloaded when a stage first needs it; on nodes without a network, download it before"
         yield Finding("model", NOTE, f"{name} is not on this disk", remedy)
         return
-    yield from _examine_weights(folder, device, dtype, lora_rank)
+    yield from _examine_weights(folder, device, dtype, lora_rank, load_in_4bit)
     try:
         tokenizer: Any = load_tokenizer(name)
         chat = Chat(tokenizer, {})
@@ -66,12 +67,13 @@ def examine(name: str, device: str, dtype: str, lora_rank: int) -> Iterator[Find
     yield Finding("template", NOTE, f"takes {', '.join(sorted(known))}", remedy)
 
 
-def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int) -> Iterator[Finding]:
+def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int, load_in_4bit: bool) -> Iterator[Finding]:
     kind = read_config(folder)["model_type"]
     try:
         headers = [read_header(file)[0] for file in sorted(folder.glob("*.safetensors"))]
         shapes = [tensor["shape"] for header in headers for tensor in header.values()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        quantized = count_quantized(str(folder)) if load_in_4bit else 0
+    except (OpdkitError, OSError, ValueError, KeyError, TypeError) as error:
         yield Finding("model", PROBLEM, f"the weights in {folder} cannot be read: {error}", "copy the model again")
         return
     parameters = sum(map(prod, shapes))
@@ -85,14 +87,16 @@ def _examine_weights(folder: Path, device: str, dtype: str, lora_rank: int) -> I
         free, where = float(torch.cuda.mem_get_info(place)[0]), str(place)
     else:
         free, where = float(psutil.virtual_memory().available), "memory"
-    stage, size, remedy = "train", parameters * _FULL_TRAINING, "--lora-rank 32, or more GPUs with --sharding fsdp"
+    weights = (parameters - quantized) * width + quantized * _QUANTIZED
+    option, remedy = (" --load-in-4bit", "") if load_in_4bit else ("", "--load-in-4bit, ")
+    scoring = f"judge, teacher{option}", weights, f"--dtype bfloat16, {remedy}or a smaller model"
+    # The training holds the model before it, too, which the validation reads with.
+    training = "train", parameters * (_FULL_TRAINING + width), "--lora-rank 32, or more GPUs with --sharding fsdp"
     if lora_rank:
         adapters = sum(lora_rank * sum(shape) for shape in shapes if len(shape) == 2)
-        stage, size = f"train --lora-rank {lora_rank}", parameters * width + adapters * _FULL_TRAINING
-        remedy = "a smaller model, or more GPUs with --sharding fsdp"
-    size += parameters * width  # the model before training, which the validation reads with
-    scoring = "judge, teacher", parameters * width, "--dtype bfloat16, or a smaller model"
-    for command, needed, smaller in (scoring, (stage, size, remedy)):
+        remedy += "a smaller model" if load_in_4bit else "a smaller model, or more GPUs with --sharding fsdp"
+        training = f"train --lora-rank {lora_rank}{option}", 2 * weights + adapters * _FULL_TRAINING, remedy
+    for command, needed, smaller in (scoring, training):
         what = f"{command}: {in_gb(needed)} of {in_gb(free)} free on {where}"
         if needed > free:
             yield Finding("memory", PROBLEM, what, smaller)

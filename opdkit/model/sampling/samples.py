@@ -63,12 +63,13 @@ class SamplingRule:
         if self.temperature == 0:
             token_R = logits_RV.argmax(-1)
         else:
-            # Inverse transform sampling. In float64, 150,000 terms add up to the same total in any order.
-            cdf_RV = torch.softmax(logits_RV / self.temperature, dim=-1).double().cumsum(-1)
-            uniform_R = torch.stack([s.uniforms[len(s.ids)] for s in samplings]).to(logits_RV.device)
+            # Inverse transform sampling. In float64, 150,000 terms add up to the same total in any order. MPS has none.
+            probs_RV = torch.softmax(logits_RV / self.temperature, dim=-1)
+            cdf_RV = (probs_RV.cpu() if probs_RV.device.type == "mps" else probs_RV).double().cumsum(-1)
+            uniform_R = torch.stack([s.uniforms[len(s.ids)] for s in samplings]).to(cdf_RV.device)
             threshold_R = uniform_R * cdf_RV[:, -1]
             token_R = torch.searchsorted(cdf_RV, threshold_R[:, None], right=True)[:, 0]
-            token_R = token_R.clamp(max=cdf_RV.shape[-1] - 1)
+            token_R = token_R.clamp(max=cdf_RV.shape[-1] - 1).to(logits_RV.device)
         logprobs_RV = torch.log_softmax(logits_RV, dim=-1)
         logprob_R = logprobs_RV.gather(-1, token_R[:, None])[:, 0]
         if self.top:

@@ -16,6 +16,7 @@ from opdkit.commands.doctor import machine, model, server
 from opdkit.commands.doctor.finding import NOTE, OK, PROBLEM, Finding, in_gb
 from opdkit.commands.doctor.report import examine, examine_logs
 from opdkit.config.doctor import DoctorConfig
+from opdkit.model.load import load_model
 
 MODEL = Path(__file__).parents[3] / "sample_data" / "model"
 
@@ -105,6 +106,42 @@ def test_what_training_takes_is_told_before_it_fails(monkeypatch):
     assert found.what == f"train: {in_gb(20 * parameters)} of {in_gb(12 * parameters)} free on memory"
     assert "--lora-rank" in found.remedy
     assert PROBLEM not in states(list(model.examine(str(MODEL), "cpu", "float32", 4)))
+
+
+def test_4_bits_are_counted_as_they_are_held(monkeypatch):
+    """Bytes of the loaded model: packed weights, their scales in 8 bits and the scales of these, and all the rest."""
+    pytest.importorskip("bitsandbytes")
+    loaded = load_model(str(MODEL), device="cpu", dtype="bfloat16", load_in_4bit=True)
+    states = [p.quant_state for p in loaded.parameters() if hasattr(p, "quant_state")]
+    held = sum(t.nbytes for s in states for t in (s.absmax, s.state2.absmax)) + sum(
+        p.nbytes for p in loaded.parameters()
+    )
+    whole = 2 * sum(t.numel() for t in load_file(next(MODEL.glob("*.safetensors"))).values())
+    assert held < 0.5 * whole, "a test that sees the difference"
+
+    def scoring(available: int, *, load_in_4bit: bool) -> str:
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: type("M", (), {"available": available})())
+        found = model.examine(str(MODEL), "cpu", "bfloat16", 4, load_in_4bit=load_in_4bit)
+        return next(f.state for f in found if f.topic == "memory")
+
+    assert scoring(round(1.02 * held), load_in_4bit=True) == NOTE
+    assert scoring(round(0.98 * held), load_in_4bit=True) == PROBLEM
+    assert scoring(round(1.02 * held), load_in_4bit=False) == PROBLEM
+
+
+def test_a_model_that_nobody_knows_cannot_be_counted_in_4_bits(tmp_path):
+    shutil.copytree(MODEL, tmp_path / "m")
+    config = json.loads((MODEL / "config.json").read_text()) | {"model_type": "other"}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    found = list(model.examine(str(tmp_path / "m"), "cpu", "auto", 0, load_in_4bit=True))
+    assert ("model", PROBLEM) in {(finding.topic, finding.state) for finding in found}
+
+
+def test_the_gpu_of_a_mac_is_found(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    found = [f for f in machine.devices("cpu") if f.topic == "GPU"]
+    assert [(f.state, f.what.partition(":")[0]) for f in found] == [(OK, "mps")]
 
 
 def test_a_folder_without_a_tokenizer_is_a_problem(tmp_path):
