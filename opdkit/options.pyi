@@ -70,6 +70,12 @@ class JudgeOptions(TypedDict, total=False):
     """address of the judge's server; OpenAI-compatible, for example http://localhost:8000/v1"""
     api_key_env: Text | None
     """environment variable that holds the server's key"""
+    judge_first: Text | None
+    """a smaller model that is asked first; the judge is asked only where the first one's votes differ or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
+    judge_first_url: Text | None
+    """address of the first judge's server; may be that of --judge-url; default: the model runs in this process"""
+    judge_first_key_env: Text | None
+    """environment variable that holds the key of the first judge's server; default: that of --api-key-env"""
     out: Text | None
     """batch: the file of requests to write; one per vote that has no answer yet, in the form of OpenAI's Batch API"""
     in_: Texts | None
@@ -122,6 +128,8 @@ class JudgeOptions(TypedDict, total=False):
     """report what would be done, write nothing; turns, questions, and the tokens that a model would read"""
     price: Text | None
     """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40"""
+    judge_first_price: Text | None
+    """of a million tokens, as IN,OUT; with --dry-run, in any currency: 0.10,0.40; for --judge-first"""
     measure: int | None
     """try N turns, to say how long all take; with --dry-run; needs the judge, or the student and teacher"""
     config: Text | None

@@ -1,12 +1,12 @@
 """Options of `opdkit judge`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import HOW, SPEED, WHAT, WHERE, Panel, PythonFunction
 from opdkit.config.shard import parse_shard
-from opdkit.config.shared import REPEAT, WordedOptions, shared_option
+from opdkit.config.shared import JUDGES, REPEAT, WordedOptions, check_server, shared_option
 from opdkit.config.wording import judge_texts
 from opdkit.errors import ConfigError
 
@@ -29,6 +29,21 @@ class JudgeConfig(WordedOptions):
     judge_model: str | None = shared_option("judge_model", WHO, "needed by --judge local, endpoint and batch")
     judge_url: str | None = shared_option("judge_url", WHO, plan=False)
     api_key_env: str = shared_option("api_key_env", WHO)
+    judge_first: str | None = WHO.expert(
+        None,
+        "a smaller model that is asked first; the judge is asked only where the first one's votes differ or see a "
+        "hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge",
+    )
+    judge_first_url: str | None = WHO.expert(
+        None,
+        "address of the first judge's server; may be that of --judge-url; default: the model runs in this process",
+        plan=False, check=check_server, needs="judge_first",
+    )  # fmt: skip
+    judge_first_key_env: str | None = WHO.expert(
+        None,
+        "environment variable that holds the key of the first judge's server; default: that of --api-key-env",
+        plan=False, needs="judge_first_url",
+    )  # fmt: skip
     out: Path | None = WHO.option(
         None,
         "batch: the file of requests to write; one per vote that has no answer yet, in the form of OpenAI's Batch API",
@@ -93,6 +108,7 @@ class JudgeConfig(WordedOptions):
     )
     dry_run: bool = shared_option("dry_run", WHERE, "turns, questions, and the tokens that a model would read")
     price: str | None = shared_option("price", WHERE, expert=True)
+    judge_first_price: str | None = shared_option("price", WHERE, "for --judge-first", expert=True)
     measure: int = shared_option("measure", WHERE, expert=True)
 
     def __post_init__(self) -> None:
@@ -113,6 +129,24 @@ class JudgeConfig(WordedOptions):
             raise ConfigError("--measure asks the judge, and --judge batch cannot be asked now: leave it out")
         if self.judge != "batch" and (self.out or self.in_):
             raise ConfigError(f"--out and --in are for --judge batch, and --judge is {self.judge}")
+        if self.judge_first and self.judge not in ("local", "endpoint"):
+            reason = ", whose requests are written before the first judge has answered" if self.judge == "batch" else ""
+            raise ConfigError(f"--judge-first needs --judge endpoint or local, not --judge {self.judge}{reason}")
+        if self.judge_first in JUDGES:
+            raise ConfigError(f"--judge-first is {self.judge_first!r}; it names a model: a path, or with "
+                              "--judge-first-url its name on a server")  # fmt: skip
+        if self.judge_first and self.votes == 1:
+            raise ConfigError("--judge-first needs --votes 2 or more: one vote always agrees with itself")
+
+    @property
+    def first(self) -> "JudgeConfig | None":
+        """Configuration of the first judge on its own, of which all votes are asked; None without `--judge-first`."""
+        if self.judge_first is None:
+            return None
+        return replace(self, judge="endpoint" if self.judge_first_url else "local", judge_model=self.judge_first,
+                       judge_url=self.judge_first_url, api_key_env=self.judge_first_key_env or self.api_key_env,
+                       price=self.judge_first_price, all_votes=True, judge_first=None, judge_first_url=None,
+                       judge_first_key_env=None, judge_first_price=None)  # fmt: skip
 
     def check_inputs(self) -> None:
         """Raise ConfigError for files of a batch that cannot be read or written, beside what the wording raises."""

@@ -54,12 +54,15 @@ class Endpoint(Server):
     `folder`: of the stage that the votes are for, where the name is kept that the server answers under.
     """
 
+    # As messages name the judge, the options of its address and of its model; and the file with its name.
+    who, url_flag, model_flag, name_file = "the judge", "--judge-url", "--judge-model", NAME_FILE
+
     def __init__(self, config: JudgeConfig, folder: Path | None = None) -> None:
         assert config.judge_model is not None  # JudgeConfig sees to it
-        super().__init__("the judge", config.judge_url or "", "--judge-url", config.api_key_env,
+        super().__init__(self.who, config.judge_url or "", self.url_flag, config.api_key_env,
                          concurrency=config.concurrency, retries=config.retries, timeout=config.timeout)  # fmt: skip
         self.config, self.model = config, config.judge_model
-        self.identity = Identity(config.judge_model, folder)
+        self.identity = Identity(config.judge_model, folder, self.name_file)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
@@ -179,7 +182,7 @@ class Endpoint(Server):
         if (names := await self.model_names(client)) is not None:
             near = difflib.get_close_matches(self.model, names, n=1)
             offer = f"It offers: {', '.join(names[:20])}." if names else "It offers no model at all."
-            offer = f"--judge-model is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
+            offer = f"{self.model_flag} is {self.model!r}. {offer}" + (f" Did you mean {near[0]!r}?" if near else "")
         raise OpdkitError(f"{self.where} knows no such address or model (HTTP 404). {offer}")
 
     def _too_long(self, response: Any) -> Answer | None:
@@ -187,6 +190,13 @@ class Endpoint(Server):
         if response.status_code in (400, 413, 422) and _TOO_LONG.search(response.text):
             return Answer("", error=f"{TOO_LONG}: {self.excerpt(response)}")
         return None
+
+
+class FirstEndpoint(Endpoint):
+    """First judge of a cascade, on a server."""
+
+    who, url_flag, model_flag = "the first judge", "--judge-first-url", "--judge-first"
+    name_file = f"first-{NAME_FILE}"
 
 
 def _sent_messages(question: Question) -> list[Any]:
@@ -237,9 +247,9 @@ class Identity:
     first process to know it decides. Raises OpdkitError where the file is damaged or cannot be written.
     """
 
-    def __init__(self, asked: str, folder: Path | None = None) -> None:
+    def __init__(self, asked: str, folder: Path | None = None, name_file: str = NAME_FILE) -> None:
         self.asked = asked
-        self.file = folder / NAME_FILE if folder else None
+        self.file = folder / name_file if folder else None
         self.known = self._read()
         self.others: Counter[str] = Counter()
         self.rejected: set[str] = set()

@@ -1,6 +1,7 @@
 """Answers of a server to the questions of one part, kept as they come until the part is committed.
 
     RUN/judge/.tmp/verdicts-00003.answers
+    RUN/judge/.tmp/escalated-00003.answers      those of the first judge of a cascade
 
 One line of JSON per answer, appended in one write, so a killed process loses the requests under way and no answer.
 Each line begins with the line break, so what a torn line lacks does not harm the next one. A server may answer
@@ -12,6 +13,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from opdkit.judge.votes import Answer, Request, Usage
@@ -57,14 +59,14 @@ def _read_line(line: bytes) -> tuple[tuple[str, str, str, int], Answer] | None:
     return (plan, turn_id, name, seed), Answer(text, finish_reason, error=error, confidence=confidence, usage=usage)
 
 
-def answers_file(stage: Stage, part: int) -> Path:
-    return stage.home / ".tmp" / f"{stage.tables[0].name}-{part:05d}.answers"
+def answers_file(stage: Stage, part: int, table: str | None = None) -> Path:
+    return stage.home / ".tmp" / f"{table or stage.tables[0].name}-{part:05d}.answers"
 
 
 @contextlib.contextmanager
-def kept_answers(stage: Stage, part: int) -> Iterator[KeptAnswers]:
+def kept_answers(stage: Stage, part: int, table: str | None = None) -> Iterator[KeptAnswers]:
     """Yield the kept answers of a part that the block commits. If it ends well, the file is removed."""
-    kept = KeptAnswers(answers_file(stage, part), stage.plan)
+    kept = KeptAnswers(answers_file(stage, part, table), stage.plan)
     try:
         yield kept
     finally:
@@ -74,6 +76,6 @@ def kept_answers(stage: Stage, part: int) -> Iterator[KeptAnswers]:
 
 def remove_answers_of_done_parts(stage: Stage) -> None:
     """Remove what a process left that was killed between the commit of a part and the end of `kept_answers`."""
-    for part in range(stage.parts):
-        if (path := answers_file(stage, part)).exists() and stage.is_done(part):
+    for part, table in product(range(stage.parts), stage.tables):
+        if (path := answers_file(stage, part, table.name)).exists() and stage.is_done(part):
             path.unlink(missing_ok=True)

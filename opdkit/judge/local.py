@@ -17,6 +17,7 @@ from opdkit.config.fields import parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.console import tally
 from opdkit.judge.costs import COLD, LONGEST, UNASKED, VOTES, WARM
+from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.parse import decision_span
 from opdkit.judge.votes import TOO_LONG, Answer, Question, Usage, confidence_of
 from opdkit.model.load import (
@@ -59,15 +60,15 @@ class LocalJudge:
         except ChatError:  # some templates refuse a system message; then its text goes before the user's
             self.has_system_role = False
 
-    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
-        """Return `--votes` answers to each question. A question that cannot be put gets answers that say why."""
+    def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
+        """Return `--votes` answers to each question, never `kept` ones. Where it cannot be put they say why."""
         answers: list[list[Answer]] = []
         with tally("judging", len(questions) * self.config.votes, "votes") as on_vote:
             for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
                 answers += self._answer(questions[start : start + _QUESTIONS_AT_ONCE], on_vote)
         return answers
 
-    def count_work(self, questions: Sequence[Question]) -> Counter[str]:
+    def count_work(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> Counter[str]:
         """Count votes and tokens. What questions have in common is read once, for all votes (see `sample`)."""
         work = Counter[str]()
         for start in range(0, len(questions), _QUESTIONS_AT_ONCE):

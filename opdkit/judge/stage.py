@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import nsmallest
@@ -20,15 +20,16 @@ from opdkit.config.wording import Texts, judge_texts, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.costs import LEAST, describe_work, measure
+from opdkit.judge.cascade import ask_judges, measure_first, usage_by_judge, votes_on
+from opdkit.judge.costs import LEAST, VOTES, describe_work, measure
 from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
-from opdkit.judge.parse import CUT_OFF, parse_hint, parse_reward
+from opdkit.judge.parse import CUT_OFF
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
-from opdkit.judge.votes import TOO_LONG, USAGE, Ask, HintVote, Question, Reward, RewardVote, confidences_of, reward_of
+from opdkit.judge.votes import TOO_LONG, USAGE, HintVote, Question, Reward, RewardVote, Votes, confidences_of, reward_of
 from opdkit.model.folder import check_model_folder
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dry_run import print_dry_run
@@ -38,16 +39,16 @@ from opdkit.store.plans import find_outdated_upstream, model_identity, record_us
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.tables import VERDICTS
+from opdkit.store.tables import ESCALATED, VERDICTS
 
 # Judges that are models: "module:class", imported only when chosen. From the configuration, and the folder of the stage
 # that the votes are for, it makes a judge with `ask` (an Ask) and `count_work`.
 JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.endpoint:Endpoint",
           "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
+FIRST_JUDGES = JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # of a cascade
 SERVED = ("endpoint", "batch")  # those whose answers are kept as they come, and may be others the next time
 
 NO_REWARD = "the function gave no reward"
-Votes = tuple[list[HintVote], list[RewardVote]]
 
 
 @dataclass(frozen=True)
@@ -86,20 +87,21 @@ def run(config: JudgeConfig) -> Summary:
     """
     texts = judge_texts(config.wording, config.criterion)  # once: all parts are asked in the words of the plan
     inputs = wording_inputs("judge", texts)
-    if config.judge == "local" and config.judge_model:
-        check_model_folder(config.judge_model)
-        inputs["model"] = model_identity(config.judge_model)
+    first_config = config.first
+    for name, one in (("model", config), ("first model", first_config)):
+        if one and one.judge == "local" and one.judge_model:
+            check_model_folder(one.judge_model)
+            inputs[name] = model_identity(one.judge_model)
     judge: Any = None
-    replaces = config.overwrite and not config.dry_run
-    if replaces and config.judge == "local":  # old votes are removed only for a judge that is there
-        judge = load_function(JUDGES["local"])(config)
-    elif replaces and config.judge == "endpoint":  # opened below, when the name on the old votes is removed
-        trial = Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])
-        load_function(JUDGES["endpoint"])(config).ask([trial])
+    first: Any = None
+    if config.overwrite and not config.dry_run:  # old votes are removed only for judges that are there
+        judge = try_judge(config, JUDGES)
+        first = try_judge(first_config, FIRST_JUDGES) if first_config else None
     # They may answer otherwise the next time, whatever the seed.
-    may_change = config.judge in SERVED or isinstance(config.judge, PythonFunction)
-    stage = Stage.open(config, "judge", [VERDICTS], parts=part_count(config.run, "extract"), inputs=inputs,
-                       upstream=["extract"], drawn=may_change)  # fmt: skip
+    is_served = config.judge in SERVED or bool(config.judge_first_url)
+    may_change = is_served or isinstance(config.judge, PythonFunction)
+    stage = Stage.open(config, "judge", [VERDICTS, ESCALATED] if first_config else [VERDICTS], inputs=inputs,
+                       parts=part_count(config.run, "extract"), upstream=["extract"], drawn=may_change)  # fmt: skip
     todo = stage.todo()
     if todo and may_change:
         _check_lost_votes(config, todo)
@@ -107,6 +109,8 @@ def run(config: JudgeConfig) -> Summary:
         return report_work(config, stage, texts)
     if config.judge in JUDGES and (todo or config.judge == "batch"):
         judge = judge or load_function(JUDGES[config.judge])(config, stage.home)
+        if first_config:
+            first = first or load_function(FIRST_JUDGES[first_config.judge])(first_config, stage.home)
     remove_answers_of_done_parts(stage)
     if config.judge == "batch":  # the other parts wait for answers
 
@@ -115,11 +119,19 @@ def run(config: JudgeConfig) -> Summary:
 
         todo = judge.exchange(stage, todo, questions_of)
     for part in progress(todo, "judge", len(todo), "parts"):
-        with kept_answers(stage, part) as kept, stage.writing(part) as out:
+        with (
+            kept_answers(stage, part) as kept,
+            kept_answers(stage, part, ESCALATED.name) as kept_first,
+            stage.writing(part) as out,
+        ):
             turns = list(turns_to_judge(config, part, out.counters))
             if judge:
-                ask = partial(judge.ask, kept=kept) if config.judge in SERVED else judge.ask
-                votes = ask_about(turns, config, ask, texts, out.counters)
+                ask, ask_first = partial(judge.ask, kept=kept), first and partial(first.ask, kept=kept_first)
+                questions = questions_about(turns, config, texts)
+                answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
+                votes = [votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
+                if first:
+                    out.rows("escalated", escalated)
             elif isinstance(config.judge, PythonFunction):
                 votes = [judge_by_function(config.judge, turn) for turn in turns]
             else:
@@ -127,7 +139,8 @@ def run(config: JudgeConfig) -> Summary:
             for turn, votes_on_turn in zip(turns, votes, strict=True):
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
     summary = stage.summary()
-    if usage := {name: n for name in USAGE if (n := summary.counters.total(name))}:
+    usage: JSON = {name: n for name in USAGE if (n := summary.counters.total(name))}
+    if usage := usage | (usage_by_judge(summary.counters) if first_config else {}):
         record_usage(config.run, "judge", usage)
     for text in warnings(config, summary.counters):
         warn(text)
@@ -141,8 +154,10 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
 
     Without `--measure` no model is loaded but its tokenizer, and no request is sent.
     """
-    counters, work, names = Counters(), Counter[str](), Counter[str]()
+    counters, names, first_config = Counters(), Counter[str](), config.first
     judge: Any = load_function(JUDGES[config.judge])(config) if config.judge in JUDGES else None
+    first: Any = load_function(FIRST_JUDGES[first_config.judge])(first_config) if first_config else None
+    work, first_work = Counter[str](), Counter[str]()
     drawn: list[list[Question]] = []  # by turn
     for part in stage.todo():
         turns = list(turns_to_judge(config, part, counters))
@@ -151,14 +166,42 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
         if judge:
             asked = questions_about(turns, config, texts)
             names.update(f"  questions on the {question.name}" for question in asked)
-            kept = [KeptAnswers(answers_file(stage, part), stage.plan)] if config.judge in SERVED else []
-            work.update(judge.count_work(asked, *kept))
-            work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
+            work.update(judge.count_work(asked, KeptAnswers(answers_file(stage, part), stage.plan)))
+            if first_config:  # the second judge may be left no question at all
+                kept = KeptAnswers(answers_file(stage, part, ESCALATED.name), stage.plan)
+                first_work.update(first.count_work(asked, kept))
+            else:
+                work[LEAST] += sum(votes_missing(question, (), config, texts) for question in asked)
             by_turn = [list(group) for _, group in groupby(asked, key=lambda question: question.turn_id)]
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
-    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), drawn) if drawn else None
-    costs = describe_work(config, judge, work, measured) if judge else {}
+    costs, left = dict[str, int | str](), drawn
+    if first_config:
+        measured, left = measure_first(first, drawn, texts) if drawn else (None, [])
+        first_work[LEAST] = first_work[VOTES]  # all are asked for
+        lines = describe_work(first_config, first, first_work, measured)
+        costs = {f"first: {name.strip()}": value for name, value in lines.items()}
+        costs["left to the second judge"] = (
+            f"{sum(map(len, left)):,} of {counted(sum(map(len, drawn)), 'question')}, as measured" if drawn
+            else "not measured: --measure 50 tries 50 turns")  # fmt: skip
+    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left) if left else None
+    if first_config and measured:
+        measured = measured._replace(share=measured.share * sum(map(len, left)) / sum(map(len, drawn)))
+    costs |= describe_work(config, judge, work, measured) if judge else {}
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
+
+
+def try_judge(config: JudgeConfig, judges: Mapping[str, str]) -> Any:
+    """Return a local judge, loaded. One on a server answers a question, and is opened later: then None.
+
+    Raises OpdkitError when it is not there.
+    """
+    if config.judge not in ("local", "endpoint"):
+        return None
+    judge = load_function(judges[config.judge])(config)
+    if config.judge == "local":
+        return judge
+    judge.ask([Question("", "trial", [{"role": "user", "content": "Are you there? Answer yes."}])])
+    return None
 
 
 def _check_lost_votes(config: JudgeConfig, parts: Sequence[int]) -> None:
@@ -225,24 +268,6 @@ def questions_about(turns: Sequence[TurnToJudge], config: JudgeConfig, texts: Te
         asked = {name: judge_messages(common, name, texts) for name in turn.questions}
         questions += [Question(turn.joined.turn_id, name, messages) for name, messages in asked.items()]
     return questions
-
-
-def ask_about(
-    turns: Sequence[TurnToJudge], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters
-) -> list[Votes]:
-    """Return the votes of a model on each turn: all questions of a part are put to it at once. Count their tokens."""
-    questions = questions_about(turns, config, texts)
-    given = ask_in_rounds(ask, questions, config, texts) if questions else ()
-    answers = dict(zip([(q.turn_id, q.name) for q in questions], given, strict=True))
-    for usage in (answer.usage for votes in answers.values() for answer in votes if answer.usage):
-        for name, number in zip(USAGE, usage, strict=True):
-            counters.count(name, number)
-    votes = []
-    for turn_id in (turn.joined.turn_id for turn in turns):
-        hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]
-        reward_votes = [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]
-        votes.append((hint_votes, reward_votes))
-    return votes
 
 
 def verdict_row(config: JudgeConfig, turn: TurnToJudge, votes: Votes, texts: Texts, counters: Counters) -> JSON:

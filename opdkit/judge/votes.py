@@ -25,6 +25,10 @@ class Question:
     messages: list[Message]
     votes: range | None = None  # those to give now; None: all of `--votes`
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.turn_id, self.name
+
 
 @dataclass(frozen=True)
 class Request:
@@ -80,6 +84,9 @@ class RewardVote:
     raw: str
     error: str | None = None
     confidence: float | None = None
+
+
+Votes = tuple[list[HintVote], list[RewardVote]]  # on one turn
 
 
 @dataclass(frozen=True)

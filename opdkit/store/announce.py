@@ -8,7 +8,8 @@ def models_of(config: CommandConfig) -> list[str]:
     """Return the models that a command is told to load, by path or name; those behind a server are not among them."""
     options = vars(config)
     judge = options.get("judge_model") if options.get("judge") == "local" else None
-    single = [judge, *(options.get(name) for name in ("model", "trained", "reference"))]
+    first = options.get("judge_first") if not options.get("judge_first_url") else None
+    single = [first, judge, *(options.get(name) for name in ("model", "trained", "reference"))]
     return [str(model) for model in (*single, *options.get("teacher", ())) if model]
 
 

@@ -147,7 +147,7 @@ def write_or_check_manifest(folder: Path, config: StageConfig, digest: str, plan
     raise _another_plan(folder, changes, plan["stage"], shards)
 
 
-def record_usage(run: Path, stage: str, usage: Mapping[str, int]) -> None:
+def record_usage(run: Path, stage: str, usage: JSON) -> None:
     """Write into the manifest of a stage the tokens of all parts that are done, as their footers sum them."""
     document = manifest(run, stage)
     if document.get("usage") != usage:

@@ -59,16 +59,14 @@ def _tables(stage: str) -> list[Table]:
 
 
 SESSIONS, TURNS, REJECTED = _tables("extract")
-VERDICTS, REVIEWS = _tables("judge")
+VERDICTS, ESCALATED, REVIEWS = _tables("judge")
 TARGETS, HINT_CHECKS = _tables("teacher")
 METRICS, VALIDATIONS = _tables("train")
 REPLIES, SCORES = _tables("eval")
 
 # Written by the stages, part by part.
-TABLES = {
-    t.name: t
-    for t in (SESSIONS, TURNS, REJECTED, VERDICTS, TARGETS, HINT_CHECKS, METRICS, VALIDATIONS, REPLIES, SCORES)
-}
+TABLES = {t.name: t for t in (SESSIONS, TURNS, REJECTED, VERDICTS, ESCALATED, TARGETS, HINT_CHECKS, METRICS,
+                              VALIDATIONS, REPLIES, SCORES)}  # fmt: skip
 # Stage -> its primary table, whose files say which parts are done.
 PRIMARY = {table.stage: table for table in reversed(TABLES.values())}
 # Written by people at any time, a line per decision. They lie in the folder of a stage, which never removes them.

@@ -18,6 +18,8 @@ from opdkit.train.data_summary import describe_signal
 from opdkit.train.training_set import TrainingSet
 from opdkit.version import __version__
 
+_JUDGES = ("judge", "judge_model", "judge_first")  # options that name who judged
+
 
 def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) -> str:
     """Return the card of the student after so many epochs and optimizer steps."""
@@ -34,7 +36,7 @@ def model_card(config: TrainConfig, data: TrainingSet, epochs: int, steps: int) 
         model=config.model,
         licence=licence or "unknown: no card of the base model names one",
         data=describe_signal(data),
-        judge=", ".join(f"`{name}`" for name in (judge.get("judge"), judge.get("judge_model")) if name) or "none",
+        judge=", ".join(f"`{judge[key]}`" for key in judge if key in _JUDGES and judge[key]) or "none",
         teacher=", ".join(f"`{name}`" for name in teacher["teacher"]) or "the base model itself, given the hint",
         objective=config.objective,
         training=f"{counted(epochs, 'epoch')}, {counted(steps, 'optimizer step')}",

@@ -95,13 +95,14 @@ def calibration(agreements: Sequence[float], right: Sequence[bool]) -> tuple[lis
 class MajorityScore:
     """Agreement of labels and rewards, where the rewards are counted from the stored votes in one way."""
 
-    majority: str  # stored: the rewards as they are; plain: each vote counts as one; weighed: by its confidence
+    majority: str  # stored: as they are; plain: each vote counts as one; weighed: by its confidence; or whose they are
     answered: int
     accuracy: float | None
     accuracy_interval: Interval
     kappa: float | None
     kappa_interval: Interval
-    gain: Interval  # 95% interval of the accuracy minus that of the plain majority; None for fewer than six sessions
+    gain: Interval  # 95% interval of the accuracy minus that of the plain majority, of a cascade that of the other
+    # judge; None for fewer than six sessions
 
 
 def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:
@@ -203,6 +204,16 @@ class Point:
 
 
 @dataclass(frozen=True)
+class CascadeScore:
+    """Agreement of the judges of a cascade with labels, and how much each of them was asked."""
+
+    questions: int  # of the run, labelled or not
+    left: int  # those of them that the first judge left to the second one
+    votes: dict[str, int]  # of each judge
+    scores: list[MajorityScore]
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Figures of the judge against labels. Shares are of the labels with a reward; coverage is how many those are."""
 
@@ -227,3 +238,4 @@ class Calibration:
     hints: HintScore | None  # null where no label says whether something was wanted
     tied: int  # turns on which no label is the most frequent one: they are in `people` alone
     people: PeopleScore | None  # null where each turn has one label and there is one judge
+    cascade: CascadeScore | None  # null without `opdkit judge --judge-first`

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from opdkit.commands.calibrate import agreement, voting
-from opdkit.commands.calibrate.agreement import Calibration, PeopleScore, Point
+from opdkit.commands.calibrate.agreement import Calibration, CascadeScore, PeopleScore, Point
 from opdkit.commands.calibrate.labels import Case, labels_of_reviews, match_verdicts, read_labels
 from opdkit.commands.calibrate.people import score_people
 from opdkit.commands.calibrate.table import show
@@ -17,7 +17,9 @@ from opdkit.config.calibrate import CalibrateConfig
 from opdkit.console import counted, warn
 from opdkit.errors import OpdkitError
 from opdkit.evaluate.bootstrap import Array, resample_sums, share_interval
-from opdkit.store.plans import name_runs
+from opdkit.judge.cascade import DECIDED, GIVEN, SECOND
+from opdkit.store.plans import manifest, name_runs
+from opdkit.store.reading import summary_of
 
 EXTRAPOLATED = 21  # votes up to which the curve of independent votes is drawn
 
@@ -63,7 +65,8 @@ def measure(config: CalibrateConfig) -> Calibration:
     agreed = [(turn.agreement, turn.reward == case.label) for case, turn in single if turn.agreement is not None]
     levels, error = agreement.calibration([share for share, _ in agreed], [right for _, right in agreed])
     hinted = [(case.wanted, turn.hinted) for case, turn in single if case.wanted is not None]
-    stored_votes, points, used = measure_curve(cases, config)
+    cascade = measure_cascade(cases, config)  # fewer votes would leave other turns open: there is no voting curve
+    stored_votes, points, used = (0, [], 0) if cascade else measure_curve(cases, config)
     measured = [(p.votes, p.accuracy, p.coverage) for p in points if p.accuracy is not None and p.coverage is not None]
     return Calibration(
         rows=read.rows,
@@ -87,6 +90,7 @@ def measure(config: CalibrateConfig) -> Calibration:
         hints=agreement.hint_score([w for w, _ in hinted], [h for _, h in hinted]) if hinted else None,
         tied=turns - len(cases),
         people=people,
+        cascade=cascade,
     )
 
 
@@ -113,6 +117,25 @@ def measure_people(cases: list[Case], config: CalibrateConfig) -> PeopleScore | 
     judges = list(name_runs(runs)) if len(runs) > 1 else ["the judge"]
     rewards_NJ = [[given[case.key] for given in rewards] for case in cases]
     return score_people(cases, rewards_NJ, judges, config.kappa_weights, config.seed) if cases else None
+
+
+def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore | None:
+    """Measure both judges of a cascade, each where it has votes; None for a run with one judge."""
+    if "escalated" not in manifest(config.run, "judge")["plan"]["schemas"]:
+        return None
+    counters = summary_of(config.run, "judge").counters
+    decided, left = ([c for c in cases if any(t.is_escalated for t in c.turns) == is_left] for is_left in (False, True))
+    scores = []
+    for name, some, way, other in (("both judges", cases, "stored", "first"),
+                                   ("the first alone", cases, "first", "stored"),
+                                   ("the first, where it decided", decided, "stored", "stored"),
+                                   ("the first, where it did not", left, "first", "stored"),
+                                   ("the second there", left, "stored", "first")):  # fmt: skip
+        if some:
+            one_S, other_S = (confusions_by_session(some, config.session_reward, key) for key in (way, other))
+            scores.append(agreement.majority_score(name, one_S, config.kappa_weights, config.seed, other_S))
+    questions = counters.labels(DECIDED)
+    return CascadeScore(questions.total(), questions[SECOND], dict(counters.labels(GIVEN)), scores)
 
 
 def confusions_by_session(cases: list[Case], how: str, way: str) -> Array:

@@ -29,8 +29,8 @@ WORDS = {
 }  # fmt: skip
 _UNLABELLED, UNKNOWN = "no label yet", "unknown id"
 _EXAMPLES = 3  # rows that an error quotes, and unknown ids for which a similar one is looked for
-_VERDICT_COLUMNS = ["turn_id", "reward_votes.score", "reward_votes.confidence", "reward", "reward_status",
-                    "reward_agreement", "hint"]  # fmt: skip
+_FIRST_COLUMNS = ["turn_id", "reward_votes.score", "reward_votes.confidence"]
+_VERDICT_COLUMNS = [*_FIRST_COLUMNS, "reward", "reward_status", "reward_agreement", "hint"]
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,15 @@ class Judged:
     status: str
     agreement: float | None
     hinted: bool
+    is_escalated: bool = False  # the first judge of a cascade left the reward to the second one
+    first_reward: int | None = None  # by the first judge's votes alone; without a cascade that of the judge
 
     @property
     def rewards(self) -> dict[str, int | None]:
-        """Return the reward as it is stored, and as the plain and the weighed majority of the votes give it."""
+        """Return the reward as stored, by the plain and the weighed majority of the votes, and by the first judge."""
         majorities = {"plain": None, "weighed": self.weights}
         counted = {name: reward_of(self.scores, weights).reward for name, weights in majorities.items()}
-        return {"stored": self.reward, **counted}
+        return {"stored": self.reward, **counted, "first": self.first_reward}
 
 
 @dataclass(frozen=True)
@@ -236,14 +238,20 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
     for label in labels:
         labelled.setdefault((label.kind, label.id), []).append(label)
     verdicts: dict[tuple[str, str], list[Judged]] = {}
+    plan = manifest(run, "judge")["plan"]
+    is_cascade, is_weighed = "escalated" in plan["schemas"], plan["config"].get("weigh_votes")
     for part in range(part_count(run, "judge")):
+        left = read_arrow(run, "escalated", part, _FIRST_COLUMNS).to_pylist() if is_cascade else []
+        votes_of_first = {row["turn_id"]: _votes_on_reward(row) for row in left}
         for row in read_arrow(run, "verdicts", part, _VERDICT_COLUMNS).to_pylist():
             if row["reward_status"] in (OUTCOME, CONFLICT):  # not of the judge
                 continue
-            votes = [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
+            votes, first = _votes_on_reward(row), votes_of_first.get(row["turn_id"])
             session_id, scores = row["turn_id"].rpartition(":")[0], tuple(score for score, _ in votes)
+            weights = confidences_of(first) if first and is_weighed else None
+            first_reward = reward_of([score for score, _ in first], weights).reward if first else row["reward"]
             judged = Judged(session_id, scores, confidences_of(votes), row["reward"], row["reward_status"],
-                            row["reward_agreement"], row["hint"] is not None)  # fmt: skip
+                            row["reward_agreement"], row["hint"] is not None, bool(first), first_reward)  # fmt: skip
             for key in (("turn_id", row["turn_id"]), ("session_id", session_id)):
                 if key in labelled:
                     verdicts.setdefault(key, []).append(judged)
@@ -259,6 +267,10 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
             where = f"{file}:{label.line}" if file else f"review {label.line}"
             guesses.append(f"{where}: no {label.kind[:-3]} {label.id!r} in this run; {nearest_turns(run, label.id)}")
     return cases, reasons, guesses
+
+
+def _votes_on_reward(row: JSON) -> list[tuple[int | None, float | None]]:
+    return [(vote["score"], vote["confidence"]) for vote in row["reward_votes"]]
 
 
 def reasons_missing(run: Path, labels: list[Label]) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """Tables that show a calibration."""
 
+from collections.abc import Sequence
+
 from rich.table import Table as RichTable
 
-from opdkit.commands.calibrate.agreement import CLASSES, Calibration, PeopleScore
+from opdkit.commands.calibrate.agreement import CLASSES, Calibration, MajorityScore, PeopleScore
 from opdkit.commands.calibrate.people import FEWEST_SHARED
 from opdkit.commands.turns.line import signed
 from opdkit.config.calibrate import CalibrateConfig
@@ -45,15 +47,18 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
         table.add_row(signed(scores.label), *(f"{n:,}" for n in row), _number(scores.precision), _number(scores.recall))
     stdout.print(table)
     if measured.majorities:
-        table = RichTable("majority", "answered", "accuracy", "95% interval", "kappa", "95% interval")
-        for score in measured.majorities:
-            figures = (_number(score.accuracy), _range(score.accuracy_interval), _number(score.kappa))
-            table.add_row(score.majority, f"{score.answered:,}", *figures, _range(score.kappa_interval))
-        stdout.print(table)
+        _show_scores("majority", measured.majorities)
         plain, weighed = measured.majorities
         if plain.accuracy is not None and weighed.accuracy is not None:
             gain = f"{weighed.accuracy - plain.accuracy:+.3f} (95% interval {_range(weighed.gain)})"
             _print(f"weighing votes by confidence changes the accuracy by {gain}; judge --weigh-votes does so")
+    if cascade := measured.cascade:
+        _show_scores("cascade", cascade.scores)
+        votes = ", ".join(f"{n:,} of the {who}" for who, n in cascade.votes.items())
+        _print(f"the first judge left {cascade.left:,} of {counted(cascade.questions, 'question')} "
+               f"({cascade.left / max(1, cascade.questions):.0%}) to the second one; votes: {votes}")  # fmt: skip
+        _print("what the second judge alone would get: judge these sessions with it alone, and pass that run as "
+               "--other-run")  # fmt: skip
     if measured.levels:
         table = RichTable("votes that agree", "turns", "share right")
         for level in measured.levels:
@@ -72,6 +77,15 @@ def show(measured: Calibration, config: CalibrateConfig) -> None:
                           _number(point.independent))  # fmt: skip
         stdout.print(table)
         _print(_advice(measured, config.tolerance))
+
+
+def _show_scores(title: str, scores: Sequence[MajorityScore]) -> None:
+    """Print a table of accuracy and kappa, a row per way to come to the rewards."""
+    table = RichTable(title, "answered", "accuracy", "95% interval", "kappa", "95% interval")
+    for score in scores:
+        figures = (_number(score.accuracy), _range(score.accuracy_interval), _number(score.kappa))
+        table.add_row(score.majority, f"{score.answered:,}", *figures, _range(score.kappa_interval))
+    stdout.print(table)
 
 
 def _show_people(people: PeopleScore) -> None:

@@ -246,6 +246,7 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         known.trainable is not None and not known.trainable.get(row["turn_id"], False)
         and not (row["reward_status"] in (OUTCOME, CONFLICT) and row["turn_id"] in known.last)),
     ("verdicts", "a vote is out of range", _has_odd_vote),
+    ("escalated", "a vote is out of range", _has_odd_vote),
     ("verdicts", "reward is not what the votes add up to", _is_against_the_votes),
     ("verdicts", "reward does not fit reward_status", lambda row, known:
         row["reward_status"] != CONFLICT and (row["reward"] is None) == (row["reward_status"] in _REWARDED)),
@@ -254,8 +255,8 @@ ROWS: list[tuple[str, str, Callable[[Row, Known], bool]]] = [
         row["hint_status"] != REVIEWED and (row["hint"] is None) == (row["hint_status"] in ("ok", *WANTED_REPLIES))),
     ("verdicts", "hint is none of hints", lambda row, known:
         row["hint"] is not None and row["hint"] not in row["hints"]),
-    ("targets", "its turn is not in the same part of verdicts", lambda row, known:
-        known.verdicts is not None and row["turn_id"] not in known.verdicts),
+    *[(table, "its turn is not in the same part of verdicts", lambda row, known:
+        known.verdicts is not None and row["turn_id"] not in known.verdicts) for table in ("escalated", "targets")],
     ("targets", "reward is not that of its verdict", lambda row, known:
         (verdict := _verdict_of(row, known)) is not None
         and row["reward"] != (verdict[0] if row["written"] is None else None)),
@@ -300,6 +301,7 @@ UNIQUE = {
     "sessions": (("session_id",), "the session id is not unique in the run"),
     "turns": (("turn_id",), "the turn id is not unique"),
     "verdicts": (("turn_id",), "the turn has two verdicts"),
+    "escalated": (("turn_id",), "the turn id is not unique"),
     "hint_checks": (("turn_id", "hint"), "(turn_id, hint) is not unique"),
     "targets": (("turn_id", "written"), "(turn_id, written) is not unique"),
     "replies": (("prompt_id", "model", "sample"), "(prompt_id, model, sample) is not unique"),
@@ -308,7 +310,7 @@ UNIQUE = {
 # Table -> the name of a row in a finding.
 NAMES = {
     "sessions": "{session_id}", "turns": "{turn_id}", "rejected": "{source}", "verdicts": "{turn_id}",
-    "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}",
+    "escalated": "{turn_id}", "targets": "{turn_id}", "hint_checks": "{turn_id}", "metrics": "step {step}",
     "validations": "step {step}", "replies": "{prompt_id}", "scores": "{metric} {domain}",
 }  # fmt: skip
 # Table -> the columns to read; a table that is not here is read whole.

@@ -1,0 +1,101 @@
+"""Cascade of two judges: a small first one answers all questions, a second one those that the first leaves open.
+
+The votes of the first judge decide the reward where all of them are equal. On the hint they decide only that there is
+none: that votes agree says nothing of the text of a hint, which is what a small model does worst. So the second judge
+writes all hints, and gives the rewards on which the first one's votes differ. A vote that failed agrees with none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from opdkit.config.fields import JSON
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.wording import Texts
+from opdkit.judge.costs import Measured, measure
+from opdkit.judge.parse import parse_hint, parse_reward
+from opdkit.judge.rounds import ask_in_rounds
+from opdkit.judge.votes import USAGE, Answer, Ask, Question, Votes
+from opdkit.store.counters import Counters
+
+Answers = dict[tuple[str, str], list[Answer]]  # by the key of their question
+
+# Counters of a cascade beside those of the tokens, and their labels.
+DECIDED, GIVEN = "questions decided", "votes given"
+FIRST, SECOND = "first judge", "second judge"
+
+
+def ask_judges(
+    questions: Sequence[Question],
+    config: JudgeConfig,
+    ask: Ask,
+    texts: Texts,
+    counters: Counters,
+    ask_first: Ask | None = None,
+) -> tuple[Answers, list[JSON]]:
+    """Return the answers to each question, of which all are put to the judge at once. Count their tokens.
+
+    With `ask_first` they are those of the first judge, but on the questions that it leaves open. Return also the rows
+    of `escalated`: its votes on these.
+    """
+    if not (ask_first and config.first):
+        return _answers_to(questions, config, ask, texts, counters), []
+    first = _answers_to(questions, config.first, ask_first, texts, counters, FIRST)
+    left = [question for question in questions if leaves_open(question.name, first[question.key], texts)]
+    counters.count(DECIDED, len(questions) - len(left), label=FIRST)
+    counters.count(DECIDED, len(left), label=SECOND)
+    second, escalated = _answers_to(left, config, ask, texts, counters, SECOND), list[JSON]()
+    overruled = {key: first[key] for key in second}
+    for turn_id in dict.fromkeys(question.turn_id for question in left):
+        hint_votes, reward_votes = votes_on(turn_id, overruled, texts)
+        escalated.append({"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in hint_votes],
+                          "reward_votes": [asdict(vote) for vote in reward_votes]})  # fmt: skip
+    return first | second, escalated
+
+
+def _answers_to(
+    questions: Sequence[Question], config: JudgeConfig, ask: Ask, texts: Texts, counters: Counters, who: str = ""
+) -> Answers:
+    """Return the answers of one judge. Count their tokens and, of a cascade, the votes; `who` is their label."""
+    answers = dict(zip([q.key for q in questions], ask_in_rounds(ask, questions, config, texts), strict=True))
+    counters.count(GIVEN, sum(map(len, answers.values())) if who else 0, label=who)
+    for usage in (answer.usage for votes in answers.values() for answer in votes if answer.usage):
+        for name, number in zip(USAGE, usage, strict=True):
+            counters.count(name, number, label=who)
+    return answers
+
+
+def votes_on(turn_id: str, answers: Answers, texts: Texts) -> Votes:
+    """Return the votes in the answers about a turn; none on a question that was not asked."""
+    hint_votes = [parse_hint(answer, texts["hint"]) for answer in answers.get((turn_id, "hint"), ())]
+    return hint_votes, [parse_reward(answer, texts["reward"]) for answer in answers.get((turn_id, "reward"), ())]
+
+
+def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:
+    """Return whether the first judge's answers to the question of this name leave it to the second judge."""
+    if question == "hint":
+        return any(parse_hint(answer, texts["hint"]).decision != -1 for answer in answers)
+    scores = {parse_reward(answer, texts["reward"]).score for answer in answers}
+    return len(scores) != 1 or None in scores
+
+
+def measure_first(
+    first: Any, turns: Sequence[Sequence[Question]], texts: Texts
+) -> tuple[Measured, list[list[Question]]]:
+    """Ask the first judge all questions about some turns, as `measure` does; return also those that it leaves open."""
+    answers = Answers()
+
+    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
+        given: list[list[Answer]] = first.ask(questions)
+        answers.update(zip([question.key for question in questions], given, strict=True))
+        return given
+
+    measured = measure(first, ask, turns)
+    left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in turns]
+    return measured, [turn for turn in left if turn]
+
+
+def usage_by_judge(counters: Counters) -> JSON:
+    """Return what the manifest says of each judge: the questions that it decided, its votes and their tokens."""
+    names = (DECIDED, GIVEN, *USAGE)
+    return {who: {name: counters.labels(name)[who] for name in names} for who in (FIRST, SECOND)}
