@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from opdkit.config.fields import JSON
 from opdkit.evaluate.checks import read_patterns
+from opdkit.judge.words import FILLER, specific_words
 
 # Requests whose replies an expression must tell apart: two small sets differ in something by chance, and in a word more
 # easily than in a form. Replies to one request would only show what that request is about.
@@ -26,12 +27,15 @@ _WORD = re.compile(r"[^\W\d_]\w*")
 _ABOUT_LENGTH = re.compile(r"\b(short|brief|concis|terse|long|length|verbos|wordy|word|sentence|detail|elaborat)")
 
 
-def find_check(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str]) -> JSON | None:
+def find_check(
+    praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str], is_own: bool = True
+) -> JSON | None:
     """Return a check, as a file of prompts has it, that tells praised replies from corrected ones; None without one.
 
-    The replies are those to different requests; `hints` say what was missed in the corrected ones.
+    The replies are those to different requests; `hints` say what was missed in the corrected ones. `is_own`: the model
+    that the check is for wrote the replies. Another model may be wrong in other forms, and right in other words.
     """
-    for check in _candidates(praised, corrected, hints) if min(len(praised), len(corrected)) >= FEW else ():
+    for check in _candidates(praised, corrected, hints, is_own) if min(len(praised), len(corrected)) >= FEW else ():
         patterns = read_patterns(check)
         right, wrong = (sum(map(patterns.passes, texts)) for texts in (praised, corrected))
         if right >= (1 - _ERRORS) * len(praised) and wrong <= _ERRORS * len(corrected):
@@ -39,17 +43,19 @@ def find_check(praised: Sequence[str], corrected: Sequence[str], hints: Sequence
     return None
 
 
-def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str]) -> Iterator[JSON]:
+def _candidates(praised: Sequence[str], corrected: Sequence[str], hints: Sequence[str], is_own: bool) -> Iterator[JSON]:
     """Yield checks, those to prefer first."""
     if 2 * sum(bool(_ABOUT_LENGTH.search(hint.casefold())) for hint in hints) > len(hints):
         yield from _length_checks(praised, corrected)
-    named = {word.casefold() for hint in hints for word in _WORD.findall(hint)}
+    named = specific_words([word.casefold() for hint in hints for word in _WORD.findall(hint)]) - FILLER
     sides = (("match", praised, corrected), ("absent", corrected, praised))
     for name, texts, others in sides:
-        yield from ({name: [pattern]} for pattern in (*_SHAPES, *_common_patterns(_number_patterns, texts, others)))
+        if is_own or name == "match":
+            forms = (*_SHAPES, *_common_patterns(_number_patterns, texts, others))
+            yield from ({name: [pattern]} for pattern in forms)
         found = _common_patterns(_word_patterns, texts, others)
         yield from ({name: [pattern]} for pattern in found if pattern[2:-2].casefold() in named)
-    for name, texts, others in sides if min(len(praised), len(corrected)) >= MANY else ():
+    for name, texts, others in sides if is_own and min(len(praised), len(corrected)) >= MANY else ():
         yield from ({name: [pattern]} for pattern in _common_patterns(_word_patterns, texts, others))
 
 

@@ -4,6 +4,10 @@ A complaint is a turn with an accepted hint: its prompt, with a check that the l
 praised next passes. A turn with reward +1 is praise: what the reply did must not get lost. The same holds for a turn
 with reward 0, unless users complained about requests like it. The check is a regular expression where the replies of
 the whole log show one (expressions.py), else a question to the judge.
+
+Praise counts as corrected where users complained about such requests no less often than they praised: there the model
+was right by chance. A prompt that ends with a correction is neither corrected nor uncorrected: most models do what they
+were just told, before training, too.
 """
 
 import contextlib
@@ -26,6 +30,7 @@ from opdkit.evaluate.expressions import find_check
 from opdkit.judge.claims import group_alike
 from opdkit.judge.criterion import visible
 from opdkit.judge.hints import words
+from opdkit.model.behavior_policy import is_other_model
 from opdkit.store.joined_turns import CHECKED, JoinedTurn, joined_turns
 from opdkit.store.reading import part_count
 from opdkit.store.stable_hash import stable_hash
@@ -34,6 +39,7 @@ from opdkit.train.targets import is_held_out
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
 PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints
 ACCEPTED = "accepted replies"  # domain of those that users neither praised nor complained about
+AFTER = "right after a correction"  # domain of those whose prompt ends with a correction
 _EXAMPLES = 50  # of a hint that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain
@@ -53,6 +59,7 @@ class Reaction:
     kind: str
     hint: str | None  # of a praised turn: that of the corrected one which it answers
     other: JoinedTurn | None  # the reply that was praised next; of a praised turn: the corrected one which it answers
+    is_after: bool = False  # the prompt ends with a correction
 
     @property
     def request(self) -> Request:
@@ -74,18 +81,19 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
             is_kept = is_held_out(session_id, holdout)
             judged = [(turn, turn.decided) for turn in turns if turn.decided is not None and turn.index]
             for n, (turn, verdict) in enumerate(judged):
+                before, corrected = judged[n - 1] if n else (None, {"hint": None, "reward": None})
+                is_after = corrected["hint"] is not None
                 if (hint := verdict["hint"]) is not None:
                     seen[hint] += 1
                     after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
                     if is_kept or seen[hint] <= _EXAMPLES:
-                        yield Reaction(turn, is_kept, COMPLAINT, hint, after[0] if after and after[1] == 1 else None)
+                        other = after[0] if after and after[1] == 1 else None
+                        yield Reaction(turn, is_kept, COMPLAINT, hint, other, is_after)
                     continue
-                before, corrected = judged[n - 1] if n else (None, {"hint": None, "reward": None})
-                hint = corrected["hint"]
                 is_neutral = (verdict["reward"], verdict["reward_status"]) == (0, "ok")
                 if verdict["reward"] == 1 and is_kept:
-                    yield Reaction(turn, True, PRAISE, hint, before if hint is not None else None)
-                elif is_neutral and hint is None and corrected["reward"] != -1 and is_kept:
+                    yield Reaction(turn, True, PRAISE, corrected["hint"], before if is_after else None, is_after)
+                elif is_neutral and not is_after and corrected["reward"] != -1 and is_kept:
                     yield Reaction(turn, True, NEUTRAL, None, None)
 
 
@@ -116,12 +124,13 @@ def _said(turn: JoinedTurn) -> Said | None:
 
 
 def make_prompts(
-    reactions: Sequence[Reaction], opinions: Opinions, chat: Chat, room: float, criteria: Texts
+    reactions: Sequence[Reaction], opinions: Opinions, chat: Chat, room: float, criteria: Texts, names: frozenset[str]
 ) -> tuple[list[JSON], Counter[str]]:
     """Return rows of a file of prompts, in the order of the log, and how many turns were left out, by reason.
 
-    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. Where a log holds a
-    reply more than once, most users decide what was wrong with it: judges err.
+    Near duplicates are one row: `turns` says of how many. `room`: the longest prompt, in tokens. `names`: of the model
+    that the prompts are for (`student_names`). Where a log holds a reply more than once, most users decide what was
+    wrong with it: judges err.
     """
     complaints = [(str(one.hint), one) for one in reactions if one.kind == COMPLAINT]
     counts = Counter(hint for hint, _ in complaints).most_common(_TEXTS)
@@ -131,10 +140,14 @@ def make_prompts(
         of_group[group_of.get(hint, hint)].append(one)
     requests = Counter((one.request, group) for group, members in of_group.items() for one in members)
     group_of_request = {request: group for (request, group), _ in reversed(requests.most_common())}
-    checks = {group: _find_check(members, chat) for group, members in of_group.items()
+    checks = {group: _find_check(members, chat, names) for group, members in of_group.items()
               if any(one.is_held_out for one in members)}  # fmt: skip
     rows = dict[tuple[str, Request], JSON]()
     accepted, left_out = _choose_accepted(reactions)
+    fresh = [one for one in reactions if one.is_held_out and not one.is_after]
+    praised = [frozenset(one.request) for one in fresh if one.kind == PRAISE]
+    complained = [(frozenset(one.request), group_of.get(str(one.hint), str(one.hint)))
+                  for one in fresh if one.kind == COMPLAINT]  # fmt: skip
     for one in (one for one in reactions if one.is_held_out and (one.kind != NEUTRAL or one.turn.turn_id in accepted)):
         said = Counter(group_of.get(opinion, opinion)
                        for opinion in opinions.get(_said(one.turn), Counter()).elements())  # fmt: skip
@@ -149,9 +162,12 @@ def make_prompts(
         except ChatError as error:
             left_out[error.reason] += 1
             continue
-        is_corrected = group is not None and not (one.kind == PRAISE and one.hint)
-        row |= {"domain": group if is_corrected else ACCEPTED if one.kind == NEUTRAL else PRAISED,
-                "corrected": is_corrected}  # fmt: skip
+        if one.is_after:
+            row["domain"] = AFTER
+        else:
+            if one.kind == PRAISE and group is None:
+                group = _find_complaints(frozenset(one.request), complained, praised)
+            row |= {"domain": group or (ACCEPTED if one.kind == NEUTRAL else PRAISED), "corrected": group is not None}
         key = (row["domain"], one.request)
         turns = 1 + (rows[key]["turns"] if key in rows else 0)
         if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
@@ -160,16 +176,31 @@ def make_prompts(
     sizes = Counter(row["domain"] for row in rows.values())
     for row in rows.values():
         label = " ".join(row["domain"].split())[:_LABEL]
-        is_own = label not in POOLED and (label in (PRAISED, ACCEPTED) or sizes[row["domain"]] >= FEWEST)
+        is_own = label not in POOLED and (label in (PRAISED, ACCEPTED, AFTER) or sizes[row["domain"]] >= FEWEST)
         row["domain"] = label if is_own else OTHERS
     return list(rows.values()), left_out
+
+
+def _is_alike(one: frozenset[str], other: frozenset[str]) -> bool:
+    """Return True for two requests that share half of their words."""
+    return 2 * len(one & other) >= len(one | other)
+
+
+def _find_complaints(
+    request: frozenset[str], complained: Sequence[tuple[frozenset[str], str]], praised: Sequence[frozenset[str]]
+) -> str | None:
+    """Return the commonest group of complaints about requests like this one; None where more of those were praised."""
+    groups = Counter(group for other, group in complained if _is_alike(request, other))
+    if groups.total() < max(1, sum(_is_alike(request, other) for other in praised)):
+        return None
+    return groups.most_common(1)[0][0]
 
 
 def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[str]]:
     """Return the ids of the neutral turns that become prompts, and how many do not, by reason.
 
-    One whose request shares half of its words with one that users complained about does not: this user may have had
-    the same wish, and said nothing. As many as there are complaints and praise suffice: the judge is asked about each.
+    One like a request that users complained about does not: this user may have had the same wish, and said nothing. As
+    many as there are complaints and praise suffice: the judge is asked about each.
     """
     complained = {frozenset(one.request) for one in reactions if one.kind == COMPLAINT}
     neutral = [one for one in reactions if one.kind == NEUTRAL]
@@ -177,7 +208,7 @@ def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[s
     chosen, left_out = set[str](), Counter[str]()
     for one in sorted(neutral, key=lambda one: stable_hash(one.turn.turn_id)):
         request = frozenset(one.request)
-        if any(2 * len(request & other) >= len(request | other) for other in complained):
+        if any(_is_alike(request, other) for other in complained):
             left_out["accepted, though others complained about such requests"] += 1
         elif len(chosen) == most:
             left_out["accepted, and more than are needed"] += 1
@@ -188,17 +219,17 @@ def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[s
 
 def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int) -> str:
     """Return what `make_prompts` made, in words; `replies`: of both models to each prompt."""
-    corrected, judged = sum(row["corrected"] for row in rows), sum("judge" in row["check"] for row in rows)
-    accepted = sum(row["domain"] == ACCEPTED for row in rows)
+    corrected, judged = sum(row.get("corrected", False) for row in rows), sum("judge" in row["check"] for row in rows)
+    sizes, merged = Counter(row["domain"] for row in rows), sum(row["turns"] for row in rows) - len(rows)
     reasons = "".join(f"; left out: {number:,}, {reason}" for reason, number in left_out.most_common())
     return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on what users corrected, "
-            f"{len(rows) - corrected - accepted:,} on what they praised, {accepted:,} on what they accepted; "
-            f"{sum(row['turns'] for row in rows) - len(rows):,} near duplicates merged{reasons}; "
+            f"{sizes[PRAISED]:,} on what else they praised, {sizes[ACCEPTED]:,} on what they accepted, "
+            f"{sizes[AFTER]:,} {AFTER}; {merged:,} near duplicates merged{reasons}; "
             f"{len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
             f"with at most {counted(judged * replies, 'question')}")  # fmt: skip
 
 
-def _find_check(complaints: Sequence[Reaction], chat: Chat) -> JSON | None:
+def _find_check(complaints: Sequence[Reaction], chat: Chat, names: frozenset[str]) -> JSON | None:
     """Return the patterns that fit a group of complaints; None without any. One reply to each request counts."""
     praised, corrected = dict[Request, str](), dict[Request, str]()
     for one in complaints:
@@ -206,7 +237,8 @@ def _find_check(complaints: Sequence[Reaction], chat: Chat) -> JSON | None:
             if turn is not None and one.request not in texts:
                 with contextlib.suppress(ChatError):
                     texts[one.request] = _visible_reply(turn, chat)
-    return find_check(list(praised.values()), list(corrected.values()), [str(one.hint) for one in complaints])
+    is_own = not any(is_other_model(one.turn.session["model"], names) for one in complaints)
+    return find_check(list(praised.values()), list(corrected.values()), [str(one.hint) for one in complaints], is_own)
 
 
 def _row(one: Reaction, chat: Chat, room: float, check: JSON | None, criteria: Texts) -> JSON:
@@ -228,7 +260,7 @@ def _row(one: Reaction, chat: Chat, room: float, check: JSON | None, criteria: T
     is_plain = prompt == [message("user", prompt[0]["content"])] and bool((prompt[0]["content"] or "").strip())
     asked = {"prompt": prompt[0]["content"]} if is_plain else {
         "messages": [openai_message(m, arguments_as_text=True) for m in prompt]}  # fmt: skip
-    return {"id": one.turn.turn_id, "domain": "", "corrected": False, **asked, "check": check, "hint": one.hint,
+    return {"id": one.turn.turn_id, "domain": "", **asked, "check": check, "hint": one.hint,
             "logged": logged, "turns": 1, "tools": tool_definitions(tools) or tools}  # fmt: skip
 
 

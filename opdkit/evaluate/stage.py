@@ -29,6 +29,7 @@ from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes,
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
 from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
 from opdkit.judge.criterion import judge_of_run
+from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
 from opdkit.model.folder import check_model_folder
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_skeleton, load_tokenizer
@@ -215,7 +216,9 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
         chat, longest = load_chat(config, names)
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
         opinions = count_opinions(config.run, reactions)
-        rows, left_out = make_prompts(reactions, opinions, chat, longest - config.max_new_tokens, criteria)
+        room, before = longest - config.max_new_tokens, names["before"]
+        own_names = student_names(before, model_identity(before).get("files", {}))
+        rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:
         none = "hold neither a hint nor praise that makes a prompt" if share else "are none"

@@ -8,10 +8,10 @@ from opdkit.chat.hint_placement import with_hint
 from opdkit.chat.template import Chat, ChatError, Message, Prompt, Reply, fit, without_first
 from opdkit.config.teacher import TeacherConfig
 from opdkit.judge.hints import select_hint
+from opdkit.model.behavior_policy import unusable_reason
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
 from opdkit.store.reviews import REVIEWED
-from opdkit.teacher.behavior_policy import unusable_reason
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
 

@@ -15,6 +15,7 @@ from opdkit.config.teacher_models import parse_shares, parse_teachers, routed_na
 from opdkit.config.wording import DEFAULTS, read_wording, wording_inputs
 from opdkit.console import say
 from opdkit.errors import ConfigError
+from opdkit.model.behavior_policy import student_names
 from opdkit.model.folder import check_model_folder, weights_digest
 from opdkit.model.load import (
     check_same_tokenizer,
@@ -26,7 +27,6 @@ from opdkit.model.load import (
 )
 from opdkit.model.sampling.sampler import Sampler
 from opdkit.store.plans import model_identity, recorded_hint_text
-from opdkit.teacher.behavior_policy import student_names
 
 
 @dataclass(frozen=True)

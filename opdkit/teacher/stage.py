@@ -23,6 +23,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.teacher import TeacherConfig
 from opdkit.console import counted, progress, say, warn
 from opdkit.judge.kept_answers import kept_answers, remove_answers_of_done_parts
+from opdkit.model.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.model.memory import TOO_LARGE, Attempt, Budget, budget_of
 from opdkit.model.scoring import Mixture
 from opdkit.model.tree_reading import estimate_tokens
@@ -36,7 +37,6 @@ from opdkit.store.tables import HINT_CHECKS, TARGETS, to_arrow
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import first_branch
 from opdkit.teacher import hint_checks
-from opdkit.teacher.behavior_policy import LONGEST_NAME, OTHER_MODEL, is_other_model, off_policy_warning
 from opdkit.teacher.examples import Example, Row, make_example
 from opdkit.teacher.models import Scorer, Teacher, load_scorer, model_inputs
 from opdkit.teacher.process_group import join

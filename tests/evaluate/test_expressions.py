@@ -60,6 +60,24 @@ def test_a_word_that_no_hint_names_needs_more_replies() -> None:
     assert found == {"match": [r"\bbows\b"]}
 
 
+def test_a_word_that_any_hint_could_hold_is_not_named() -> None:
+    right, wrong = texts("Ask the {}."), texts("Ask {}.")
+    assert find_check(right, wrong, ["It should be the fix, please."]) is None
+    assert find_check(right, wrong, ["Name the fix."] * FEW) is None
+
+
+@pytest.mark.parametrize(("praised", "corrected", "hint", "expected"), [
+    ("In {} it is {} C.", "In {} it is {} F.", "Use Celsius.", {"match": [r"\d ?C\b"]}),
+    ("{} came.", "Sorry, {} came.", "Do not say sorry.", {"absent": [r"\bSorry\b"]}),
+    ("{} came.", "Oh no! {} came.", "Be calm.", None),  # another model may be upset in other words
+    ("{} bows.", "{} waves.", "Be polite.", None),
+])  # fmt: skip
+def test_what_another_writer_does_wrong_is_a_check_only_if_hints_name_it(praised, corrected, hint, expected) -> None:
+    right, wrong = texts(praised, MANY), texts(corrected, MANY)
+    assert find_check(right, wrong, [hint] * MANY, is_own=False) == expected
+    assert find_check(right, wrong, [hint] * MANY) is not None
+
+
 def test_lengths_count_where_the_hints_speak_of_them_and_differ_by_far() -> None:
     assert find_check(texts("{} came."), texts(PROSE.replace(",", "")), ["Be polite."] * FEW) is None
     assert find_check(texts("{} came now"), texts("{} came by now"), ["Be brief."] * FEW) is None

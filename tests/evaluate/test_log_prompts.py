@@ -24,10 +24,11 @@ from opdkit.config.train import TrainConfig
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
-from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_prompts
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt, Patterns, read_patterns, read_prompts
 from opdkit.evaluate.conclusion import read_conclusion
 from opdkit.evaluate.log_prompts import (
     ACCEPTED,
+    AFTER,
     NEUTRAL,
     OTHERS,
     PRAISED,
@@ -37,6 +38,7 @@ from opdkit.evaluate.log_prompts import (
     read_reactions,
 )
 from opdkit.extract import stage as extract
+from opdkit.model.behavior_policy import student_names
 from opdkit.model.load import load_tokenizer
 from opdkit.store.part_writer import Stage
 from opdkit.store.plans import manifest
@@ -102,7 +104,7 @@ def chat() -> Chat:
 
 def mined(run: Path, chat: Chat, holdout: float = SHARE, room: float = 4096) -> tuple[list[Any], Counter[str]]:
     reactions = list(read_reactions(run, holdout))
-    return make_prompts(reactions, count_opinions(run, reactions), chat, room, CRITERIA)
+    return make_prompts(reactions, count_opinions(run, reactions), chat, room, CRITERIA, student_names(str(MODEL), {}))
 
 
 def rows_of(run: Path, chat: Chat) -> list[dict[str, Any]]:
@@ -163,13 +165,24 @@ def test_each_corrected_topic_has_prompts_that_the_logged_replies_fail(run, chat
     assert found.keys() == {topic.name for topic in TOPICS if topic.preferred}
     assert min(found.values()) >= 8
     checks = Counter((topic_of(p)[0].name, *row["check"].get("match", ["by the judge"]))
-                     for p, row in zip(prompts, rows, strict=True) if p.corrected)  # fmt: skip
+                     for p, row in zip(prompts, rows, strict=True) if p.corrected and row["hint"])  # fmt: skip
     assert checks.keys() == {
         ("weather", r"\d ?C\b"), ("cooking", r"(?m)^\s*\d+[.)] "), ("trains", r"\b\d\d:\d\d\b"),
         ("orders", r"\border_id\b"),
     }  # fmt: skip
     assert not any(prompt.check.passes(row["logged"]) for prompt, row in zip(prompts, rows, strict=True)
                    if prompt.corrected and row["hint"] and isinstance(prompt.check, Patterns))  # fmt: skip
+
+
+def test_praise_is_uncorrected_where_nobody_complained_about_like_requests(run, chat, tmp_path) -> None:
+    """What users of the sample data want changed counts as corrected, also where a reply was right at once."""
+    rows = rows_of(run, chat)
+    prompts = prompts_of(rows, tmp_path)
+    asked = [prompt for prompt in prompts if prompt.messages[-1]["role"] == "user"]
+    assert {topic_of(prompt)[0].preferred for prompt in asked if prompt.corrected is False} == {None}
+    assert any(prompt.corrected and row["hint"] is None for prompt, row in zip(prompts, rows, strict=True))
+    after = [prompt for prompt in prompts if prompt.corrected is None]
+    assert {prompt.domain for prompt in after} == {AFTER} == {p.domain for p in prompts if len(p.domains()) == 2}
 
 
 def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> None:
@@ -185,17 +198,16 @@ def test_they_are_of_held_out_sessions_and_each_turn_counts_once(run, chat) -> N
     assert set(asked.values()) == {1}
 
 
-def test_praise_must_not_change(run, chat, tmp_path) -> None:
-    """It counts as uncorrected, with the reply for the judge, or with the pattern of the complaint before it."""
-    rows = [row for row in rows_of(run, chat) if not row["corrected"]]
-    assert {row["domain"] for row in rows} == {PRAISED, ACCEPTED}
-    for row, prompt in zip(rows, prompts_of(rows, tmp_path), strict=True):
-        if row["hint"] is None:
-            assert row["check"] == {"judge": CRITERIA["serves_as_well"], "praised": row["logged"]}
-        else:
-            assert isinstance(prompt.check, Patterns)
-            assert prompt.check.passes(row["logged"])
-    assert {row["hint"] is None for row in rows} == {True, False}
+def test_praise_must_not_change(run, chat) -> None:
+    """It is checked with the reply for the judge; right after a correction, with the pattern of that complaint."""
+    rows = rows_of(run, chat)
+    kept = [row for row in rows if row.get("corrected") is False]
+    assert {row["domain"] for row in kept} == {PRAISED, ACCEPTED}
+    for row in kept:
+        assert row["check"] == {"judge": CRITERIA["serves_as_well"], "praised": row["logged"]}
+    after = [row for row in rows if row["domain"] == AFTER]
+    assert all(row["hint"] and "corrected" not in row for row in after)
+    assert any(read_patterns(row["check"]).passes(row["logged"]) for row in after if "judge" not in row["check"])
 
 
 @pytest.mark.parametrize("wrong", [0, 20], ids=["a perfect judge", "a judge that errs in 5%"])
@@ -212,14 +224,16 @@ def test_a_right_reply_passes(wrong: int, tmp_path, chat) -> None:
 # -- by hand --------------------------------------------------------------------------------------------------------
 
 
-def hand_run(run: Path, *talks: tuple[str, list[tuple[str, str, str | None, int | None]]], last: str = "Bye.") -> Path:
-    """Write sessions of (request, reply, hint, reward), all of which were held out."""
+def hand_run(
+    run: Path, *talks: tuple[str, list[tuple[str, str, str | None, int | None]]], writer: str | None = None
+) -> Path:
+    """Write sessions of (request, reply, hint, reward), all of which were held out; `writer` is the logged model."""
     sessions, turns, verdicts = [], [], []
     for name, said in talks:
         messages = [
             message(role, text) for ask, reply, _, _ in said for role, text in (("user", ask), ("assistant", reply))
         ]
-        sessions.append(session(name, *messages, message("user", last)))
+        sessions.append(session(name, *messages, message("user", "Bye.")) | {"model": writer})
         for n, (_, _, hint, reward) in enumerate(said):
             turns.append(turn(f"{name}:{2 * n + 1}"))
             verdicts.append(verdict(f"{name}:{2 * n + 1}", hint, reward))
@@ -227,7 +241,7 @@ def hand_run(run: Path, *talks: tuple[str, list[tuple[str, str, str | None, int 
 
 
 def fields(rows: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
-    return [tuple(row[name] for name in names) for row in rows]
+    return [tuple(row.get(name) for name in names) for row in rows]
 
 
 def test_rows_by_hand(tmp_path, chat) -> None:
@@ -244,18 +258,43 @@ def test_rows_by_hand(tmp_path, chat) -> None:
     in_kg, by_judge = {"match": [r"\d ?kg\b"]}, {"judge": CRITERIA["follows_hint"], "hint": "Use kg."}
     assert fields(made, "id", "corrected", "domain", "check", "turns") == [
         row for n in range(10) for row in (
-            (f"s{n}:1", True, "Use kg.", in_kg, 1 + 2 * (n == 0)), (f"s{n}:3", False, PRAISED, in_kg, 1 + (n == 0))
+            (f"s{n}:1", True, "Use kg.", in_kg, 1 + 2 * (n == 0)), (f"s{n}:3", None, AFTER, in_kg, 1 + (n == 0))
         )
     ] + [
         ("open:1", True, "Use kg.", in_kg, 1),
         ("odd:1", True, "Use kg.", by_judge, 1),  # the pattern says that nothing was wrong with the reply
-        ("odd:3", False, PRAISED, {"judge": CRITERIA["serves_as_well"], "praised": "Roses"}, 1),
+        ("odd:3", None, AFTER, {"judge": CRITERIA["serves_as_well"], "praised": "Roses"}, 1),
         ("odd:5", True, OTHERS, {"judge": CRITERIA["follows_hint"], "hint": "Rhyme."}, 1),
     ]  # fmt: skip
     assert left_out == {"praise for what others corrected": 1}
     said = [("user", "Weight of Ada 0?"), ("assistant", "0 lb"), ("user", "In kg.")]
     assert made[1]["messages"] == [{"role": role, "content": text} for role, text in said]
-    assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 11 0 3 1 21 3 12".split()
+    assert re.findall(r"\d+", describe_prompts(made, left_out, 4)) == "24 13 0 0 11 3 1 21 3 12".split()
+
+
+def test_what_is_like_a_complaint_counts_as_corrected_and_what_follows_one_neither_way(tmp_path, chat) -> None:
+    talks = [("first", [("Weight of Ada?", "1 lb", "Use kg.", -1), ("I said kg.", "2 lb", "Use kg.", -1)]),
+             ("second", [("Weight of Bob?", "5 lb", "Use kg.", -1)]),
+             ("like", [("Weight of Zoe?", "3 kg", None, 1)]), ("unlike", [("Who is it?", "Zoe.", None, 1)]),
+             ("longer", [("Weight of Zoe in kg?", "3 kg", None, 1)]),
+             ("odd", [("Sing of rain.", "La.", "Rhyme.", -1)]), ("fine", [("Sing of snow.", "Do.", None, 1)]),
+             ("good", [("Sing of sun.", "Re.", None, 1)])]  # fmt: skip
+    made, left_out = mined(hand_run(tmp_path / "run", *talks), chat, 1.0, 400)
+    assert fields(made, "id", "corrected", "domain") == [
+        ("first:1", True, OTHERS), ("first:3", None, AFTER), ("second:1", True, OTHERS), ("like:1", True, OTHERS),
+        ("unlike:1", False, PRAISED), ("longer:1", False, PRAISED), ("odd:1", True, OTHERS),
+        ("fine:1", False, PRAISED), ("good:1", False, PRAISED),  # praised more often than complained about
+    ]  # fmt: skip
+    assert not left_out
+
+
+def test_a_word_of_another_writer_is_no_check(tmp_path, chat) -> None:
+    """All right replies of the log bow, and no wrong one does; a model with other words may be right without."""
+    talks = [(f"s{n}", [(f"Greet {name}.", f"Hi {name}!", "Be polite.", -1), ("Politely.", f"I bow, {name}.", None, 1)])
+             for n, name in enumerate("Ada Bob Cleo Dan Eve Finn Gus Hal Ida Jo Kim Leo".split())]  # fmt: skip
+    for name, writer in (("own", MODEL.name), ("unknown", None), ("other", "some-other-model")):
+        made, _ = mined(hand_run(tmp_path / name, *talks, writer=writer), chat, 1.0, 400)
+        assert {"judge" in row["check"] for row in made} == {name == "other"}
 
 
 def test_what_nobody_complained_about_must_not_change(tmp_path, chat) -> None:
@@ -321,7 +360,7 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
         assert found["corrected"]["before"] <= 0.25
         assert found["uncorrected"]["before"] >= 0.8
-        assert found["corrected"]["count"] + found["uncorrected"]["count"] == 40
+        assert sum(found[domain]["count"] for domain in ("corrected", "uncorrected", AFTER)) == 40
         assert read_conclusion(run).word == "the same"  # it is the same model
         asked = len(server.requests)
         assert asked > 0
@@ -332,7 +371,7 @@ def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_p
         assert manifest(run, "eval")["configuration"]["prompts"] == str(file)
 
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        edited = [row | ({"check": {"match": ["."]}} if row["corrected"] else {}) for row in rows]
+        edited = [row | ({"check": {"match": ["."]}} if row.get("corrected") else {}) for row in rows]
         file.write_text("".join(json.dumps(row) + "\n" for row in edited), encoding="utf-8")
         evaluate_with(run, server.url, prompts=str(file), overwrite=True)
         changed = {row["domain"]: row for row in read_all(run, "scores") if row["metric"] == "passed_greedy"}

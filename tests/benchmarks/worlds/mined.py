@@ -19,6 +19,7 @@ from opdkit.errors import OpdkitError
 from opdkit.evaluate.checks import CORRECTED, UNCORRECTED, Criterion, HeldOutPrompt, read_prompts
 from opdkit.evaluate.log_prompts import count_opinions, make_prompts, read_reactions
 from opdkit.evaluate.replies import generate, prompt_ids
+from opdkit.model.behavior_policy import student_names
 from opdkit.model.load import context_length, load_model, load_tokenizer
 from opdkit.train.stage import run as train
 
@@ -48,7 +49,8 @@ def measure_mined(work: Path, world: str, seed: int, build_seed: int) -> JSON:
     file = here / "mined.jsonl"
     reactions = list(read_reactions(run, HOLDOUT))
     opinions = count_opinions(run, reactions)
-    rows, _ = make_prompts(reactions, opinions, chat, context_length(model), DEFAULTS["criterion"])
+    names = student_names(str(built.model), {})
+    rows, _ = make_prompts(reactions, opinions, chat, context_length(model), DEFAULTS["criterion"], names)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     mined, true = read_prompts(file), read_prompts(built.prompts)
     marks = list[JSON]()

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
+from opdkit.model.behavior_policy import is_other_model, off_policy_warning, student_names, unusable_reason
 from opdkit.model.folder import weights_name
-from opdkit.teacher.behavior_policy import is_other_model, off_policy_warning, student_names, unusable_reason
 
 
 def test_the_student_is_known_by_its_folder_and_by_its_own_name(tmp_path):
