@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from opdkit.commands.calibrate.agreement import Calibration
     from opdkit.commands.show.turn import Turn, Turns
     from opdkit.evaluate.comparison import Comparison
+    from opdkit.evaluate.gate import Decision
     from opdkit.evaluate.scores import Scores
     from opdkit.store.counters import Summary
     from opdkit.store.reviews import Reviews
@@ -36,6 +37,7 @@ _RETURNED = {
     "calibrate": "opdkit.commands.calibrate.command:measure",
     "compare": "opdkit.commands.compare:compare",
     "forecast": "opdkit.commands.forecast:predict",
+    "gate": "opdkit.commands.gate:gate",
     "show": "opdkit.commands.show.turn:load_turns",
 }
 _FORM = ("json", "replies", "whole", "one_line", "logprobs")
@@ -126,6 +128,11 @@ class Run:
         """Say which training is better: of this run, by their names, or of `others`, run directories."""
         compared: Comparison = self._run("compare", {"others": others or None, **options})
         return compared
+
+    def gate(self, **options: "Unpack[typed.GateOptions]") -> "Decision":
+        """Say whether the trained model may replace the one before it; `print(decision.markdown())` as the command."""
+        decision: Decision = self._run("gate", options)
+        return decision
 
     def report(self, **options: "Unpack[typed.ReportOptions]") -> Any:
         """Write the run as one HTML file that opens offline."""

@@ -590,6 +590,13 @@ class CompareOptions(TypedDict, total=False):
     """JSONL file of held-out prompts with checks; to evaluate those that `opdkit eval` has not measured yet"""
 
 
+class GateOptions(TypedDict, total=False):
+    max_loss: float | None
+    """do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how large such a loss could be"""
+    allow: Texts | None
+    """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call; may be given repeatedly"""
+
+
 class ReportOptions(TypedDict, total=False):
     out: Text | None
     """the file to write; default: RUN/report.html, or RUN/report-redacted.html"""

@@ -22,6 +22,7 @@ from opdkit.config.export import ExportConfig
 from opdkit.config.extract import ExtractConfig
 from opdkit.config.fields import JSON, CommandConfig, convert, did_you_mean, fields_of, find_option, read_toml
 from opdkit.config.forecast import ForecastConfig
+from opdkit.config.gate import GateConfig
 from opdkit.config.init import InitConfig
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.report import ReportConfig
@@ -95,6 +96,7 @@ COMMANDS: dict[str, Command] = {
         "opdkit.commands.compare:run",
         "opdkit compare runs/try runs/all --prompts sample_data/prompts.jsonl",
     ),
+    "gate": Command(GateConfig, "opdkit.commands.gate:run", "opdkit gate runs/try"),
     "slurm": Command(
         SlurmConfig,
         "opdkit.commands.slurm.launch:run",

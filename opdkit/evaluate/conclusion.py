@@ -23,7 +23,7 @@ WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobod
 DRIFT = "drift from the model before training (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
 # Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
-_DRIFT, _MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
+_DRIFT, MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ def word_of(shares: Sequence[JSON]) -> str:
     return MIXED if rose and fell else BETTER if rose else WORSE if fell else SAME if spans else UNKNOWN
 
 
+def has_unusual_length(row: JSON) -> bool:
+    """Return True for a row of `reply_tokens` whose replies became much shorter or longer."""
+    return bool(row["before"]) and not 1 / _LENGTH < row["after"] / row["before"] < _LENGTH
+
+
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     """Return what a reader should look at, of drift, length, replies that are cut off, and echoes of hints."""
     drift, length, cut, echo = (
@@ -102,10 +107,11 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
     )
     found = []
     if drift and drift["after"] > _DRIFT:
-        size = "much" if drift["after"] > _MUCH_DRIFT else "more than usual"
+        size = "much" if drift["after"] > MUCH_DRIFT else "more than usual"
         found.append(f"a drift of {drift['after']:.2f} is {size} (some hundredths are usual): read the replies that "
                      "drifted most")  # fmt: skip
-    if length and length["before"] and not 1 / _LENGTH < (times := length["after"] / length["before"]) < _LENGTH:
+    if length and has_unusual_length(length):
+        times = length["after"] / length["before"]
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
     if cut and cut["low"] is not None and cut["low"] > 0:
         found.append(f"{cut['after']:.0%} of the replies are cut off by --max-new-tokens, {cut['before']:.0%} before")

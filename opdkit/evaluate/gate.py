@@ -1,0 +1,212 @@
+"""Decision whether the trained model may replace the one before it. Pure: from rows that `opdkit eval` stored.
+
+A share of right replies, or of faulty ones, is compared prompt by prompt. Under the hypothesis that training changed
+nothing for the better or worse, each prompt's difference d is as likely as -d. So for N prompts
+
+    z = (|sum d| - s) / sqrt(sum d^2)
+
+is close to a standard normal variable, where s is the smallest |d| above 0 (a correction for continuity). Where each
+prompt has one reply, d is -1, 0 or 1 and this is McNemar's test (1947) with the correction of Edwards (1948). d^2 is
+taken to be at least what two evaluations of the model before training differ by, the noise: twice the variance of
+its sampled replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped by chance
+with probability FALSE_STOPS at most, all comparisons together.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from opdkit.chat.markup import final_answer, split_calls
+from opdkit.config.fields import JSON
+from opdkit.config.gate import CHECKS
+from opdkit.console import counted, printable, with_sign
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.checks import ALL
+from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, has_unusual_length
+from opdkit.judge.flags import loops
+
+Shares = NDArray[np.float64]  # [N, 3]: per prompt the share before, after, and the noise of their difference
+
+FALSE_STOPS, POWER = 0.025, 0.95
+_REFUSAL = re.compile(
+    r"\b(?:i|we)(?: am| are|['’](?:m|re))? "
+    r"(?:can(?:['’]t| ?not)|won['’]t|will not|(?:not able|unable|not allowed) to) (?:\w+ )?"
+    r"(?:help(?! but)|assist|do (?:that|this)|provide|answer|comply|share|discuss|fulfill?|create|write|give|engage)\b",
+    re.IGNORECASE,
+)
+_FIRST_CHARS = 200  # a refusal comes first
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Answer to "may it be shipped?", with the numbers behind it."""
+
+    ship: bool
+    sentence: str
+    reasons: list[str]  # not to ship
+    domains: list[JSON]  # share of right replies: all prompts, then each domain
+    checks: list[JSON]  # of CHECKS: those that were measured, or happened at all
+    comparisons: int
+
+    def markdown(self) -> str:
+        """Return the decision as Markdown, for a pull request."""
+        marks = {True: "**worse**", False: "not worse", None: "too few prompts"}
+        rows = [["domain", "prompts", "before", "after", "change", "95% interval", "noise", "would find", ""]]
+        checks = [["check", "before", "after", ""]]
+        for row in (*self.domains, *self.checks):
+            before, after, noise, finds = (
+                "-" if row.get(name) is None else f"{row[name]:.3f}" for name in ("before", "after", "noise", "finds")
+            )
+            if "check" in row:
+                checks.append([CHECKS[row["check"]], before, after, "**failed**" if row["worse"] else "passed"])
+                continue
+            low, high = row["low"], row["high"]
+            span = "-" if low is None else f"{with_sign(low, 3)} to {with_sign(high, 3)}"
+            change = "-" if row["difference"] is None else with_sign(row["difference"], 3)
+            rows.append([row["domain"], f"{row['prompts']:,}", before, after, change, span, noise, finds,
+                         marks[row["worse"]]])  # fmt: skip
+        notes = (
+            f"worse: beyond chance, which stops at most {FALSE_STOPS:.1%} of the models that are no worse, all "
+            f"{counted(self.comparisons, 'comparison')} together. noise: 95 of 100 times, two evaluations of the "
+            "model before training differ by less. would find: the smallest loss that is found 95 of 100 times."
+        )
+        word, rest = self.sentence.split(":", 1)
+        return "\n\n".join([printable(f"**{word}:**{rest}"), *map(_table, (rows, checks)), notes])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown; all columns but the first are flush right."""
+    cells = [[printable(cell).replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
+    head, *body = cells
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
+
+
+def decide(
+    replies: pa.Table, scores: Sequence[JSON], max_loss: float | None = None, allowed: Sequence[str] = ()
+) -> Decision:
+    """Return the decision on the table `replies` and the rows of `scores`.
+
+    `max_loss`: do not ship if a loss of this size could go unseen in a domain. `allowed`: CHECKS that may fail.
+    """
+    domain_N, measures = share_per_prompt(replies)
+    passed = measures.pop("passed")
+    known, names = ~np.isnan(passed).any(1), np.unique(domain_N).tolist()
+    shares = {ALL: passed[known]} if len(names) > 1 else {}  # a single domain is everything
+    shares |= {domain: passed[known & (domain_N == domain)] for domain in names}
+    faults = {name: rows for name, rows in measures.items() if len(rows) >= FEWEST and rows.any()}
+    comparisons = sum(len(rows) >= FEWEST for rows in shares.values()) + len(faults)
+    limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
+    stored = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
+    domains = [{"domain": domain} | compare_shares(rows, limit)
+               | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
+               for domain, rows in shares.items()]  # fmt: skip
+    checks: list[JSON] = [{"check": name} | compare_shares(rows, limit, better=-1) for name, rows in faults.items()]
+    drift, length = (stored.get((metric, ALL)) for metric in ("kl_replies", "reply_tokens"))
+    if length:
+        changed = has_unusual_length(length) and length["low"] is not None and not length["low"] <= 0 <= length["high"]
+        checks.insert(0, {"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
+    if drift:
+        is_much = drift["after"] > MUCH_DRIFT
+        checks.insert(0, {"check": "drift", "before": None, "after": drift["after"], "worse": is_much})
+    return conclude_gate(domains, checks, comparisons, max_loss, allowed)
+
+
+def conclude_gate(
+    domains: list[JSON], checks: list[JSON], comparisons: int, max_loss: float | None, allowed: Sequence[str]
+) -> Decision:
+    """Return the decision on what was compared: the sentence, and each reason not to ship."""
+    own = [row for row in domains if row["domain"] != ALL] or domains
+    reasons = [f"{row['domain']} fell from {row['before']:.1%} to {row['after']:.1%} right replies"
+               for row in domains if row["worse"]]  # fmt: skip
+    if all(row["worse"] is None for row in domains):
+        reasons.append(f"nothing is known of right replies: fewer than {FEWEST} prompts have a verdict on both models")
+    elif max_loss is not None:
+        reasons += [f"in {row['domain']}, a loss of {max_loss:g} could go unseen: {counted(row['prompts'], 'prompt')}"
+                    for row in own if (row["finds"] or 2) > max_loss]  # fmt: skip
+    for row in checks:
+        if row["worse"] and row["check"] not in allowed:
+            before = "" if row["before"] is None else f", {row['before']:.3g} before"
+            reasons.append(f"{CHECKS[row['check']]}: {row['after']:.3g}{before}")
+    if reasons:
+        return Decision(False, f"Do not ship: {'; '.join(reasons)}.", reasons, domains, checks, comparisons)
+    blind = max(own, key=lambda row: row["finds"] or 2)
+    found = "no loss, however large" if blind["finds"] is None else f"a loss of {blind['finds']:.3f} or more"
+    sentence = (f"Ship: no domain is worse, and no other check failed. Least is known of {blind['domain']}: its "
+                f"{counted(blind['prompts'], 'prompt')} would show {found}.")  # fmt: skip
+    return Decision(True, sentence, reasons, domains, checks, comparisons)
+
+
+def share_per_prompt(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
+    """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
+
+    They are of the sampled replies, or of the greedy ones where there are no others.
+    """
+    is_sampled = pc.greater(replies["sample"], 0)
+    measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
+    texts = measured["reply"].combine_chunks().dictionary_encode()
+    shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
+    columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),
+               "hint_echo": pc.is_valid(measured["hint_echo"])}  # fmt: skip
+    columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
+                for name in ("refusal", "loop", "broken_call")}  # fmt: skip
+    keys = ["domain", "prompt_id", "model"]
+    table = pa.table({key: measured[key] for key in keys} | columns).group_by(keys, use_threads=False)
+    means = table.aggregate([(name, how) for name in columns for how in ("mean", "count")])
+    sides: dict[str, dict[str, JSON]] = {}
+    for row in means.to_pylist():
+        sides.setdefault(row["prompt_id"], {})[row["model"]] = row
+    before, after = zip(*((both["before"], both["after"]) for both in sides.values() if len(both) == 2), strict=True)
+    shares = dict[str, Shares]()
+    for name in columns:
+        read = ((before, f"{name}_mean"), (after, f"{name}_mean"), (before, f"{name}_count"))
+        old, new, draws = (np.array([row[column] for row in side], np.float64) for side, column in read)
+        shares[name] = np.stack([old, new, 2 * old * (1 - old) / np.maximum(1, draws - 1)], 1)
+    return np.array([row["domain"] for row in before]), shares
+
+
+def loss_score(shares_N3: Shares) -> float:
+    """Return z of the module's docstring where the share fell; 0 where it did not."""
+    losses = shares_N3[:, 0] - shares_N3[:, 1]
+    if losses.sum() <= 0:
+        return 0.0
+    square = max((losses**2).sum(), shares_N3[:, 2].sum())
+    return float((losses.sum() - np.abs(losses[losses != 0]).min()) / square**0.5)
+
+
+def compare_shares(shares_N3: Shares, limit: float, better: int = 1) -> JSON:
+    """Return what a comparison found, and could have found; nulls of fewer than FEWEST prompts.
+
+    `worse`: z reaches `limit`; with `better` -1, that of a rise. `noise`: 95% of the differences between two
+    evaluations of the model before are smaller. `finds`: the smallest change for the worse whose z reaches `limit` with
+    probability POWER, null without one. It is of the kind that is hardest to find: all replies to single prompts, of
+    which a share x adds a variance of x (1 - x).
+    """
+    count = len(shares_N3)
+    row: JSON = {"prompts": count} | dict.fromkeys(("before", "after", "difference", "noise", "finds", "worse"))
+    if not count:
+        return row
+    before, after, noise = shares_N3.mean(0).tolist()
+    row |= {"before": before, "after": after, "difference": after - before}
+    if count < FEWEST:
+        return row
+    losses = np.arange(0.005, 1.0001, 0.005)
+    spread = max((shares_N3[:, 1] - shares_N3[:, 0]).var(), noise)
+    seen = losses - NormalDist().inv_cdf(POWER) * np.sqrt((spread + losses * (1 - losses)) / count)
+    reaches = (count * seen - 1) / np.sqrt(count * (spread + seen.clip(1e-9))) >= limit
+    return row | {"noise": 1.96 * (noise / count) ** 0.5, "finds": float(losses[reaches][0]) if reaches.any() else None,
+                  "worse": loss_score(shares_N3 if better > 0 else shares_N3[:, [1, 0, 2]]) >= limit}  # fmt: skip
+
+
+def faults_of(text: str) -> set[str]:
+    """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
+    answer, _ = final_answer(text)
+    signs = {"refusal": bool(_REFUSAL.search(answer[:_FIRST_CHARS])), "loop": loops(text),
+             "broken_call": "<tool_call>" in split_calls(answer)[0]}  # fmt: skip
+    return {name for name, shown in signs.items() if shown}

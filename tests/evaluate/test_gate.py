@@ -1,0 +1,294 @@
+"""opdkit/evaluate/gate.py: which models are stopped, which are not, and what is said of what could not be seen."""
+
+from itertools import product
+from statistics import NormalDist
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from opdkit.config.fields import JSON
+from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, loss_score
+from opdkit.store.tables import REPLIES, to_arrow
+
+Rates = NDArray[np.float64]  # per prompt: probability of a right reply
+LIMIT = NormalDist().inv_cdf(1 - FALSE_STOPS / 5)
+CALM = [
+    {"metric": "kl_replies", "domain": "all", "before": 0.0, "after": 0.04, "low": 0.03, "high": 0.05, "count": 60},
+    {"metric": "reply_tokens", "domain": "all", "before": 80.0, "after": 85.0, "low": 3.0, "high": 7.0, "count": 60},
+]
+
+
+def row(prompt: str, model: str, passed: bool | None, sample: int = 0, **more: str | None) -> JSON:
+    return {"prompt_id": prompt, "domain": prompt.partition("-")[0], "model": model, "sample": sample, "kl": None,
+            "reply": f"{passed}", "finish_reason": "stop", "passed": passed, "hint_echo": None} | more  # fmt: skip
+
+
+def answer(domain: str, fell: int, rose: int, same: int, **after: str | None) -> list[JSON]:
+    """One greedy reply to each prompt of a domain, before and after; `after`: fields of all replies after."""
+    sides = [(True, False)] * fell + [(False, True)] * rose + [(True, True)] * same
+    return [row(f"{domain}-{n}", model, passed, **(after if model == "after" else {})) for n, pair in enumerate(sides)
+            for model, passed in zip(("before", "after"), pair, strict=True)]  # fmt: skip
+
+
+def decide_on(rows: list[JSON], scores: list[JSON] = CALM, **options) -> Decision:
+    return decide(to_arrow(REPLIES, rows), scores, **options)
+
+
+def find(decision: Decision, domain: str) -> JSON:
+    return {row["domain"]: row for row in decision.domains}[domain]
+
+
+def pairs(differences: list[float]) -> NDArray[np.float64]:
+    """Shares before and after with these differences, without noise."""
+    d = np.array(differences)
+    return np.stack([(-d).clip(0), d.clip(0), 0 * d], 1)
+
+
+# -- the comparison ----------------------------------------------------------------------------------------------------
+
+
+def test_of_greedy_replies_it_is_mcnemars_test() -> None:
+    assert loss_score(pairs([-1] * 10 + [1] * 2 + [0] * 20)) == pytest.approx((10 - 2 - 1) / 12**0.5)
+    assert loss_score(pairs([1] * 10 + [0] * 20)) == 0, "a rise is no loss"
+    assert loss_score(pairs([0] * 20)) == 0
+
+
+@given(st.lists(st.integers(-4, 4), min_size=6, max_size=12), st.sampled_from([0.025, 0.005, 0.0025]))
+def test_no_loss_is_found_that_chance_makes_more_often_than_asked(quarters: list[int], level: float) -> None:
+    """The oracle: all signs of the differences are equally likely where training changed nothing."""
+    if loss_score(pairs([q / 4 for q in quarters])) >= NormalDist().inv_cdf(1 - level):
+        sizes = [abs(q) for q in quarters if q]
+        sums = np.array([sum(map(int.__mul__, sizes, signs)) for signs in product((-1, 1), repeat=len(sizes))])
+        assert (sums <= sum(quarters)).mean() <= level
+
+
+def test_a_change_within_the_noise_of_the_model_before_is_no_loss() -> None:
+    shares = pairs([-0.25] * 16 + [0] * 16)
+    assert loss_score(shares) > LIMIT
+    shares[:, 2] = 0.25  # as of replies that are right in every second sample
+    assert loss_score(shares) == pytest.approx((4 - 0.25) / 8**0.5)
+    assert compare_shares(shares, LIMIT)["noise"] == pytest.approx(1.96 * (0.25 / 32) ** 0.5)
+
+
+@pytest.mark.parametrize("count", [30, 120, 600])
+def test_the_loss_that_would_be_found_is_found_as_often_as_it_says(count: int) -> None:
+    """Every prompt fails by chance, at the rate that `finds` names; a third less is found less often."""
+    rng, shares = np.random.default_rng(count), np.repeat([[1.0, 1.0, 0.0]], count, 0)
+    size = compare_shares(shares, LIMIT)["finds"]
+    found = []
+    for loss in (size, size * 2 / 3):
+        nights = [np.stack([shares[:, 0], rng.random(count) >= loss, shares[:, 2]], 1) for _ in range(400)]
+        found.append(np.mean([loss_score(night) >= LIMIT for night in nights]))
+    assert found[0] >= POWER - 0.02
+    assert found[1] < POWER - 0.1
+
+
+def test_more_prompts_and_more_samples_find_smaller_losses() -> None:
+    def finds(count: int, noise: float = 0.0) -> float | None:
+        return compare_shares(np.repeat([[0.5, 0.5, noise]], count, 0), LIMIT)["finds"]
+
+    sizes = [finds(count) for count in (12, 30, 120, 600)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert finds(120, 0.1) > finds(120)
+    assert finds(6) is None, "six prompts show no loss, however large"
+    assert compare_shares(np.zeros((5, 3)), LIMIT)["worse"] is None
+
+
+# -- the decision ------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_in_one_domain_stops_and_is_named() -> None:
+    others = answer("dates", 1, 2, 30)
+    stopped = decide_on(answer("billing", 14, 1, 30) + others)
+    assert not stopped.ship
+    assert "billing fell from 97.8% to 68.9%" in stopped.sentence
+    assert [row["worse"] for row in stopped.domains] == [True, True, False]  # all, billing, dates
+    assert (find(stopped, "billing")["prompts"], find(stopped, "all")["prompts"]) == (45, 78)
+    assert decide_on(answer("billing", 3, 1, 41) + others).ship
+    assert decide_on(answer("billing", 0, 14, 30) + others).ship
+
+
+def test_the_same_replies_ship_and_a_single_domain_is_everything() -> None:
+    decision = decide_on(answer("billing", 0, 0, 30))
+    assert decision.ship
+    assert [row["domain"] for row in decision.domains] == ["billing"]
+    assert (decision.comparisons, decision.reasons) == (1, [])
+
+
+def test_every_further_domain_makes_the_others_harder_to_stop() -> None:
+    fell = answer("a", 7, 0, 30)
+    assert not decide_on(fell).ship
+    more = [reply for n in range(12) for reply in answer(f"{n}", 0, 0, 8)]
+    assert decide_on(fell + more).ship
+
+
+def test_sampled_replies_decide_and_those_without_a_verdict_do_not_count() -> None:
+    rows = answer("a", 20, 0, 0) + [row(f"a-{n}", model, passed, sample + 1) for n in range(20)
+                                    for model in ("before", "after")
+                                    for sample, passed in enumerate((True, n < 10, None if n else True))]  # fmt: skip
+    decision = decide_on(rows)
+    assert decision.ship
+    found = find(decision, "a")
+    assert found["before"] == found["after"] == pytest.approx((2 / 3 + 9 + 10 / 2 + 1 / 3) / 20)
+    unknown = decide_on([row(f"a-{n}", model, None) for n in range(9) for model in ("before", "after")])
+    assert not unknown.ship
+    assert (find(unknown, "a")["prompts"], find(unknown, "a")["worse"]) == (0, None)
+
+
+def test_too_few_prompts_are_said_and_stop_where_no_loss_may_go_unseen() -> None:
+    rows = answer("a", 0, 0, 200) + answer("few", 2, 0, 2)
+    decision = decide_on(rows)
+    assert decision.ship
+    assert "few: its 4 prompts would show no loss" in decision.sentence
+    assert find(decision, "few")["worse"] is None
+    strict = decide_on(rows, max_loss=0.15)
+    assert [reason.split(",")[0] for reason in strict.reasons] == ["in few"]
+    assert decide_on(answer("a", 0, 0, 200), max_loss=0.15).ship
+    assert not decide_on(answer("a", 0, 0, 200), max_loss=0.02).ship
+    assert not decide_on(answer("a", 0, 0, 5)).ship, "nothing is known"
+
+
+LOOP = "and so on, " * 40
+
+
+@pytest.mark.parametrize(("check", "fields"), [
+    ("cut_off", {"finish_reason": "length"}), ("hint_echo", {"hint_echo": "as you hinted"}),
+    ("refusal", {"reply": "I'm sorry, but I can't help with that."}), ("loop", {"reply": LOOP}),
+    ("broken_call", {"reply": '<tool_call>{"name": </tool_call>'}),
+])  # fmt: skip
+def test_faults_that_became_more_stop_unless_they_are_allowed(check: str, fields: JSON) -> None:
+    rows = answer("a", 0, 0, 20)
+    stopped = decide_on(rows + answer("b", 0, 0, 20, **fields))
+    assert [row["check"] for row in stopped.checks if row["worse"]] == [check]
+    assert "0.5, 0 before" in stopped.sentence
+    assert not stopped.ship
+    assert decide_on(rows + answer("b", 0, 0, 20, **fields), allowed=[check]).ship
+    assert decide_on(rows + answer("b", 0, 0, 2, **fields)).ship, "two of 22 replies may be chance"
+
+
+@pytest.mark.parametrize(("check", "metric", "changed"), [
+    ("drift", "kl_replies", {"after": 0.35}),
+    ("length", "reply_tokens", {"after": 130.0, "low": 40.0, "high": 60.0}),
+    ("length", "reply_tokens", {"after": 30.0, "low": -60.0, "high": -40.0}),
+])  # fmt: skip
+def test_drift_and_length_have_the_ranges_of_eval(check: str, metric: str, changed: JSON) -> None:
+    scores = [row | changed if row["metric"] == metric else row for row in CALM]
+    rows = answer("a", 0, 0, 30)
+    stopped = decide_on(rows, scores)
+    assert [row["check"] for row in stopped.checks if row["worse"]] == [check]
+    assert not stopped.ship
+    assert decide_on(rows, scores, allowed=[check]).ship
+    wide = [row | {"low": -70.0, "high": 70.0} if row["metric"] == "reply_tokens" else row for row in scores]
+    assert decide_on(rows, wide).ship is (check == "length"), "a length that may be chance does not stop"
+
+
+@pytest.mark.parametrize(("text", "faults"), [
+    ("I cannot help with that.", {"refusal"}), ("I’m not able to provide this.", {"refusal"}),
+    ("Unfortunately we can't do that here.", {"refusal"}), ("I can't help but smile.", set()),
+    ("I can help with that.", set()), ("The shop cannot provide spare parts.", set()), ("", set()),
+    ("<think>I can't help with that, or can I?</think>Here it is.", set()), (LOOP, {"loop"}),
+    ('<tool_call>{"name": "f", "arguments": {}}</tool_call>', set()), ("<tool_call>f(", {"broken_call"}),
+])  # fmt: skip
+def test_faults_of_a_reply(text: str, faults: set[str]) -> None:
+    assert faults_of(text) == faults
+
+
+def test_the_markdown_begins_with_the_decision_and_its_tables_are_whole() -> None:
+    decision = decide_on(answer("a|b\x1b", 14, 1, 30) + answer("dates", 0, 0, 4))
+    first, domains, checks, _ = decision.markdown().split("\n\n")
+    assert first.startswith("**Do not ship:** all fell")
+    assert "\x1b" not in decision.markdown()
+    for table in (domains, checks):
+        assert {line.replace("\\|", "").count("|") for line in table.splitlines()} == {table.split("\n")[0].count("|")}
+    assert [line.split(" | ")[-1] for line in domains.splitlines()[2:]] == [
+        "**worse** |", "**worse** |", "too few prompts |"]  # fmt: skip
+    assert decide_on(answer("a", 0, 0, 30)).markdown().startswith("**Ship:** ")
+
+
+# -- a hundred nights --------------------------------------------------------------------------------------------------
+
+DOMAINS, PROMPTS, SAMPLES = ("billing", "dates", "travel"), 600, 4
+
+
+def draw_rates(rng: np.random.Generator) -> Rates:
+    """Two of three prompts are nearly always or nearly never right, as of real models; the others are between."""
+    kinds = rng.choice(3, PROMPTS, p=[0.45, 0.2, 0.35])
+    near = rng.uniform(0, 0.02, PROMPTS)
+    return np.choose(kinds, [1 - near, near, rng.uniform(0, 1, PROMPTS)])
+
+
+def shift_rates(rates: Rates, change: float) -> Rates:
+    """Move the log-odds of all prompts by one number, so that the mean changes by `change`."""
+    odds = np.log(rates.clip(1e-3, 1 - 1e-3) / (1 - rates.clip(1e-3, 1 - 1e-3)))
+    low, high = -20.0, 20.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        moved = 1 / (1 + np.exp(-odds - middle))
+        low, high = (middle, high) if moved.mean() - rates.mean() < change else (low, middle)
+    return moved
+
+
+def break_prompts(rng: np.random.Generator, rates: Rates, loss: float) -> Rates:
+    """Let single prompts fail always, drawn among those that were mostly right, until the mean has fallen by `loss`."""
+    broken, left = rates.copy(), loss * len(rates)
+    for n in rng.permutation(np.flatnonzero(rates > 0.5)):
+        step = min(left, broken[n])
+        broken[n], left = broken[n] - step, left - step
+    return broken
+
+
+def train_rates(rng: np.random.Generator, rates: Rates) -> Rates:
+    """Exchange the rates of one prompt in 25: any training moves single prompts both ways."""
+    moved = rng.choice(len(rates), len(rates) // 25, replace=False)
+    trained = rates.copy()
+    trained[moved] = rates[rng.permutation(moved)]
+    return trained
+
+
+def simulate_night(seed: int, losses: dict[str, tuple[float, bool]], gains: dict[str, float]) -> Decision:
+    """`losses`: domain -> fall of its mean, and whether of single prompts; `gains`: domain -> rise of its mean."""
+    rng, tables = np.random.default_rng(seed), []
+    for domain in DOMAINS:
+        before = draw_rates(rng)
+        after = train_rates(rng, before)
+        if domain in gains:
+            after = shift_rates(after, gains[domain])
+        if domain in losses:
+            loss, is_of_prompts = losses[domain]
+            after = break_prompts(rng, after, loss) if is_of_prompts else shift_rates(after, -loss)
+        for model, rates in (("before", before), ("after", after)):
+            passed, cut = rng.random((2, PROMPTS, SAMPLES)) < np.stack([rates, np.full(PROMPTS, 0.01)])[..., None]
+            count = passed.size
+            tables.append(pa.table({
+                "prompt_id": np.repeat([f"{domain}-{n}" for n in range(PROMPTS)], SAMPLES), "domain": [domain] * count,
+                "model": [model] * count, "sample": np.tile(np.arange(SAMPLES) + 1, PROMPTS),
+                "reply": np.where(passed, "right", "wrong").ravel(), "passed": passed.ravel(),
+                "finish_reason": np.where(cut, "length", "stop").ravel(), "hint_echo": pa.nulls(count, pa.string()),
+            }))  # fmt: skip
+    return decide(pa.concat_tables(tables), CALM)
+
+
+def simulate_nights(first_seed: int) -> tuple[list[Decision], list[Decision]]:
+    """Return the decisions on 80 good nights, half of them better in one domain, and on 20 with a loss in one domain.
+
+    Half of the losses are exactly 0.05. In turn, single prompts fail or all get a little worse. Another domain gets
+    better at the same time.
+    """
+    sizes = [0.05] * 10 + [0.06, 0.07, 0.08, 0.09, 0.1, 0.12, 0.14, 0.16, 0.18, 0.2]
+    good = [simulate_night(first_seed + n, {}, {} if n % 2 else {DOMAINS[n % 3]: 0.02 + n / 400}) for n in range(80)]
+    bad = [simulate_night(first_seed + 80 + n, {DOMAINS[n % 3]: (loss, n % 2 == 0)}, {DOMAINS[(n + 1) % 3]: 0.1})
+           for n, loss in enumerate(sizes)]  # fmt: skip
+    return good, bad
+
+
+def test_of_a_hundred_nights_the_bad_ones_are_stopped() -> None:
+    """With as many prompts per domain as the guide names for a loss of 0.05."""
+    good, bad = simulate_nights(0)
+    assert sum(not night.ship for night in good) <= 2
+    assert sum(not night.ship for night in bad) >= 19
+    unchanged = [find(night, domain)["finds"] for night in good[1::2] for domain in DOMAINS]
+    assert 0.04 <= np.mean(unchanged) <= 0.06
