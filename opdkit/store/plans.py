@@ -193,10 +193,14 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """Return True for equal values, and for two spellings of one path."""
+    """Return True for equal values, two spellings of one path, and an option that is off where the old plan has none.
+
+    So a run that began before opdkit had the option goes on.
+    """
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_is_same, old, new))
-    return bool(old == new or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
+    is_off = old is None and new is False
+    return bool(old == new or is_off or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
 
 
 def is_same_path(one: str, other: str) -> bool:

@@ -499,6 +499,12 @@ def test_differences_say_what_came_and_went():
     assert differences({"a": 1}, {"a": 1}) == []
 
 
+def test_an_option_that_is_off_is_no_difference_to_a_plan_from_before_it():
+    assert differences({"config": {"votes": 5}}, {"config": {"votes": 5, "load_in_4bit": False}}) == []
+    assert differences({"config": {}}, {"config": {"load_in_4bit": True}}) == ["config.load_in_4bit: null -> true"]
+    assert differences({"config": {"redact": True}}, {"config": {"redact": False}}) != []
+
+
 def test_model_identity_notices_one_changed_block(tmp_path):
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(bytes(5 << 20))

@@ -81,7 +81,9 @@ def mined_prompts(results: Results) -> str:
         "sessions are kept out of training, and the prompts come from their complaints, their praise, and replies with "
         f"neither. These worlds are built with seed {BUILD}: other builds were looked at while the rules for "
         "prompts were chosen. Each share is the mean of those corrected "
-        f"and uncorrected. A judge that knows the world answers the {asked:,} questions."
+        f"and uncorrected. A judge that knows the world answers the {asked:,} questions. The figures are those of "
+        "earlier rules. Since then, praise counts as corrected where users complained as often, and a prompt that "
+        "ends with a correction counts neither way. The rules of today are not measured yet."
     )
     lines = [[title(world), str(numbers["prompts"]), str(numbers["by_judge"]), str(numbers["failed"]),
               number(within[world])] for world, numbers in found.items()]  # fmt: skip
