@@ -91,7 +91,8 @@ def test_the_guide(tmp_path: Path, warm_path: str) -> None:
     labels = '{"turn_id": "monday:1:1", "reward": -1}\n{"turn_id": "monday:2:1", "reward": 1}\n'
     (tmp_path / "labels.jsonl").write_text(labels, encoding="utf-8")
     with transformers_serve(MODEL, tmp_path / "server.log") as url:
-        names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
+        names = {"http://localhost:8000/v1": url, "http://localhost:8001/v1": url, "Qwen/Qwen3-32B": str(MODEL),
+                 "Qwen/Qwen3-4B": str(MODEL)}  # fmt: skip
         run("".join(b for b in blocks("guide.md") if "runs/chats" not in b), tmp_path, names, warm_path)
     assert (tmp_path / "runs/second/train/model/model.safetensors").exists()
 

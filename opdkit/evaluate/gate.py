@@ -123,7 +123,7 @@ def conclude_gate(
 ) -> Decision:
     """Return the decision on what was compared: the sentence, and each reason not to ship."""
     own = [row for row in domains if row["domain"] != ALL] or domains
-    reasons = [f"{row['domain']} fell from {row['before']:.1%} to {row['after']:.1%} right replies"
+    reasons = [f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                for row in domains if row["worse"]]  # fmt: skip
     if all(row["worse"] is None for row in domains):
         reasons.append(f"nothing is known of right replies: fewer than {FEWEST} prompts have a verdict on both models")

@@ -39,7 +39,7 @@ from opdkit.train.targets import is_held_out
 COMPLAINT, PRAISE, NEUTRAL = "complaint", "praise", "neutral"  # kinds of reactions
 PRAISED, OTHERS = "praised replies", "other complaints"  # domains beside those of the common hints
 ACCEPTED = "accepted replies"  # domain of those that users neither praised nor complained about
-AFTER = "right after a correction"  # domain of those whose prompt ends with a correction
+AFTER = "directly after a correction"  # domain of those whose prompt ends with a correction
 _EXAMPLES = 50  # of a hint that are read in sessions that trained
 _TEXTS = 2000  # the commonest hints, which are grouped; any other one is a group of its own
 _LABEL = 60  # characters of a hint that names a domain
@@ -209,9 +209,9 @@ def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[s
     for one in sorted(neutral, key=lambda one: stable_hash(one.turn.turn_id)):
         request = frozenset(one.request)
         if any(_is_alike(request, other) for other in complained):
-            left_out["accepted, though others complained about such requests"] += 1
+            left_out["accepted replies to requests like those that others complained about"] += 1
         elif len(chosen) == most:
-            left_out["accepted, and more than are needed"] += 1
+            left_out["accepted replies, more than are needed"] += 1
         else:
             chosen.add(one.turn.turn_id)
     return chosen, left_out
@@ -221,9 +221,9 @@ def describe_prompts(rows: Sequence[JSON], left_out: Counter[str], replies: int)
     """Return what `make_prompts` made, in words; `replies`: of both models to each prompt."""
     corrected, judged = sum(row.get("corrected", False) for row in rows), sum("judge" in row["check"] for row in rows)
     sizes, merged = Counter(row["domain"] for row in rows), sum(row["turns"] for row in rows) - len(rows)
-    reasons = "".join(f"; left out: {number:,}, {reason}" for reason, number in left_out.most_common())
-    return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on what users corrected, "
-            f"{sizes[PRAISED]:,} on what else they praised, {sizes[ACCEPTED]:,} on what they accepted, "
+    reasons = "".join(f"; left out: {number:,} ({reason})" for reason, number in left_out.most_common())
+    return (f"{counted(len(rows), 'prompt')} from the log: {corrected:,} on corrected topics, "
+            f"{sizes[PRAISED]:,} on other {PRAISED}, {sizes[ACCEPTED]:,} on {ACCEPTED}, "
             f"{sizes[AFTER]:,} {AFTER}; {merged:,} near duplicates merged{reasons}; "
             f"{len(rows) - judged:,} are checked by patterns, {judged:,} by the judge, "
             f"with at most {counted(judged * replies, 'question')}")  # fmt: skip

@@ -105,7 +105,7 @@ def test_a_loss_in_one_domain_stops_and_is_named() -> None:
     others = answer("dates", 1, 2, 30)
     stopped = decide_on(answer("billing", 14, 1, 30) + others)
     assert not stopped.ship
-    assert "billing fell from 97.8% to 68.9%" in stopped.sentence
+    assert "in billing, right replies fell from 97.8% to 68.9%" in stopped.sentence
     assert [row["worse"] for row in stopped.domains] == [True, True, False]  # all, billing, dates
     assert (find(stopped, "billing")["prompts"], find(stopped, "all")["prompts"]) == (45, 78)
     assert decide_on(answer("billing", 3, 1, 41) + others).ship
@@ -200,7 +200,7 @@ def test_faults_of_a_reply(text: str, faults: set[str]) -> None:
 def test_the_markdown_begins_with_the_decision_and_its_tables_are_whole() -> None:
     decision = decide_on(answer("a|b\x1b", 14, 1, 30) + answer("dates", 0, 0, 4))
     first, domains, checks, _ = decision.markdown().split("\n\n")
-    assert first.startswith("**Do not ship:** all fell")
+    assert first.startswith("**Do not ship:** in all, right replies fell")
     assert "\x1b" not in decision.markdown()
     for table in (domains, checks):
         assert {line.replace("\\|", "").count("|") for line in table.splitlines()} == {table.split("\n")[0].count("|")}

@@ -20,6 +20,7 @@ from unittest.mock import patch
 from opdkit.config.fields import JSON, parse_pairs
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.teacher import TeacherConfig
+from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.stage import JUDGES
 from opdkit.judge.stage import run as judge
 from opdkit.judge.votes import Answer, Question, reward_of
@@ -58,7 +59,7 @@ class NoisyJudge:
         self.config, self.rate = config, float(parse_pairs(config.template_arg, "")["wrong"])
         self.truth, self.topics = labels(), topics_of(config.run)
 
-    def ask(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def ask(self, questions: Sequence[Question], kept: KeptAnswers | None = None) -> list[list[Answer]]:
         """Return `--votes` answers to each question."""
         return [
             [
