@@ -71,7 +71,7 @@ class JudgeOptions(TypedDict, total=False):
     api_key_env: Text | None
     """environment variable that holds the server's key"""
     judge_first: Text | None
-    """a smaller model that is asked first; the judge is asked only where the first one's votes differ or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
+    """a smaller model that is asked first; the judge is asked only where the first one's votes differ, fail or see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge"""
     judge_first_url: Text | None
     """address of the first judge's server; may be that of --judge-url; default: the model runs in this process"""
     judge_first_key_env: Text | None
@@ -565,7 +565,7 @@ class ForecastOptions(TypedDict, total=False):
     max_new_tokens: int | None
     """longest reply"""
     device: Text | None
-    """torch device; auto: the launcher's GPU if there is one, else the CPU"""
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None
     """weights and activations"""
     seed: int | None

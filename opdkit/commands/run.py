@@ -87,8 +87,9 @@ def bounds(
     steps = math.ceil(replies / options["train"]["batch_turns"])
     epochs = options["train"]["epochs"]
     steps = steps * epochs if epochs else min(MOST_EPOCHS * steps, steps + ENOUGH_STEPS - 1)  # see epochs_over
+    judges = 2 if options["judge"]["judge_first"] else 1
     counts = {
-        "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"]},
+        "judge": {"turns to judge": turns, "votes": 2 * turns * options["judge"]["votes"] * judges},
         "teacher": {"replies to score": replies},
         "train": {"optimizer steps": steps},
     }

@@ -146,7 +146,10 @@ def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) 
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Return the function that "opdkit.judge.stage:run" names. Its module, and torch with it, is imported here."""
+    """Return the function that "opdkit.judge.stage:run" names. Its module, and torch with it, is imported here.
+
+    Before that, GOMP_SPINCOUNT is set for this process and those that it starts, unless the user has set it.
+    """
     # OpenMP of GNU reads this when torch loads it. A thread that waits for another one spins so often, some tens of
     # microseconds, and then sleeps. By default it spins for milliseconds: on two cores, one of which another process
     # uses, everything takes five times as long. A thread that sleeps at once is slower where no other process runs.

@@ -31,8 +31,8 @@ class JudgeConfig(WordedOptions):
     api_key_env: str = shared_option("api_key_env", WHO)
     judge_first: str | None = WHO.expert(
         None,
-        "a smaller model that is asked first; the judge is asked only where the first one's votes differ or see a "
-        "hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge",
+        "a smaller model that is asked first; the judge is asked only where the first one's votes differ, fail or "
+        "see a hint; a path, or with --judge-first-url its name on a server; docs/guide.md#choose-a-judge",
     )
     judge_first_url: str | None = WHO.expert(
         None,
@@ -135,8 +135,11 @@ class JudgeConfig(WordedOptions):
         if self.judge_first in JUDGES:
             raise ConfigError(f"--judge-first is {self.judge_first!r}; it names a model: a path, or with "
                               "--judge-first-url its name on a server")  # fmt: skip
-        if self.judge_first and self.votes == 1:
-            raise ConfigError("--judge-first needs --votes 2 or more: one vote always agrees with itself")
+        if self.judge_first and (self.votes == 1 or self.temperature == 0):
+            raise ConfigError("--judge-first needs --votes 2 or more and a --temperature above 0: one vote, or greedy "
+                              "ones, always agree")  # fmt: skip
+        if self.judge_first_price and not self.judge_first:
+            raise ConfigError("--judge-first-price needs --judge-first")
 
     @property
     def first(self) -> "JudgeConfig | None":

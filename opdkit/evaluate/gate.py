@@ -5,11 +5,11 @@ nothing for the better or worse, each prompt's difference d is as likely as -d. 
 
     z = (|sum d| - s) / sqrt(sum d^2)
 
-is close to a standard normal variable, where s is the smallest |d| above 0 (a correction for continuity). Where each
-prompt has one reply, d is -1, 0 or 1 and this is McNemar's test (1947) with the correction of Edwards (1948). d^2 is
-taken to be at least what two evaluations of the model before training differ by, the noise: twice the variance of
-its sampled replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped by chance
-with probability FALSE_STOPS at most, all comparisons together.
+is close to a standard normal variable, where s = sum d^2 / sum |d| is a correction for continuity. Where each prompt
+has one reply, d is -1, 0 or 1 and this is McNemar's test (1947) with the correction of Edwards (1948). d^2 is taken
+to be at least what two evaluations of the model before training differ by, the noise: twice the variance of its sampled
+replies to a prompt, over their number. Bonferroni: a model that is no worse anywhere is stopped by chance with
+probability FALSE_STOPS at most, all comparisons together.
 """
 
 import re
@@ -94,7 +94,7 @@ def decide(
 
     `max_loss`: do not ship if a loss of this size could go unseen in a domain. `allowed`: CHECKS that may fail.
     """
-    domain_N, measures = share_per_prompt(replies)
+    domain_N, measures = measure_shares(replies)
     passed = measures.pop("passed")
     known, names = ~np.isnan(passed).any(1), np.unique(domain_N).tolist()
     shares = {ALL: passed[known]} if len(names) > 1 else {}  # a single domain is everything
@@ -115,6 +115,8 @@ def decide(
     if drift:
         is_much = drift["after"] > MUCH_DRIFT
         checks.insert(0, {"check": "drift", "before": None, "after": drift["after"], "worse": is_much})
+    elif any(row["metric"] == "kl_replies" for row in scores):  # measured, and nowhere finite
+        checks.insert(0, {"check": "drift", "before": None, "after": None, "worse": True})
     return conclude_gate(domains, checks, comparisons, max_loss, allowed)
 
 
@@ -129,21 +131,31 @@ def conclude_gate(
         reasons.append(f"nothing is known of right replies: fewer than {FEWEST} prompts have a verdict on both models")
     elif max_loss is not None:
         reasons += [f"in {row['domain']}, a loss of {max_loss:g} could go unseen: {counted(row['prompts'], 'prompt')}"
-                    for row in own if (row["finds"] or 2) > max_loss]  # fmt: skip
+                    for row in own if (row["finds"] or 2) > max_loss and has_room_to_fall(row, max_loss)]  # fmt: skip
     for row in checks:
         if row["worse"] and row["check"] not in allowed:
             before = "" if row["before"] is None else f", {row['before']:.3g} before"
-            reasons.append(f"{CHECKS[row['check']]}: {row['after']:.3g}{before}")
+            after = "not finite" if row["after"] is None else f"{row['after']:.3g}"
+            reasons.append(f"{CHECKS[row['check']]}: {after}{before}")
     if reasons:
         return Decision(False, f"Do not ship: {'; '.join(reasons)}.", reasons, domains, checks, comparisons)
-    blind = max(own, key=lambda row: row["finds"] or 2)
+    blind = max(
+        [row for row in own if has_room_to_fall(row, row["finds"] or 1)] or own, key=lambda row: row["finds"] or 2
+    )
+    failed = ", ".join(CHECKS[row["check"]] for row in checks if row["worse"])
+    others = f"failed, but allowed: {failed}" if failed else "no other check failed"
     found = "no loss, however large" if blind["finds"] is None else f"a loss of {blind['finds']:.3f} or more"
-    sentence = (f"Ship: no domain is worse, and no other check failed. Least is known of {blind['domain']}: its "
+    sentence = (f"Ship: no domain is worse; {others}. Least is known of {blind['domain']}: its "
                 f"{counted(blind['prompts'], 'prompt')} would show {found}.")  # fmt: skip
     return Decision(True, sentence, reasons, domains, checks, comparisons)
 
 
-def share_per_prompt(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
+def has_room_to_fall(row: JSON, loss: float) -> bool:
+    """Return whether a share could fall so much; True where nothing is known of it."""
+    return row["worse"] is None or row["before"] >= loss
+
+
+def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
 
     They are of the sampled replies, or of the greedy ones where there are no others.
@@ -171,22 +183,22 @@ def share_per_prompt(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Sha
     return np.array([row["domain"] for row in before]), shares
 
 
-def loss_score(shares_N3: Shares) -> float:
+def score_loss(shares_N3: Shares) -> float:
     """Return z of the module's docstring where the share fell; 0 where it did not."""
     losses = shares_N3[:, 0] - shares_N3[:, 1]
     if losses.sum() <= 0:
         return 0.0
     square = max((losses**2).sum(), shares_N3[:, 2].sum())
-    return float((losses.sum() - np.abs(losses[losses != 0]).min()) / square**0.5)
+    return float((losses.sum() - (losses**2).sum() / np.abs(losses).sum()) / square**0.5)
 
 
 def compare_shares(shares_N3: Shares, limit: float, better: int = 1) -> JSON:
     """Return what a comparison found, and could have found; nulls of fewer than FEWEST prompts.
 
     `worse`: z reaches `limit`; with `better` -1, that of a rise. `noise`: 95% of the differences between two
-    evaluations of the model before are smaller. `finds`: the smallest change for the worse whose z reaches `limit` with
-    probability POWER, null without one. It is of the kind that is hardest to find: all replies to single prompts, of
-    which a share x adds a variance of x (1 - x).
+    evaluations of the model before are smaller; null where its replies to a prompt never differ, or are not sampled.
+    `finds`: the smallest change for the worse whose z reaches `limit` with probability POWER, null without one. It is
+    of the kind that is hardest to find: all replies to single prompts, of which a share x adds a variance of x (1 - x).
     """
     count = len(shares_N3)
     row: JSON = {"prompts": count} | dict.fromkeys(("before", "after", "difference", "noise", "finds", "worse"))
@@ -200,13 +212,15 @@ def compare_shares(shares_N3: Shares, limit: float, better: int = 1) -> JSON:
     spread = max((shares_N3[:, 1] - shares_N3[:, 0]).var(), noise)
     seen = losses - NormalDist().inv_cdf(POWER) * np.sqrt((spread + losses * (1 - losses)) / count)
     reaches = (count * seen - 1) / np.sqrt(count * (spread + seen.clip(1e-9))) >= limit
-    return row | {"noise": 1.96 * (noise / count) ** 0.5, "finds": float(losses[reaches][0]) if reaches.any() else None,
-                  "worse": loss_score(shares_N3 if better > 0 else shares_N3[:, [1, 0, 2]]) >= limit}  # fmt: skip
+    return row | {"noise": 1.96 * (noise / count) ** 0.5 or None,
+                  "finds": float(losses[reaches][0]) if reaches.any() else None,
+                  "worse": score_loss(shares_N3 if better > 0 else shares_N3[:, [1, 0, 2]]) >= limit}  # fmt: skip
 
 
 def faults_of(text: str) -> set[str]:
     """Return those of refusal, loop and broken_call that a reply shows; refusals in English alone."""
-    answer, _ = final_answer(text)
+    answer, is_thinking = final_answer(text)
+    answer = "" if is_thinking else answer
     signs = {"refusal": bool(_REFUSAL.search(answer[:_FIRST_CHARS])), "loop": loops(text),
              "broken_call": "<tool_call>" in split_calls(answer)[0]}  # fmt: skip
     return {name for name, shown in signs.items() if shown}

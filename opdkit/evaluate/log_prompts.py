@@ -82,7 +82,7 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
             judged = [(turn, turn.decided) for turn in turns if turn.decided is not None and turn.index]
             for n, (turn, verdict) in enumerate(judged):
                 before, corrected = judged[n - 1] if n else (None, {"hint": None, "reward": None})
-                is_after = corrected["hint"] is not None
+                is_after = corrected["hint"] is not None or corrected["reward"] == -1
                 if (hint := verdict["hint"]) is not None:
                     seen[hint] += 1
                     after = next(((other, v["reward"]) for other, v in judged[n + 1 :] if v["hint"] is None), None)
@@ -92,8 +92,9 @@ def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
                     continue
                 is_neutral = (verdict["reward"], verdict["reward_status"]) == (0, "ok")
                 if verdict["reward"] == 1 and is_kept:
-                    yield Reaction(turn, True, PRAISE, corrected["hint"], before if is_after else None, is_after)
-                elif is_neutral and not is_after and corrected["reward"] != -1 and is_kept:
+                    other = before if corrected["hint"] is not None else None
+                    yield Reaction(turn, True, PRAISE, corrected["hint"], other, is_after)
+                elif is_neutral and not is_after and is_kept:
                     yield Reaction(turn, True, NEUTRAL, None, None)
 
 
@@ -142,7 +143,7 @@ def make_prompts(
     group_of_request = {request: group for (request, group), _ in reversed(requests.most_common())}
     checks = {group: _find_check(members, chat, names) for group, members in of_group.items()
               if any(one.is_held_out for one in members)}  # fmt: skip
-    rows = dict[tuple[str, Request], JSON]()
+    rows = dict[tuple[str, str | None, Request], JSON]()
     accepted, left_out = _choose_accepted(reactions)
     fresh = [one for one in reactions if one.is_held_out and not one.is_after]
     praised = [frozenset(one.request) for one in fresh if one.kind == PRAISE]
@@ -168,7 +169,7 @@ def make_prompts(
             if one.kind == PRAISE and group is None:
                 group = _find_complaints(frozenset(one.request), complained, praised)
             row |= {"domain": group or (ACCEPTED if one.kind == NEUTRAL else PRAISED), "corrected": group is not None}
-        key = (row["domain"], one.request)
+        key = (row["domain"], group, one.request)
         turns = 1 + (rows[key]["turns"] if key in rows else 0)
         if key not in rows or ("judge" in rows[key]["check"] and "judge" not in row["check"]):
             rows[key] = row

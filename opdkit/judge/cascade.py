@@ -21,7 +21,7 @@ from opdkit.store.counters import Counters
 Answers = dict[tuple[str, str], list[Answer]]  # by the key of their question
 
 # Counters of a cascade beside those of the tokens, and their labels.
-DECIDED, GIVEN = "questions decided", "votes given"
+DECIDED, GIVEN, UNREAD = "questions decided", "votes given", "failed votes of the first judge"
 FIRST, SECOND = "first judge", "second judge"
 
 
@@ -33,10 +33,10 @@ def ask_judges(
     counters: Counters,
     ask_first: Ask | None = None,
 ) -> tuple[Answers, list[JSON]]:
-    """Return the answers to each question, of which all are put to the judge at once. Count their tokens.
+    """Return the answers to each question, and no rows. Count their tokens. All questions are put to the judge at once.
 
-    With `ask_first` they are those of the first judge, but on the questions that it leaves open. Return also the rows
-    of `escalated`: its votes on these.
+    With `ask_first`, the first judge answers all questions, and the judge those that it leaves open. The rows are those
+    of `escalated`: the first judge's votes on the questions that it leaves open.
     """
     if not (ask_first and config.first):
         return _answers_to(questions, config, ask, texts, counters), []
@@ -48,6 +48,8 @@ def ask_judges(
     overruled = {key: first[key] for key in second}
     for turn_id in dict.fromkeys(question.turn_id for question in left):
         hint_votes, reward_votes = votes_on(turn_id, overruled, texts)
+        for error in filter(None, [v.error for v in hint_votes] + [v.error for v in reward_votes]):
+            counters.count(UNREAD, label=error.partition(":")[0])
         escalated.append({"turn_id": turn_id, "hint_votes": [asdict(vote) for vote in hint_votes],
                           "reward_votes": [asdict(vote) for vote in reward_votes]})  # fmt: skip
     return first | second, escalated
@@ -58,7 +60,8 @@ def _answers_to(
 ) -> Answers:
     """Return the answers of one judge. Count their tokens and, of a cascade, the votes; `who` is their label."""
     answers = dict(zip([q.key for q in questions], ask_in_rounds(ask, questions, config, texts), strict=True))
-    counters.count(GIVEN, sum(map(len, answers.values())) if who else 0, label=who)
+    if who:
+        counters.count(GIVEN, sum(map(len, answers.values())), label=who)
     for usage in (answer.usage for votes in answers.values() for answer in votes if answer.usage):
         for name, number in zip(USAGE, usage, strict=True):
             counters.count(name, number, label=who)

@@ -62,7 +62,7 @@ class Endpoint(Server):
         super().__init__(self.who, config.judge_url or "", self.url_flag, config.api_key_env,
                          concurrency=config.concurrency, retries=config.retries, timeout=config.timeout)  # fmt: skip
         self.config, self.model = config, config.judge_model
-        self.identity = Identity(config.judge_model, folder, self.name_file)
+        self.identity = Identity(config.judge_model, folder, self.name_file, self.who)
         template_args = parse_pairs(config.template_arg, "--template-arg")
         self.extra_body: JSON = {"chat_template_kwargs": template_args} if template_args else {}
         self.wants_logprobs = config.weigh_votes  # until the server refuses them
@@ -247,8 +247,10 @@ class Identity:
     first process to know it decides. Raises OpdkitError where the file is damaged or cannot be written.
     """
 
-    def __init__(self, asked: str, folder: Path | None = None, name_file: str = NAME_FILE) -> None:
-        self.asked = asked
+    def __init__(
+        self, asked: str, folder: Path | None = None, name_file: str = NAME_FILE, who: str = "the judge"
+    ) -> None:
+        self.asked, self.who = asked, who
         self.file = folder / name_file if folder else None
         self.known = self._read()
         self.others: Counter[str] = Counter()
@@ -269,10 +271,10 @@ class Identity:
             self.rejected.add(name)
             other, known = printable(name)[:100], printable(self.known)[:100]
             if self.answered:
-                warn(f"the judge's server answers as {other}, too, not only as {known}: answers of another model are "
+                warn(f"{self.who}'s server answers as {other}, too, not only as {known}: answers of another model are "
                      "not counted, the questions are asked again")  # fmt: skip
             else:
-                warn(f"the judge's server answers as {other}, and the existing votes are by {known}: answers of "
+                warn(f"{self.who}'s server answers as {other}, and the existing votes are by {known}: answers of "
                      f"another model are not counted; for {other} to judge everything, pass --overwrite")  # fmt: skip
         return name == self.known
 

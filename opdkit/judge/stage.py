@@ -20,8 +20,8 @@ from opdkit.config.wording import Texts, judge_texts, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.cascade import ask_judges, measure_first, usage_by_judge, votes_on
-from opdkit.judge.costs import LEAST, VOTES, describe_work, measure
+from opdkit.judge.cascade import FIRST, GIVEN, UNREAD, ask_judges, measure_first, usage_by_judge, votes_on
+from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
@@ -184,8 +184,10 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             f"{sum(map(len, left)):,} of {counted(sum(map(len, drawn)), 'question')}, as measured" if drawn
             else "not measured: --measure 50 tries 50 turns")  # fmt: skip
     measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left) if left else None
-    if first_config and measured:
-        measured = measured._replace(share=measured.share * sum(map(len, left)) / sum(map(len, drawn)))
+    if first_config and drawn:  # what the first judge decided is not asked, and not read
+        share = sum(map(len, left)) / sum(map(len, drawn))
+        measured = measured._replace(share=measured.share * share) if measured else Measured(0, 0.0, 0.0, None, 0.0)
+        work[WARM] = round(work[WARM] * share)
     costs |= describe_work(config, judge, work, measured) if judge else {}
     return print_dry_run(stage, counters, "turns", {"turns to judge": counters.rows_out, **names, **costs})
 
@@ -341,6 +343,11 @@ def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
     elif failed and 2 * counters.total("no reward") > counters.rows_out:  # the other question went well
         messages.append(f"{counters.total('no reward'):,} of {counted(counters.rows_out, 'turn')} got no reward: too "
                         f"many votes failed, most often: {kind}. {remedy}")  # fmt: skip
+    given, lost = counters.labels(GIVEN)[FIRST], counters.labels(UNREAD)
+    if 2 * lost.total() > given:
+        ((why, _),) = lost.most_common(1)
+        messages.append(f"{lost.total():,} of {counted(given, 'vote')} of the first judge failed, most often: {why}. "
+                        f"{_REMEDIES.get(why, '')}".strip())  # fmt: skip
     if not counters.total("hints"):
         messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
     if unweighed := counters.total("questions not weighed"):

@@ -32,7 +32,7 @@ from opdkit.store.plans import check_model_path
 from opdkit.store.stable_hash import stable_hash
 
 transformers_logging.disable_progress_bar()  # while weights load; opdkit shows its own progress
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs that is not used here
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel for CPUs whenever it is imported
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -83,6 +83,8 @@ def load_model(
     # NF4 with quantized scales, as QLoRA has it (Dettmers et al. 2023).
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                              bnb_4bit_compute_dtype=weights_dtype) if load_in_4bit else None  # fmt: skip
+    if load_in_4bit and PreTrainedConfig.get_config_dict(name)[0].get("quantization_config"):
+        raise ConfigError(f"--load-in-4bit: the weights of {name} are quantized already; pass the unquantized model")
     if load_in_4bit:  # such weights are not moved: they are loaded where they stay
         device_map = device_map or {"": str(place)}
     try:
@@ -138,7 +140,8 @@ def count_quantized(name: str) -> int:
     """Return how many parameters of a model `load_in_4bit` quantizes. Raises what `load_skeleton` raises."""
     model = load_skeleton(name)
     head = model.get_output_embeddings()
-    return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head)
+    return sum(m.weight.numel() for m in model.modules()
+               if (type(m) is nn.Linear or isinstance(m, Conv1D)) and m is not head)  # fmt: skip
 
 
 def input_device(model: nn.Module) -> torch.device:

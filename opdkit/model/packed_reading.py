@@ -249,14 +249,16 @@ def _attend_eagerly(
         result: tuple[Tensor, Tensor | None] = attend(module, query, key, value, attention_mask, **options)
         return result
 
-    def attend_to_block(b: Block) -> Tensor:
+    def attend_to_block(b: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         assert b.mask is not None  # `read_packed` sees to it
         rows, keys, mask = slice(b.start, b.stop), slice(b.first, b.stop), additive_mask(b.mask, query.dtype)
         block: Tensor = attend(module, query[:, :, rows], key[:, :, keys], value[:, :, keys], mask, **options)[0]
         return block
 
     blocks = packed_blocks[module.layer_idx]
-    return torch.cat([checkpoint(attend_to_block, b, use_reentrant=False) for b in blocks], dim=1), None
+    # The tensors are arguments: torch takes the device from them, and computes again with its precision.
+    parts = [checkpoint(attend_to_block, b, query, key, value, use_reentrant=False) for b in blocks]
+    return torch.cat(parts, dim=1), None
 
 
 AttentionInterface.register(PACKED["sdpa"], _attend)

@@ -7,6 +7,7 @@ that the conversation is many times as long.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from opdkit.model.tree_reading import PACK_TOKENS, check_tree_reading, plan_tree
 from opdkit.train.policy import Policy
 
 from . import scoring, training, usual
-from .pairs import RESULTS, load, save
+from .pairs import RESULTS, load, machine, save
 from .sessions import LOGS, length, read, tokenized, tokenizer_of
 
 SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
@@ -93,9 +94,10 @@ def main() -> None:
     sessions = sorted(filter(None, tokenized(log, Chat(tokenizer, {})).sessions), key=length)
     chosen = [sessions[len(sessions) // 2]]
     step = training.Step([t.student for t in chosen[0]], ["0"] * len(chosen[0]))
-    kept = {
-        c.name: c for c in (load("families", options.results) if (options.results / "families.json").exists() else ())
-    }
+    path = options.results / "families.json"
+    if path.exists() and json.loads(path.read_text(encoding="utf-8"))["machine"] != machine():
+        parser.error(f"{path} is of another machine; pass --results")
+    kept = {c.name: c for c in (load("families", options.results) if path.exists() else ())}
     for family in options.families:
         model = build(family, len(tokenizer)).to(options.device)
         tree = plan_tree(model, usual.samples(chosen[0]), PACK_TOKENS)

@@ -13,7 +13,7 @@ SIZES = {
     "100m": (768, 12, 12, 2560),
     "wide": (1024, 1, 16, 3072),
 }
-# Qwen3 of two published sizes, for a GPU.
+# Qwen3 of two published sizes but for the vocabulary, for a GPU.
 PUBLISHED = {
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "intermediate_size": 3072},
     "4b": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728},
@@ -34,7 +34,7 @@ def build_for(options: argparse.Namespace, vocabulary: int) -> PreTrainedModel:
 
 
 def build(size: str, vocabulary: int, spread: float = 0.02) -> PreTrainedModel:
-    """Build a random Qwen3 with two heads per key; a larger `spread` makes predictions less uniform."""
+    """Build a random Qwen3; a larger `spread` makes predictions less uniform."""
     sizes = PUBLISHED.get(size, {}) | {"num_key_value_heads": 8, "head_dim": 128}
     if size in SIZES:
         hidden, layers, heads, mlp = SIZES[size]

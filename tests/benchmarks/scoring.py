@@ -64,7 +64,7 @@ def tokens_read(sessions: Sequence[list[ReplyReadings]]) -> tuple[int, int]:
 def compare(
     name: str, model: PreTrainedModel, sessions: Sequence[list[ReplyReadings]], pairs: int, facts: dict
 ) -> Comparison:
-    """Time both ways over the same sessions; the first pair warms up and is not counted."""
+    """Time both ways over the same sessions, after ours has run once."""
     targets = [t for session in sessions for t in session]
     results: dict[str, list[Tensor]] = {}
 
@@ -93,7 +93,7 @@ def compare(
 
 
 def real(name: str, options: argparse.Namespace) -> Comparison:
-    """Return sessions of a log whose turns are at most `most` tokens, evenly spaced by length."""
+    """Compare both ways on sessions of a log whose turns are at most `--tokens` long, evenly spaced by length."""
     log = read(LOGS / name)
     tokenizer = tokenizer_of(log)
     found = tokenized(log, Chat(tokenizer, {}))

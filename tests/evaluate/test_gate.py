@@ -6,12 +6,12 @@ from statistics import NormalDist
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from opdkit.config.fields import JSON
-from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, loss_score
+from opdkit.evaluate.gate import FALSE_STOPS, POWER, Decision, compare_shares, decide, faults_of, score_loss
 from opdkit.store.tables import REPLIES, to_arrow
 
 Rates = NDArray[np.float64]  # per prompt: probability of a right reply
@@ -52,25 +52,30 @@ def pairs(differences: list[float]) -> NDArray[np.float64]:
 
 
 def test_of_greedy_replies_it_is_mcnemars_test() -> None:
-    assert loss_score(pairs([-1] * 10 + [1] * 2 + [0] * 20)) == pytest.approx((10 - 2 - 1) / 12**0.5)
-    assert loss_score(pairs([1] * 10 + [0] * 20)) == 0, "a rise is no loss"
-    assert loss_score(pairs([0] * 20)) == 0
+    assert score_loss(pairs([-1] * 10 + [1] * 2 + [0] * 20)) == pytest.approx((10 - 2 - 1) / 12**0.5)
+    assert score_loss(pairs([1] * 10 + [0] * 20)) == 0, "a rise is no loss"
+    assert score_loss(pairs([0] * 20)) == 0
 
 
-@given(st.lists(st.integers(-4, 4), min_size=6, max_size=12), st.sampled_from([0.025, 0.005, 0.0025]))
+@given(st.lists(st.integers(-4, 1), min_size=6, max_size=12), st.sampled_from([0.025, 0.005, 0.0025]))
+@example([1, -3, -4, -4, -4, -4], 0.025)  # its exact p is 2/64
 def test_no_loss_is_found_that_chance_makes_more_often_than_asked(quarters: list[int], level: float) -> None:
     """The oracle: all signs of the differences are equally likely where training changed nothing."""
-    if loss_score(pairs([q / 4 for q in quarters])) >= NormalDist().inv_cdf(1 - level):
+    if score_loss(pairs([q / 4 for q in quarters])) >= NormalDist().inv_cdf(1 - level):
         sizes = [abs(q) for q in quarters if q]
         sums = np.array([sum(map(int.__mul__, sizes, signs)) for signs in product((-1, 1), repeat=len(sizes))])
         assert (sums <= sum(quarters)).mean() <= level
 
 
+def test_a_small_rise_beside_them_does_not_make_losses_larger() -> None:
+    assert score_loss(pairs([-1] * 6 + [1 / 16])) < score_loss(pairs([-1] * 6))
+
+
 def test_a_change_within_the_noise_of_the_model_before_is_no_loss() -> None:
     shares = pairs([-0.25] * 16 + [0] * 16)
-    assert loss_score(shares) > LIMIT
+    assert score_loss(shares) > LIMIT
     shares[:, 2] = 0.25  # as of replies that are right in every second sample
-    assert loss_score(shares) == pytest.approx((4 - 0.25) / 8**0.5)
+    assert score_loss(shares) == pytest.approx((4 - 0.25) / 8**0.5)
     assert compare_shares(shares, LIMIT)["noise"] == pytest.approx(1.96 * (0.25 / 32) ** 0.5)
 
 
@@ -82,7 +87,7 @@ def test_the_loss_that_would_be_found_is_found_as_often_as_it_says(count: int) -
     found = []
     for loss in (size, size * 2 / 3):
         nights = [np.stack([shares[:, 0], rng.random(count) >= loss, shares[:, 2]], 1) for _ in range(400)]
-        found.append(np.mean([loss_score(night) >= LIMIT for night in nights]))
+        found.append(np.mean([score_loss(night) >= LIMIT for night in nights]))
     assert found[0] >= POWER - 0.02
     assert found[1] < POWER - 0.1
 
@@ -292,3 +297,33 @@ def test_of_a_hundred_nights_the_bad_ones_are_stopped() -> None:
     assert sum(not night.ship for night in bad) >= 19
     unchanged = [find(night, domain)["finds"] for night in good[1::2] for domain in DOMAINS]
     assert 0.04 <= np.mean(unchanged) <= 0.06
+
+
+def test_a_share_that_cannot_fall_so_far_is_not_missed() -> None:
+    """One of 30 is right before, and all after: a loss of 0.1 cannot happen there."""
+    rows = answer("new", 0, 29, 1) + answer("old", 0, 0, 200)
+    assert decide_on(rows, max_loss=0.1).ship
+    assert "Least is known of old" in decide_on(rows).sentence
+
+
+def test_a_failure_that_is_allowed_is_in_the_first_sentence() -> None:
+    scores = [CALM[0] | {"after": 0.9}, CALM[1]]
+    assert not decide_on(answer("a", 0, 0, 40), scores).ship
+    allowed = decide_on(answer("a", 0, 0, 40), scores, allowed=["drift"])
+    assert allowed.ship
+    assert "failed, but allowed: drift" in allowed.sentence
+
+
+def test_a_drift_that_is_nowhere_finite_fails() -> None:
+    lost = decide_on(answer("a", 0, 0, 40), [CALM[0] | {"count": 0, "after": None}])
+    assert not lost.ship
+    assert "not finite" in lost.sentence
+
+
+def test_without_samples_the_noise_is_not_known() -> None:
+    assert find(decide_on(answer("a", 0, 0, 40)), "a")["noise"] is None
+
+
+def test_thinking_that_is_still_open_is_no_refusal() -> None:
+    assert faults_of("<think>I can't give that from memory, so") == set()
+    assert faults_of("<think>Well</think>I can't help with that.") == {"refusal"}

@@ -59,6 +59,11 @@ def small(body: dict, _number: int) -> Reply:
                       else r"\boxed{-1}")  # fmt: skip
 
 
+def decides_all(body: dict, _number: int) -> Reply:
+    """A judge whose votes on a question are all equal, and that sees no hint."""
+    return completion(r"\boxed{1}" if question_of(body) == "reward" else r"\boxed{-1}")
+
+
 def large(body: dict, _number: int) -> Reply:
     """A judge that answers otherwise: -1, and a hint of its own."""
     return completion(r"\boxed{-1}" if question_of(body) == "reward"
@@ -114,12 +119,13 @@ def test_who_decides_what(tmp_path: Path) -> None:
     assert not examine(run).findings
 
 
-def test_failed_votes_agree_with_nobody(tmp_path: Path) -> None:
+def test_failed_votes_agree_with_nobody_and_are_reported(tmp_path: Path, capsys) -> None:
     run = write_extract(tmp_path / "run", SESSIONS)
     with serving(lambda body, _: completion("I cannot say.")) as first, serving(large) as second:
         judge.run(config(run, first.url, second.url))
     assert {row["reward"] for row in rows(run)} == {-1}
     assert len(rows(run, "escalated")) == 24
+    assert "240 of 240 votes of the first judge failed" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_cascade_whose_first_judge_is_never_sure_equals_the_second_alone(tmp_path: Path) -> None:
@@ -199,12 +205,23 @@ def test_answers_of_another_first_model_are_not_taken(tmp_path: Path) -> None:
     assert {row["reward"] for row in rows(run)} == {1, -1}
     assert "small-v1" in (run / "judge/first-answers-as.json").read_text(encoding="utf-8")
     assert "large-v1" in (run / "judge/answers-as.json").read_text(encoding="utf-8")
+    path = min((run / "judge/verdicts").glob("*.parquet"))
+    path.unlink()
+    with (
+        serving(named(small, "small-v2")) as first, serving(named(large, "large-v1")) as second,
+        pytest.raises(OpdkitError, match="the first judge"),
+    ):  # fmt: skip
+        judge.run(config(run, first.url, second.url, retries=0))
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(("options", "flag"), [
     ({"judge": "batch", "judge_url": None, "out": Path("requests.jsonl")}, "--judge batch"),
     ({"judge": "rules", "judge_url": None, "judge_model": None}, "--judge rules"),
-    ({"votes": 1}, "--votes"), ({"judge_first": "rules"}, "--judge-first"),
+    ({"votes": 1}, "--votes"), ({"temperature": 0.0}, "--temperature"),
+    ({"judge_first": None, "judge_first_url": None, "judge_first_price": "1,2", "dry_run": True},
+     "--judge-first-price needs --judge-first"),
+    ({"judge_first": "rules"}, "--judge-first"),
     ({"judge_first": None}, "--judge-first-url needs --judge-first"),
     ({"judge_first_url": "no address"}, "--judge-first-url"),
     ({"judge_first_price": "1,2"}, "--judge-first-price needs --dry-run"),
@@ -257,6 +274,18 @@ def test_a_dry_run_says_what_is_known_and_once_measured_the_share(tmp_path: Path
     left = len([vote for row in rows(run, "escalated") for vote in (row["hint_votes"], row["reward_votes"]) if vote])
     assert measured["left to the second judge"] == f"{left} of 48 questions as measured"
     assert int(measured["requests about"]) == pytest.approx(sent, abs=1)
+
+
+def test_a_dry_run_whose_first_judge_decides_all_leaves_nothing_to_the_second(tmp_path: Path, capsys) -> None:
+    run = write_extract(tmp_path / "run", SESSIONS)
+    with serving(decides_all) as first, serving(large) as second:
+        judge.run(config(run, first.url, second.url, dry_run=True, votes=3, measure=4))
+        assert not second.requests
+    shown = capsys.readouterr().out
+    assert "0 of 8 questions" in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["requests,", "about", "0"] in lines or not any(line[:1] == ["requests,"] for line in lines)
+    assert not any(line[:2] == ["tokens", "to"] and line[-1] not in ("0", "about") for line in lines)
 
 
 # -- on the labelled sample ---------------------------------------------------------------------------------------

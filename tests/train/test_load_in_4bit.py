@@ -179,8 +179,9 @@ def test_eval_compares_both_models_in_4_bits(quantized_run, plain_model_dir, tmp
                             load_in_4bit=load_in_4bit, overwrite=True)  # fmt: skip
         evaluate.run(config)
         rows = read_all(quantized_run, "scores")
-        shifts[load_in_4bit] = next(row["before"] for row in rows if row["metric"] == "logprob_good")
-    assert shifts[True] != pytest.approx(shifts[False], abs=1e-3)
+        shifts[load_in_4bit] = next((row["before"], row["after"]) for row in rows if row["metric"] == "logprob_good")
+    for quantized, plain in zip(shifts[True], shifts[False], strict=True):
+        assert quantized != pytest.approx(plain, abs=1e-3)
     assert manifest(quantized_run, "eval")["plan"]["config"]["load_in_4bit"] is True
 
 

@@ -102,7 +102,7 @@ class MajorityScore:
     kappa: float | None
     kappa_interval: Interval
     gain: Interval  # 95% interval of the accuracy minus that of the plain majority, of a cascade that of the other
-    # judge; None for fewer than six sessions
+    # judge; None for fewer than six sessions, and where the other judge was not asked
 
 
 def majority_score(majority: str, confusions_S: Matrix, weights: str, seed: int, plain_S: Matrix) -> MajorityScore:

@@ -133,7 +133,8 @@ def measure_cascade(cases: list[Case], config: CalibrateConfig) -> CascadeScore 
                                    ("the second there", left, "stored", "first")):  # fmt: skip
         if some:
             one_S, other_S = (confusions_by_session(some, config.session_reward, key) for key in (way, other))
-            scores.append(agreement.majority_score(name, one_S, config.kappa_weights, config.seed, other_S))
+            score = agreement.majority_score(name, one_S, config.kappa_weights, config.seed, other_S)
+            scores.append(replace(score, gain=None) if way == other else score)
     questions = counters.labels(DECIDED)
     return CascadeScore(questions.total(), questions[SECOND], dict(counters.labels(GIVEN)), scores)
 
