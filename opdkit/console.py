@@ -70,6 +70,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def markdown_table(rows: Iterable[Iterable[str]]) -> str:
+    """Return rows, the head first, as a table of Markdown; all columns but the first are flush right."""
+    head, *body = [[printable(cell).replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
+
+
 def with_sign(value: float, digits: int) -> str:
     """Return "+0.12" or "-0.12", and no sign before a value that rounds to zero."""
     text = f"{value:+z.{digits}f}"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from opdkit.chat.markup import final_answer, split_calls
 from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
-from opdkit.console import counted, printable, with_sign
+from opdkit.console import counted, markdown_table, printable, with_sign
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, has_unusual_length
@@ -77,14 +77,7 @@ class Decision:
             "model before training differ by less. would find: the smallest loss that is found 95 of 100 times."
         )
         word, rest = self.sentence.split(":", 1)
-        return "\n\n".join([printable(f"**{word}:**{rest}"), *map(_table, (rows, checks)), notes])
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown; all columns but the first are flush right."""
-    cells = [[printable(cell).replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
-    head, *body = cells
-    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---", *["--:"] * (len(head) - 1)], *body))
+        return "\n\n".join([printable(f"**{word}:**{rest}"), *map(markdown_table, (rows, checks)), notes])
 
 
 def decide(

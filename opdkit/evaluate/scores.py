@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from opdkit.config.fields import JSON
-from opdkit.console import counted, printable, stdout, warn, with_sign
+from opdkit.console import counted, markdown_table, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, interval
 from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
@@ -186,8 +186,8 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
 def scores_markdown(scores: Sequence[JSON]) -> str:
     """Return the scores of all prompts as a table of Markdown, for the model's card."""
     (head, *rows) = score_rows([row for row in scores if row["domain"] == ALL])
-    cells = [[row[0], *row[2:]] for row in (head, ["---", *["--:"] * 6], *rows)]
-    return f"Measured by `opdkit eval`, with the {DRIFT}:\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in cells)
+    table = markdown_table([[row[0], *row[2:]] for row in (head, *rows)])
+    return f"Measured by `opdkit eval`, with the {DRIFT}:\n\n{table}\n"
 
 
 def score_rows(scores: Sequence[JSON], names: Sequence[str] = MODELS) -> list[list[str]]:

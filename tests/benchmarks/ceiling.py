@@ -16,18 +16,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.model.tree import plan_passes
 from opdkit.model.tree_reading import PACK_TOKENS
-from opdkit.teacher.scores import ReplyReadings
 from opdkit.train.policy import Policy
 
 from . import training, usual
 from .models import add_model_options, build_for, weights
 from .pairs import PAIRS, RESULTS, clock_of, save_rows
 from .scoring import once
-from .sessions import LOGS, length, read, tokenized, tokenizer_of
+from .sessions import length, taubench
 
 ROWS = 1024  # tokens of one product, about as many as a pass over branches or a piece of a trunk has
 
@@ -88,13 +86,8 @@ def main() -> None:
     add_model_options(parser, "100m")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if not LOGS.is_dir():
-        print(f"skipped: the sessions are not there ({LOGS})")
-        return
-    log = read(LOGS / "taubench")
-    tokenizer = tokenizer_of(log)
-    sessions = [s for s in tokenized(log, Chat(tokenizer, {})).sessions if s]
-    session: list[ReplyReadings] = min(sessions, key=lambda s: abs(length(s) - options.tokens))
+    tokenizer, sessions = taubench()
+    session = min(sessions, key=lambda s: abs(length(s) - options.tokens))
     model = build_for(options, len(tokenizer))
     samples = usual.samples(session)
     paths = [s.prompt_ids + s.response_ids for s in samples]

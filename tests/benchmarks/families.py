@@ -15,13 +15,12 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from opdkit.chat.template import Chat
 from opdkit.model.tree_reading import PACK_TOKENS, check_tree_reading, plan_tree
 from opdkit.train.policy import Policy
 
 from . import scoring, training, usual
 from .pairs import RESULTS, load, machine, save
-from .sessions import LOGS, length, read, tokenized, tokenizer_of
+from .sessions import taubench
 
 SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6, "num_attention_heads": 6,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1 << 16, "pad_token_id": 0}  # fmt: skip
@@ -86,12 +85,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if not LOGS.is_dir():
-        print(f"skipped: the sessions are not there ({LOGS})")
-        return
-    log = read(LOGS / "taubench")
-    tokenizer = tokenizer_of(log)
-    sessions = sorted(filter(None, tokenized(log, Chat(tokenizer, {})).sessions), key=length)
+    tokenizer, sessions = taubench()
     chosen = [sessions[len(sessions) // 2]]
     step = training.Step([t.student for t in chosen[0]], ["0"] * len(chosen[0]))
     path = options.results / "families.json"

@@ -108,6 +108,19 @@ def _target(chat: Chat, session: dict, index: int) -> ReplyReadings:
     return ReplyReadings(plain, ((ScoredSequence(hinted, reply),),))
 
 
+def taubench() -> tuple[PreTrainedTokenizerBase, list[list[ReplyReadings]]]:
+    """Return a tokenizer made from tau-bench, and its sessions with turns, shortest first.
+
+    Say so and end the program where the log is absent.
+    """
+    if not LOGS.is_dir():
+        print(f"skipped: the sessions are not there ({LOGS})")
+        raise SystemExit
+    log = read(LOGS / "taubench")
+    tokenizer = tokenizer_of(log)
+    return tokenizer, sorted(filter(None, tokenized(log, Chat(tokenizer, {})).sessions), key=length)
+
+
 def length(targets: Sequence[ReplyReadings]) -> int:
     """Return the tokens of the longest turn of a session."""
     return max((len(t.student) for t in targets), default=0)

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from opdkit.chat.template import Chat
 from opdkit.config.train import TrainConfig
 from opdkit.model.scoring import PromptResponse
 from opdkit.train.forwards import Forward, plan_forwards
@@ -26,7 +25,7 @@ from opdkit.train.policy import Policy
 from . import usual
 from .models import add_model_options, build_for, weights
 from .pairs import PAIRS, RESULTS, Comparison, clock_of, save, turn_about
-from .sessions import LOGS, evenly_spaced, length, read, tokenized, tokenizer_of
+from .sessions import evenly_spaced, length, taubench
 
 BUDGET = TrainConfig.micro_batch_tokens
 
@@ -117,13 +116,8 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if not LOGS.is_dir():
-        print(f"skipped: the sessions are not there ({LOGS})")
-        return
-    log = read(LOGS / "taubench")
-    tokenizer = tokenizer_of(log)
-    every = [s for s in tokenized(log, Chat(tokenizer, {})).sessions if s]
-    fitting = sorted((s for s in every if length(s) <= options.tokens), key=length)
+    tokenizer, every = taubench()
+    fitting = [s for s in every if length(s) <= options.tokens]
     chosen = evenly_spaced(fitting, options.sessions)
     step = Step([t.student for some in chosen for t in some], [str(n) for n, some in enumerate(chosen) for _ in some])
     facts = {"chosen": f"{len(chosen)} sessions, evenly spaced by length among the {len(fitting)} of {len(every)} "
