@@ -27,7 +27,6 @@ from opdkit.config.run import RunConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.criterion import judge_of_run
 from opdkit.judge.stage import run
-from opdkit.model.server import traffic
 from opdkit.store.counters import Summary
 from opdkit.store.reading import part_path, read_all
 
@@ -39,12 +38,7 @@ TOO_LONG = {"message": "This model's maximum context length is 4096 tokens.", "t
 
 Line = dict[str, Any]
 
-
-@pytest.fixture(autouse=True)
-def on_loopback(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 @pytest.fixture

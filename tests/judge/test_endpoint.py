@@ -27,12 +27,7 @@ KEY = "sk-a-key-that-no-file-may-hold"
 ONE = Question("s:1", "hint", [{"role": "user", "content": "?"}])
 GOOD = completion(r"Well. \boxed{1}")
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 def client(url: str, **fields) -> Endpoint:

@@ -20,7 +20,6 @@ from opdkit.errors import OpdkitError
 from opdkit.judge.kept_answers import KeptAnswers
 from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question, Request, Usage
-from opdkit.model.server import traffic
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
 
@@ -28,12 +27,7 @@ SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "th
 VOTES = 12 * 2 * 2 * 5  # sessions, turns, questions, votes
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 60}}
 
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch):
-    monkeypatch.setattr(traffic, "FIRST_PAUSE", 0.01)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 
 @pytest.fixture
