@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import pickle
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
@@ -28,6 +29,7 @@ from opdkit.extract.formats.reader import LeftOut, Line, Reader, Rejected
 from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
+from opdkit.extract.known_turns import skip_known
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns, redact_session
@@ -36,6 +38,7 @@ from opdkit.extract.workers import Workers
 from opdkit.store import stopping
 from opdkit.store.atomic import remove_entries
 from opdkit.store.counters import Counters, Summary
+from opdkit.store.digests import file_digest
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import stage_dir
 from opdkit.store.skip_reasons import DUPLICATE, NO_NEXT, SIDE
@@ -53,8 +56,11 @@ _NAMED = 20  # inputs whose format is printed one by one
 _TURNS, _TRAINABLE, _UNREAD, _SKIPPED = "turns", "trainable", "log sessions unread", "skipped"
 
 
-def run(config: ExtractConfig) -> Summary:
+def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     """Extract the parts of this shard that are not done yet.
+
+    `known` is the file of turns that earlier nights have extracted, as `news.collect_news` writes it beside the logs:
+    they are not trainable again. Then a log without one trainable turn is no error.
 
     Raises ConfigError for a wrong --map file or --redact-pattern and for inputs that are missing or of no known format,
     before anything is written. Raises OpdkitError, after the parts are written, when most of the log could not be read
@@ -78,6 +84,9 @@ def run(config: ExtractConfig) -> Summary:
             log.input.name: {"position": log.number, "source": log.input.source, "bytes": log.stat[0],
                              "xxh3_128": log.digest, "format": log.format} for log in logs.inputs
         }  # fmt: skip
+        if known is not None:
+            known = known.resolve()
+            pinned[":known turns"] = {"xxh3_128": file_digest(known)}  # no input has a colon in its name
         stage = Stage.open(config, "extract", TABLES, parts=max(1, logs.parts), inputs=pinned)
         todo = stage.todo()
         if workers is None:
@@ -85,10 +94,10 @@ def run(config: ExtractConfig) -> Summary:
             stack.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(_RARELY, *gc.get_threshold()[1:])
             for part in progress(todo, "extract", len(todo), "parts"):
-                write_part(stage, units, part)
+                write_part(stage, units, part, known)
         else:
             job = scratch / "job.pickle"
-            job.write_bytes(pickle.dumps((stage, logs)))
+            job.write_bytes(pickle.dumps((stage, logs, known)))
             write = functools.partial(write_part_in_worker, job)
             for _ in progress(workers.compute(write, todo), "extract", len(todo), "parts"):
                 stopping.count_finished()
@@ -97,27 +106,44 @@ def run(config: ExtractConfig) -> Summary:
     summary = stage.summary()
     if summary.parts_done == summary.parts:
         remove_entries([shared.folder])  # also what shards left that were killed
-        check_results(summary.counters)
+        try:
+            check_results(summary.counters)
+        except OpdkitError as error:
+            if known is None:
+                raise
+            warn(str(error))  # a few lines may well hold nothing to train on
     return summary
 
 
-def write_part(stage: Stage, units: Units, part: int) -> None:
-    """Compute and commit one part."""
+def write_part(stage: Stage, units: Units, part: int, known: Path | None = None) -> None:
+    """Compute and commit one part. The turns in `known` are not trainable."""
     config = stage.config
     assert isinstance(config, ExtractConfig)
     redactor, filters = make_redactor(config), parse_filters(config.filter)
-    with stage.writing(part) as out:
+    with contextlib.ExitStack() as stack, stage.writing(part) as out:
+        known_turns = None
+        if known is not None:
+            known_turns = stack.enter_context(
+                contextlib.closing(sqlite3.connect(f"{known.as_uri()}?mode=ro", uri=True))
+            )
         for log in units.survey.inputs if part == 0 else ():
             if log.problem is not None and log.format is None:  # no reader knows it
                 out.counters.rows_in += 1
                 write_rejected(Line(log.input.source, 0, b"").reject(log.problem), out, redactor)
         for unit in units.read(part):
-            write_unit(unit, out, redactor, filters, config.side)
+            write_unit(unit, out, redactor, filters, config.side, known_turns)
         for name, count in redactor.counts.items() if redactor is not None else ():
             out.counters.count("redacted", count, label=name)
 
 
-def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None, filters: Sequence[Filter], side: bool) -> None:
+def write_unit(
+    unit: Unit,
+    out: PartWriter,
+    redactor: Redactor | None,
+    filters: Sequence[Filter],
+    side: bool,
+    known: sqlite3.Connection | None = None,
+) -> None:
     """Write the rows of one unit that the filters let pass, redacted if there is a redactor. `side`: see `turns`."""
     counters = out.counters
     counters.rows_in += 1
@@ -126,6 +152,7 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None, filters: 
         return
     ordinal = sessions = left_out = 0
     written: set[str | None] = set()  # replies of a tree that an earlier branch holds
+    seen: Counter[bytes] = Counter()  # trainable turns, where some are known
     for item in unit.log.reader.read(unit.lines):
         # A filter decides which sessions are kept, not their ids.
         ordinal += isinstance(item, Conversation) and item.branch < 2
@@ -148,6 +175,8 @@ def write_unit(unit: Unit, out: PartWriter, redactor: Redactor | None, filters: 
                 rows = turns(row["session_id"], item, side=side)
                 if redactor is not None:
                     rows = redact_session(row, rows, redactor)
+                if known is not None:
+                    rows = skip_known(row, rows, known, seen)
             except Unreadable as why:
                 write_rejected(Line(item.source, item.line, b"").reject(why), out, redactor)
                 continue
@@ -261,15 +290,16 @@ def prepare_worker() -> None:
 
 
 @functools.cache
-def load_job(path: Path) -> tuple[Stage, Units]:
+def load_job(path: Path) -> tuple[Stage, Units, Path | None]:
     """Return the job of this process; it is the same for all parts."""
-    stage, logs = pickle.loads(path.read_bytes())
-    return stage, Units(logs)
+    stage, logs, known = pickle.loads(path.read_bytes())
+    return stage, Units(logs), known
 
 
 def write_part_in_worker(job: Path, part: int) -> None:
     """Compute and commit one part of a job."""
-    write_part(*load_job(job), part)
+    stage, units, known = load_job(job)
+    write_part(stage, units, part, known)
 
 
 def preview(config: ExtractConfig, log_format: str | Reader) -> Summary:

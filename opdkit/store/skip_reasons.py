@@ -7,3 +7,4 @@ NO_USER = "no user message"
 NO_NEXT = "no next state"
 DUPLICATE = "duplicate"
 RETRY = "retry"
+READ_BEFORE = "read before"  # in a log that grew: an earlier night has the turn, unchanged

@@ -1,18 +1,16 @@
-"""Conversations of the export of Claude.ai (`conversations.json`), one per record.
+"""Conversations of the export of Claude.ai (`conversations.json`), one per record and `uuid`.
 
 Messages form a tree by `parent_message_uuid`; older exports have none, and their messages follow each other. Results of
 tools stand among the blocks of a reply, which so becomes several messages. What was extracted from an attachment is
 text of its message, before what the user wrote.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, first_text, read_messages, require_messages
-from opdkit.extract.formats.reader import Line, Rejected
-from opdkit.extract.formats.sessions import line_reader, split_blocks
-from opdkit.extract.formats.trees import Node, read_branches
+from opdkit.extract.formats.sessions import split_blocks
+from opdkit.extract.formats.trees import Node, Tree, tree_reader
 
 _ROLES = {"human": "user", "assistant": "assistant"}
 _ROOT = "00000000-0000-4000-8000-000000000000"  # the parent of the first message
@@ -23,23 +21,29 @@ def recognises(record: JSON) -> bool:
     return "uuid" in record and isinstance(record.get("chat_messages"), list)
 
 
-def read_record(line: Line, record: JSON) -> Iterator[Conversation | Rejected]:
-    """Read the branches of a conversation."""
+def id_of(record: JSON) -> str | None:
+    return first_text(record.get("uuid"))
+
+
+def read_record(record: JSON) -> Tree:
+    """Read a conversation. Raises Unreadable."""
     items = require_messages(record.get("chat_messages"), "chat_messages")
     is_tree = any(isinstance(item, dict) and item.get("parent_message_uuid") for item in items)
     nodes: list[Node] = []
+    problems: list[Unreadable] = []
     for number, item in enumerate(items):
         try:
             node = _read_node(item, f"#{number}")
         except Unreadable as problem:
-            yield line.reject(problem)
+            problems.append(problem)
             continue
         if not is_tree and nodes:
             node.parent = nodes[-1].id
         nodes.append(node)
     current = first_text(record.get("current_leaf_message_uuid")) or (nodes[-1].id if nodes else None)
     metadata = {key: value for key, value in record.items() if key not in ("chat_messages", "model")}
-    yield from read_branches(line, nodes, current, metadata, first_text(record.get("model")))
+    model, time = first_text(record.get("model")), record.get("updated_at")
+    return Tree(nodes, current, metadata, model, time=time, problems=problems)
 
 
 def _read_node(item: Any, name: str) -> Node:
@@ -74,4 +78,4 @@ def _with_texts(block: Any) -> Any:
                                 for part in parts]}  # fmt: skip
 
 
-READER = line_reader("claude_ai", recognises, read_record)
+READER = tree_reader("claude_ai", recognises, id_of, read_record)

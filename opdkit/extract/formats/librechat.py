@@ -6,15 +6,13 @@ tag and its text become the decision about the reply. The branch that the client
 which come last.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-from opdkit.chat.conversation import JSON, Conversation, Unreadable
+from opdkit.chat.conversation import JSON, Unreadable
 from opdkit.chat.messages import as_list, check_message_count, first_text, read_messages, require_messages
 from opdkit.extract.formats.feedback import add_feedback
-from opdkit.extract.formats.reader import Line, Rejected
-from opdkit.extract.formats.sessions import line_reader, split_blocks
-from opdkit.extract.formats.trees import Node, read_branches
+from opdkit.extract.formats.sessions import split_blocks
+from opdkit.extract.formats.trees import Node, Tree, tree_reader
 from opdkit.extract.mapping import value_at
 
 _KEYS = ("messages", "messagesTree")
@@ -30,25 +28,33 @@ def recognises(record: JSON) -> bool:
     )
 
 
-def read_record(line: Line, record: JSON) -> Iterator[Conversation | Rejected]:
-    """Read the branches of a conversation."""
+def id_of(record: JSON) -> str | None:
+    return first_text(record.get("conversationId"))
+
+
+def read_record(record: JSON) -> Tree:
+    """Read a conversation. Raises Unreadable."""
     stack: list[tuple[Any, str | None]] = []
     for key in _KEYS:
         if record.get(key):
             stack += [(item, None) for item in reversed(require_messages(record[key], key))]
     nodes: list[Node] = []
+    problems: list[Unreadable] = []
+    times: list[str] = []
     while stack:
         item, above = stack.pop()
         check_message_count(nodes)
         try:
             nodes.append(_read_node(item, above, f"#{len(nodes)}"))
         except Unreadable as problem:
-            yield line.reject(problem)
+            problems.append(problem)
             continue
+        times += filter(None, [first_text(item.get("updatedAt"), item.get("createdAt"))])
         stack += [(child, nodes[-1].id) for child in reversed(as_list(item.get("children")))]
     metadata = {key: value for key, value in record.items() if key not in _KEYS}
     model = first_text(value_at(record, ("options", "model")))
-    yield from read_branches(line, nodes, nodes[-1].id if nodes else None, metadata, model)
+    current = nodes[-1].id if nodes else None  # `exportAt` is a time of day, so the latest message dates the export
+    return Tree(nodes, current, metadata, model, time=max(times, default=None), problems=problems)
 
 
 def _read_node(item: Any, above: str | None, name: str) -> Node:
@@ -92,4 +98,4 @@ def _blocks(part: Any) -> list[Any]:
     return [{"type": of_kind, of_kind: value}] if of_kind else []  # agent_update: which agent goes on
 
 
-READER = line_reader("librechat", recognises, read_record, closer_than=("openai",))
+READER = tree_reader("librechat", recognises, id_of, read_record, closer_than=("openai",))

@@ -62,6 +62,7 @@ class Tree:
     ratings: dict[str, JSON] = field(default_factory=dict)  # id of a message -> fields of `decision` in tables.toml
     time: Any = None  # as logged
     is_copy: bool = False  # beside a rating: an export outranks it
+    problems: list[Unreadable] = field(default_factory=list)  # of messages that are set aside
 
 
 def tree_reader(
@@ -69,13 +70,14 @@ def tree_reader(
     recognises: Callable[[JSON], bool],
     id_of: Callable[[JSON], str | None],
     read_record: Callable[[JSON], Tree],
+    closer_than: tuple[str, ...] = (),
 ) -> Reader:
     """Return the reader of a format whose records are conversations, ratings, or both, joined by `id_of`.
 
     Of several records of a conversation the latest says what it was; messages that only others hold are added.
     `read_record` raises Unreadable.
     """
-    return Reader(name, "id", recognises, partial(_read_records, read_record), id_of)
+    return Reader(name, "id", recognises, partial(_read_records, read_record), id_of, closer_than=closer_than)
 
 
 def _read_records(
@@ -85,6 +87,7 @@ def _read_records(
     for line in unit:
         try:
             records.append((line, read_record(parse(line))))
+            yield from map(line.reject, records[-1][1].problems)
         except Unreadable as problem:
             yield line.reject(problem)
     records.sort(key=lambda record: (not record[1].is_copy, parse_time(record[1].time) or _NEVER), reverse=True)

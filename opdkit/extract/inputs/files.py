@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import pyarrow as pa
 
 from opdkit.chat.conversation import Unreadable
+from opdkit.config.commands import STAGES
 from opdkit.console import warn
 from opdkit.errors import ConfigError
 from opdkit.extract.formats.json_lines import NOT_AN_OBJECT, parse
@@ -31,14 +31,13 @@ from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.archives import is_zip, unpack
 from opdkit.extract.inputs.documents import DocumentReader
 from opdkit.store.atomic import find_left_overs, owned_name, remove_entries
-from opdkit.store.tables import TABLES
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
 _SCRATCH = "opdkit-extract-"
-_RUN_FOLDERS = {"export", *(table.stage for table in TABLES.values())}
+_RUN_FOLDERS = {"export", *STAGES} - {"rollout"}  # which writes the folders of extract and judge
 
 
 @dataclass(frozen=True)
@@ -66,27 +65,47 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
     `scratch` is the folder for copies of standard input and of data sets.
     """
     inputs: list[Input] = []
-    seen: set[Path] = set()
     names: set[str] = set()
+    for number, (source, path, given) in enumerate(find_files(logs, scratch), 1):
+        inputs += unpack_members(source, path, given, scratch / f"zip-{number}", names)
+    return inputs
+
+
+def find_files(logs: Sequence[str], scratch: Path) -> Iterator[tuple[str, Path, bool]]:
+    """Yield (as the user named it, path, whether it was named itself) of every file behind `logs`, each once.
+
+    No file is opened but standard input and data sets, which are copied to `scratch`. Raises ConfigError.
+    """
+    seen: set[Path] = set()
     for number, log in enumerate(logs):
+        given = not Path(log).is_dir()
         for source, path in _files_of(log, scratch, number):
             if path.resolve() in seen:
                 warn(f"{source} is named twice; it is read once")
                 continue
             seen.add(path.resolve())
-            members = unpack(path, SUFFIXES, scratch / f"zip-{len(seen)}") if is_zip(path) else [("", path, None)]
-            for member, copy, problem in members:
-                text = f"{source}/{member}" if member else source
-                text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
-                stem = name = _stem(text)
-                count = 1
-                while name in names:
-                    count += 1
-                    name = f"{stem}-{count}"
-                names.add(name)
-                given = not member and not Path(log).is_dir()
-                inputs.append(Input(name, text, copy, given, problem))
-    return inputs
+            yield source, path, given
+
+
+def unpack_members(source: str, path: Path, given: bool, folder: Path, names: set[str]) -> Iterator[Input]:
+    """Yield the inputs in a file: itself, or of an archive its members, unpacked to `folder`.
+
+    Their names are added to `names`, and differ from those in it.
+    """
+    for member, copy, problem in unpack(path, SUFFIXES, folder) if is_zip(path) else [("", path, None)]:
+        text = f"{source}/{member}" if member else source
+        text = text.encode("utf-8", "replace").decode()  # a file name may hold any bytes, a table may not
+        yield Input(add_name(_stem(text), names), text, copy, given and not member, problem)
+
+
+def add_name(stem: str, names: set[str]) -> str:
+    """Return `stem`, with a number behind it if `names` holds it already, and add it to `names`."""
+    name, count = stem, 1
+    while name in names:
+        count += 1
+        name = f"{stem}-{count}"
+    names.add(name)
+    return name
 
 
 def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]]:
@@ -183,8 +202,12 @@ def open_plain(path: Path, documents: bool = False) -> io.BufferedReader:
     raw: Any
     if kind == "gzip":
         raw = _Gzip(path)
+    elif kind == "zstd":
+        import pyarrow as pa
+
+        raw = pa.input_stream(str(path), compression=kind)
     else:
-        raw = pa.input_stream(str(path), compression=kind) if kind == "zstd" else path.open("rb", buffering=0)
+        raw = path.open("rb", buffering=0)
     # Where a zstd archive breaks off, the buffer that is being filled is lost: keep it small.
     handle = io.BufferedReader(raw, 1 << 16 if kind else _BUFFER)
     return io.BufferedReader(DocumentReader(handle), 1 << 16) if documents else handle
@@ -192,6 +215,8 @@ def open_plain(path: Path, documents: bool = False) -> io.BufferedReader:
 
 def is_damage(error: Exception) -> bool:
     """Return True for a broken compressed stream; False for a failing disk, whose errors carry a number."""
+    import pyarrow as pa  # slow to import: a night without news does not need it
+
     broken = isinstance(error, (pa.ArrowException, EOFError, zlib.error))
     return broken or (isinstance(error, OSError) and error.errno is None)
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sqlite3
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ from opdkit.extract.formats.reader import Line, Reader
 from opdkit.extract.inputs.archives import DAMAGED
 from opdkit.extract.inputs.files import Input, holds_documents, is_damage, lines, open_plain, packing
 from opdkit.extract.inputs.index import BLOCK, SCHEMA, copy_lines, cut_lines, index_ids, index_sessions
-from opdkit.extract.inputs.parquet import read_rows, row_chunks
 from opdkit.store.atomic import write_text
 from opdkit.store.digests import file_digest
 from opdkit.version import __version__
@@ -243,6 +243,8 @@ def _mark_behind(logs: Sequence[SurveyedInput], limit: int | None, line_limit: i
 def read_lines(log: SurveyedInput, line_limit: int, stop: int = sys.maxsize) -> Iterator[tuple[int, Line]]:
     """Yield (place, line) of every line or row of an input, from its beginning to the place `stop`."""
     if log.by_row:
+        from opdkit.extract.inputs.parquet import read_rows  # pyarrow is slow to import
+
         yield from enumerate(islice(read_rows(log.path, log.input.source, line_limit), stop))
     else:
         with open_plain(log.path, log.documents) as handle:
@@ -275,6 +277,8 @@ def _find_format(log: SurveyedInput, format: str | Reader, line_limit: int) -> N
 def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scratch: Path) -> None:
     """Find where an input whose lines are units can be cut. None of its chunks holds blank lines only."""
     if log.by_row:
+        from opdkit.extract.inputs.parquet import row_chunks
+
         with _noting_damage(log):
             log.size, chunks = row_chunks(log.path, part_bytes)
             log.chunks = [(Mark(log.number, row, row + 1), size) for row, size in chunks]
@@ -286,7 +290,7 @@ def _cut_into_chunks(log: SurveyedInput, part_bytes: int, line_limit: int, scrat
         (Mark(log.number, at, line), stop - at) for (at, line), stop in zip(cuts, stops, strict=True) if stop > at
     ]
     if not whole:  # read again from another place, it might break off at another place
-        _unpack(log, scratch)
+        _unpack(log, scratch / f"plain-{log.number}.jsonl")
     if next(read_lines(log, line_limit, log.size), None) is None:
         log.chunks.clear()
 
@@ -295,7 +299,7 @@ def _index_units(log: SurveyedInput, index: sqlite3.Connection, line_limit: int,
     """Index where the lines of every unit lie: in the input, or in a copy of its lines."""
     copied = log.by_row or log.reader.unfold is not None
     if (packing(log.input.path) or log.documents) and not copied:
-        _unpack(log, scratch)
+        _unpack(log, scratch / f"plain-{log.number}.jsonl")
     numbered, path = _lines_until_damage(log, line_limit), log.path
     if copied:
         path = scratch / f"plain-{log.number}.jsonl"
@@ -314,9 +318,22 @@ def _lines_until_damage(log: SurveyedInput, line_limit: int) -> Iterator[tuple[i
         yield from read_lines(log, line_limit)
 
 
-def _unpack(log: SurveyedInput, scratch: Path) -> None:
-    """Copy an input as plain JSON lines, up to where it breaks off, if it does."""
-    path = scratch / f"plain-{log.number}.jsonl"
+def copy_plain(entry: Input, documents: bool, line_limit: int, path: Path) -> Unreadable | None:
+    """Copy an input that is packed, Parquet or JSON in several lines to `path`, as plain JSON lines.
+
+    Return the problem where it breaks off.
+    """
+    log = SurveyedInput(entry, 0, file_state(entry.path), entry.path, documents=documents)
+    log.by_row = packing(entry.path) == "parquet"
+    if log.by_row:
+        deque(copy_lines(_lines_until_damage(log, line_limit), path, None), maxlen=0)
+    else:
+        _unpack(log, path)
+    return log.problem
+
+
+def _unpack(log: SurveyedInput, path: Path) -> None:
+    """Copy an input to `path` as plain JSON lines, up to where it breaks off, if it does."""
     with _noting_damage(log), open_plain(log.path, log.documents) as packed, path.open("wb") as plain:
         while block := packed.read1(BLOCK):
             plain.write(block)

@@ -292,7 +292,7 @@ def test_branches_of_claude_ai(tmp_path):
     assert [roles(s) for s in found["sessions"]] == ["u a t a u", "u a", "u a"]
     assert kept["messages"][0]["content"] == "Our notes.\nWhen is high tide?"
     assert (kept["messages"][1]["reasoning"], kept["messages"][2]["content"]) == ("search", "High at noon.")
-    assert (kept["tree"], regenerated["tree"], old["tree"]) == ("export:1", "export:1", None)
+    assert (kept["tree"], regenerated["tree"], old["tree"]) == ("export:c1", "export:c1", None)
 
 
 def test_branches_and_thumbs_of_librechat(tmp_path):
@@ -322,6 +322,25 @@ def test_circles_and_missing_parents_in_a_tree(tmp_path, build):
     found = read_export(tmp_path / "missing", [record])
     assert "parent is not there" in {r["reason"] for r in found["rejected"]}
     assert sum(len(s["messages"]) for s in found["sessions"]) == 2
+
+
+@pytest.mark.parametrize("build", [exports.claude_ai, exports.librechat_flat])
+def test_a_newer_export_continues_a_conversation_under_its_id(tmp_path, build):
+    """Whichever comes first: the copy of the later date decides, and the session keeps its name."""
+    (new, *_) = build()
+    key, ident = ("chat_messages", "c1") if "uuid" in new else ("messages", "c")
+    times = {"chat_messages": "updated_at", "messages": "exportAt"}[key]
+    for number, message in enumerate(new[key]):
+        message["createdAt"] = f"2026-01-0{number + 1}T00:00:00Z"
+    new |= {times: "2026-01-09T00:00:00Z"}
+    old = new | {key: new[key][:-1], times: "2026-01-08T00:00:00Z"}
+    for n, records in enumerate(([old, new], [new, old])):
+        found = read_export(tmp_path / str(n), records)
+        assert {s["tree"] for s in found["sessions"]} == {f"export:{ident}"}
+        assert sum(len(s["messages"]) for s in found["sessions"]) == sum(
+            len(s["messages"]) for s in read_export(tmp_path / f"{n} new", [new])["sessions"]
+        )
+        assert found["rejected"] == []
 
 
 def test_chats_of_anythingllm_are_in_the_order_of_their_ids(tmp_path):

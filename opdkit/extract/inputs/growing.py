@@ -1,0 +1,134 @@
+"""Inputs that grow, recognised from night to night: under another name, packed, or written again."""
+
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_128
+
+from opdkit.chat.conversation import Unreadable
+from opdkit.console import warn
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line
+from opdkit.extract.inputs.files import Input, holds_documents, lines, packing, unpack_members
+from opdkit.extract.inputs.first_pass import copy_plain
+
+_BLOCK, START = 1 << 14, 256  # bytes
+
+
+@dataclass
+class KnownInput:
+    """Input as the ledger knows it: a row of its table `input`."""
+
+    number: int
+    path: bytes  # of the file; b"": another input has its place
+    member: str  # of the archive that it is, or ""
+    name: str
+    format: str
+    is_plain: bool  # the file itself holds its plain JSON lines
+    read: int = 0  # bytes of these
+    start: bytes = b""  # digest of the first bytes of these
+    seal: bytes = b""  # digest of their first and last block
+    session: int = 0  # where the last session begins; 0 as well where a session has no id
+    last: str | None = None  # id of the last record, which the next one without an id belongs to
+
+
+@dataclass
+class Source:
+    """Input that is new or has changed."""
+
+    input: Input
+    file: bytes  # the file that it is or lies in
+    member: str
+    is_plain: bool
+    path: Path  # of its plain JSON lines
+    known: KnownInput | None = None
+    is_rewritten: bool = False
+
+
+def open_sources(
+    name: str, path: Path, given: bool, plain: Mapping[bytes, KnownInput], scratch: Path, line_limit: int
+) -> Iterator[Source]:
+    """Yield the inputs in a file that the user calls `name`, with their records as plain JSON lines.
+
+    `plain` are the files that held plain JSON lines: one that begins as it did still does.
+    """
+    file, folder = os.fsencode(path), Path(tempfile.mkdtemp(dir=scratch))
+    for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", set())):
+        if entry.problem is not None:
+            warn(f"{entry.source} is set aside: {entry.problem.reason} ({entry.problem.detail})")
+            continue
+        member = entry.source.removeprefix(name.encode("utf-8", "replace").decode())
+        source = Source(entry, file, member, True, entry.path)
+        packed, known = packing(entry.path) is not None, plain.get(file)
+        if packed or known is None or not (known.read and begins_alike(known, entry.path)):
+            documents = not packed and holds_documents(entry.path, line_limit)
+            if documents or packed:
+                source.is_plain, source.path = False, folder / f"plain-{number}.jsonl"
+                if problem := copy_plain(entry, documents, line_limit, source.path):
+                    warn(f"{entry.source}: {problem.reason} ({problem.detail})")
+        yield source
+
+
+def match_sources(
+    sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: Collection[bytes]
+) -> list[KnownInput]:
+    """Find for each source the input that it continues: in its place, or else anywhere, by its beginning.
+
+    What a file holds decides, and not its inode, which a packed copy lacks and a new file may have again. A source that
+    continues none, and has the place of an input that went nowhere else, was rewritten. `files` are all that are there.
+    Return the inputs whose place another one has taken.
+    """
+    changed, present = {source.file for source in sources}, set(files)
+    free = {n: known for n, known in inputs.items() if known.path in changed or known.path not in present}
+    sizes = {min(known.read, START) for known in free.values() if known.read}
+    for rule in ("place", "start", "rewritten"):
+        by_key: defaultdict[object, list[KnownInput]] = defaultdict(list)
+        for known in free.values():
+            by_key[known.start if rule == "start" else (known.path, known.member)].append(known)
+        for source in sources if free else ():
+            keys: list[object] = [(source.file, source.member)]
+            if rule == "start":
+                keys = [digest_ends(source.path, size, START) for size in sizes]
+            candidates = [known for key in keys for known in by_key[key] if known.number in free]
+            for known in sorted(candidates, key=lambda known: known.read, reverse=True):
+                if source.known is None and (rule == "rewritten" or begins_alike(known, source.path)):
+                    source.known = free.pop(known.number)
+                    # Where it is as long as it was, only reading all of it says whether it was changed.
+                    source.is_rewritten = rule == "rewritten" or source.path.stat().st_size == known.read
+    return [known for known in free.values() if known.path in changed]
+
+
+def begins_alike(known: KnownInput, path: Path) -> bool:
+    """Return True if a file begins with what was read of a known input, by both ends of that."""
+    return path.stat().st_size >= known.read and digest_ends(path, known.read) == known.seal
+
+
+def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
+    """Return the digest of the first and the last block of the first `size` bytes of a file."""
+    digest = xxh3_128()
+    with path.open("rb", buffering=0) as handle:
+        for start in (0, max(0, size - block)):
+            handle.seek(start)
+            digest.update(handle.read(min(size, block)))
+    return digest.digest()
+
+
+def whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[int, int, Line]]:
+    """Yield (its first byte, the byte behind it, line) of the lines from a byte on.
+
+    The last line counts if it has a line end, or is complete JSON without one. What it lacks may follow.
+    """
+    with source.path.open("rb") as handle:
+        handle.seek(start)
+        for offset, line in lines(handle, source.input.source, line_limit, offset=start):
+            stop = handle.tell()
+            if not line.data.endswith(b"\n") and os.pread(handle.fileno(), 1, stop - 1) != b"\n":
+                try:
+                    parse(line)
+                except Unreadable:
+                    return
+            yield offset, stop, line

@@ -1,0 +1,84 @@
+"""Turns of a session that goes on: those that an earlier night has extracted are not judged and trained on again.
+
+A turn is known by the logged id of its session and a digest of its prompt, reply, next state and decision. The ids of
+calls are no part of it: readers of logged calls take them from the latest prompt.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+import xxhash
+
+from opdkit.chat.conversation import JSON
+from opdkit.extract.ledger import open_ledger
+from opdkit.store.skip_reasons import READ_BEFORE
+
+BY_LINE = "@"  # in the name of a snapshot whose lines have no ids, before the number of the night
+
+
+def logged_id(session_id: str) -> str:
+    """Return the part of a session id that the log itself gives: the same for all branches of a conversation."""
+    return session_id.partition(":")[2].partition("#")[0]
+
+
+def skip_known(
+    session: JSON, rows: Sequence[tuple[Any, ...]], known: sqlite3.Connection, seen: Counter[bytes]
+) -> list[tuple[Any, ...]]:
+    """Return rows of tables.TURNS for a session, those that are in `known` not trainable.
+
+    `seen` counts the trainable turns of its unit: of equal ones as many are known as there were.
+    """
+    scope = session["format"], logged_id(session["session_id"])
+    query = "SELECT count FROM turn WHERE format = ? AND id = ? AND digest = ?"
+    marked = []
+    for row, digest in zip(
+        rows, _turn_digests(session["messages"], [(*row[2:4], row[11]) for row in rows]), strict=True
+    ):
+        if row[6]:
+            seen[digest] += 1
+            (count,) = known.execute(query, (*scope, digest)).fetchone() or (0,)
+            row = (*row[:6], False, READ_BEFORE, *row[8:]) if seen[digest] <= count else row
+        marked.append(row)
+    return marked
+
+
+def record_turns(ledger: Path, run: Path) -> None:
+    """Add the turns of an extracted run to the ledger. Calling it again changes nothing.
+
+    Sessions that a log gives no id do not go on, and are left out.
+    """
+    from opdkit.store.joined_turns import joined_turns  # pyarrow is slow to import
+    from opdkit.store.reading import part_count
+
+    columns = {"sessions": ["session_id", "format", "messages"], "turns": None}
+    found: Counter[tuple[str, str, bytes]] = Counter()
+    for part in range(part_count(run, "extract")):
+        for name, joined in groupby(joined_turns(run, part, columns, reviews={}), key=lambda one: one.session_id):
+            session, turns = (own := list(joined))[0].session, [one.turn for one in own]
+            facts = [(turn["message_index"], turn["next_count"], turn["decision"]) for turn in turns]
+            for turn, digest in zip(turns, _turn_digests(session["messages"], facts), strict=True):
+                if turn["skip_reason"] in (None, READ_BEFORE) and BY_LINE not in name.partition(":")[0]:
+                    found[session["format"], logged_id(name), digest] += 1
+    upsert = "INSERT INTO turn VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = max(count, excluded.count)"
+    with open_ledger(ledger) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(upsert, [(*key, n) for key, n in found.items()])
+        connection.execute("COMMIT")
+
+
+def _turn_digests(messages: Sequence[JSON], turns: Sequence[tuple[int, int, JSON | None]]) -> Iterator[bytes]:
+    """Yield the digest of each turn, given as (index of its reply, messages in its next state, decision), in order."""
+    read, done = xxhash.xxh3_128(), 0
+    for index, next_count, decision in turns:
+        for message in messages[done : index + 1 + next_count]:
+            calls = [(call["name"], call["arguments"]) for call in message["tool_calls"] or ()]
+            read.update(orjson.dumps([*map(message.get, ("role", "content", "reasoning", "name")), calls]))
+        done = index + 1 + next_count
+        turn = read.copy()
+        turn.update(orjson.dumps([index, decision], option=orjson.OPT_SORT_KEYS))
+        yield turn.digest()

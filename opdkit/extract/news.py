@@ -1,0 +1,371 @@
+"""News of logs that grow: what was appended or rewritten since the last night, as files that stay as they are.
+
+    collect_news(...)   NIGHT/chat@12.jsonl   new lines of a format with one conversation per line
+                        NIGHT/agent.jsonl     whole sessions that went on, under the name that their ids begin with
+                        NIGHT/news.sqlite     changes of the ledger, and the turns of these sessions that are known
+    commit_news(...)    applies the changes to the ledger
+
+The folder is renamed into place as a whole, and its changes are applied in one transaction: whoever is killed in
+between calls both again. A file is read from where the last night stopped, if it still begins as it did then, whatever
+its name is now. Of what was read, only the first and the last 16 KiB are compared: in a file that grew, an edit between
+them is seen if it moves the rest.
+"""
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+from xxhash import xxh3_128, xxh3_128_digest
+
+from opdkit.chat.conversation import Unreadable
+from opdkit.console import warn
+from opdkit.errors import ConfigError
+from opdkit.extract.formats import READERS
+from opdkit.extract.formats.detect import NO_LINES, detect, remedy
+from opdkit.extract.formats.json_lines import parse
+from opdkit.extract.formats.reader import Line, Reader
+from opdkit.extract.inputs.files import add_name, find_files, lines, scratch_folder
+from opdkit.extract.inputs.first_pass import AUTO, file_state
+from opdkit.extract.inputs.growing import (
+    START,
+    KnownInput,
+    Source,
+    digest_ends,
+    match_sources,
+    open_sources,
+    whole_lines,
+)
+from opdkit.extract.inputs.index import escape_id
+from opdkit.extract.known_turns import BY_LINE
+from opdkit.extract.ledger import apply_changes, open_ledger, open_news
+from opdkit.store.atomic import replaced_folder, sync
+
+NEWS = "news.sqlite"  # in the folder of a night
+_BUFFER = 1 << 16  # bytes
+_LINES = 1_000  # looked at to detect a format
+_LONGEST_NAME = 180  # bytes of a log's name: the number of the night and a suffix follow
+_TOUCH = "INSERT OR IGNORE INTO touched VALUES (?, ?)"
+
+
+@dataclass(frozen=True)
+class News:
+    """Counts of what one night found."""
+
+    night: int = 0  # its number, from 1; 0: there was no news
+    inputs: int = 0  # files, and members of archives, with news
+    records: int = 0  # new ones: lines, events, calls
+
+
+class _Piece(NamedTuple):
+    """Piece of plain JSON lines: all lines between two bytes, or where there is a digest, one record of a line."""
+
+    path: Path
+    start: int
+    stop: int
+    format: str = ""
+    record: int = 0  # number of the record in its line
+    digest: bytes = b""  # what the record must still be
+
+
+def collect_news(
+    ledger: Path, logs: Sequence[str], folder: Path, log_format: str | Reader = AUTO, line_limit: int = 64_000_000
+) -> News:
+    """Write what is new in `logs` to `folder`, with the changes of the ledger, and return its counts.
+
+    Without news there is no folder. Where the folder is there already, nothing is looked at. Inputs with the size, time
+    and inode of the last night are not opened. Raises ConfigError for inputs that cannot grow, that are not there, and
+    that are named and of no known format.
+    """
+    if (folder / NEWS).exists():
+        with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
+            return News(**orjson.loads(connection.execute("SELECT counts FROM night").fetchone()[0]))
+    for log in logs:
+        if log == "-" or log.startswith("hf:"):
+            raise ConfigError(f"{log}: only files and folders are followed as they grow")
+    files = {os.fsencode(path.resolve()): (source, path.resolve(), given)
+             for source, path, given in find_files(logs, folder)}  # fmt: skip
+    states = {file: repr(file_state(path)) for file, (_, path, _) in files.items()}
+    with open_ledger(ledger) as connection:
+        before = dict(connection.execute("SELECT path, state FROM file"))
+    changed = [files[file] for file, state in states.items() if before.get(file) != state]
+    if not changed:
+        return News()
+    with scratch_folder() as scratch:
+        with open_news(scratch / NEWS, ledger) as changes:
+            changes.executemany("INSERT INTO file VALUES (?, ?)", states.items())
+            inputs = {row[0]: KnownInput(*row) for row in changes.execute("SELECT * FROM old.input")}
+            (number,) = changes.execute("SELECT coalesce(max(number), 0) + 1 FROM old.night").fetchone()
+            names = {known.name for known in inputs.values()}
+            night = _Night(changes, scratch, log_format, line_limit, list(files), inputs, names, number)
+            plain = {known.path: known for known in inputs.values() if known.is_plain and not known.member}
+            sources = [one for file in changed for one in open_sources(*file, plain, scratch, line_limit)]
+            for known in match_sources(sources, inputs, night.files):
+                night.save(known, b"", "")
+            for source in sources:
+                night.read_source(source)
+            night.find_records_of_ids()
+            news = News()
+            if night.pieces:
+                news = News(number, night.inputs_with_news, night.records)
+                row = number, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
+                changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)
+        if not news.night:
+            apply_changes(ledger, scratch / NEWS)
+            return news
+        with replaced_folder(folder) as temporary:
+            for name in night.pieces:
+                night.write_pieces(name, temporary / f"{name}.jsonl")
+            shutil.copyfile(scratch / NEWS, temporary / NEWS)
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
+    sync(folder.parent)
+    return news
+
+
+def commit_news(ledger: Path, folder: Path) -> None:
+    """Enter the news in `folder` in the ledger. Calling it again changes nothing.
+
+    Raises OpdkitError where other news was entered since it was collected.
+    """
+    apply_changes(ledger, folder / NEWS)
+
+
+@dataclass
+class _Night:
+    """Search for what is new. It reads the ledger, the schema `old` of `changes`, and writes to the other."""
+
+    changes: sqlite3.Connection
+    scratch: Path
+    log_format: str | Reader
+    line_limit: int
+    files: list[bytes]  # every file behind the logs, in order
+    inputs: dict[int, KnownInput]  # by number, from 1
+    names: set[str]  # of all inputs
+    number: int
+    inputs_with_news: int = 0
+    records: int = 0
+    pieces: defaultdict[str, list[_Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
+    paths: dict[int, Path | None] = field(default_factory=dict)  # input -> its plain JSON lines; None: they are gone
+
+    def reader(self, log_format: str) -> Reader:
+        """Return the reader of a format."""
+        return self.log_format if isinstance(self.log_format, Reader) else READERS[log_format]
+
+    def save(self, known: KnownInput, file: bytes, member: str) -> None:
+        """Note the place of an input, and up to where it was read."""
+        known.path, known.member = file, member
+        self.inputs[known.number] = known
+        self.changes.execute(f"INSERT OR REPLACE INTO input VALUES ({', '.join('?' * 11)})", astuple(known))
+
+    def read_source(self, source: Source) -> None:
+        """Note what is new in an input, and up to where it was read."""
+        log_format, known = self.find_format(source), source.known
+        if log_format is None:
+            return
+        left: Counter[bytes] = Counter()  # units that the input held before it was rewritten
+        if known is None or known.format != log_format:
+            if known is not None:
+                self.save(known, b"", "")
+            stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
+            source.is_rewritten = False
+            known = KnownInput(len(self.inputs) + 1, b"", "", add_name(stem, self.names), log_format, True)
+        elif source.is_rewritten:
+            query = "SELECT digest, count FROM old.unit WHERE input = ?"
+            left.update(dict(self.changes.execute(query, (known.number,)).fetchall()))
+            self.changes.execute("INSERT INTO rewritten VALUES (?)", (known.number,))
+            known = KnownInput(known.number, b"", "", known.name, log_format, True)
+        known.is_plain, self.paths[known.number] = source.is_plain, source.path
+        reader, records = self.reader(log_format), self.records
+        read = self.read_sessions if reader.grouping == "session" else self.read_records
+        read(source, known, reader, left)
+        self.inputs_with_news += self.records > records
+        known.start = digest_ends(source.path, min(known.read, START), START)
+        known.seal = digest_ends(source.path, known.read)
+        self.save(known, source.file, source.member)
+
+    def find_format(self, source: Source) -> str | None:
+        """Return the format of an input; None where it has no whole line yet, or no reader knows it."""
+        if self.log_format != AUTO:
+            return self.log_format.name if isinstance(self.log_format, Reader) else self.log_format
+        if source.known is not None and not source.is_rewritten:
+            return source.known.format
+        whole = [line for _, _, line in islice(whole_lines(source, 0, self.line_limit), _LINES)]
+        try:
+            return detect(source.input.source, whole) if whole else None
+        except Unreadable as error:
+            problem = f"{source.input.source}: {error.reason} ({error.detail}){remedy(error)}"
+            if source.input.given and error.reason != NO_LINES:
+                raise ConfigError(problem) from None
+            warn(problem)
+            return None
+
+    def adds_unit(self, known: KnownInput, name: str, piece: _Piece, digest: bytes, left: Counter[bytes]) -> bool:
+        """Add a session, or a record without an id, to the news under `name`.
+
+        If `left` has it, take it from there and return False.
+        """
+        if left[digest] > 0:
+            left[digest] -= 1
+            return False
+        pieces = self.pieces[name]
+        last = pieces[-1] if pieces else None
+        if last and (last.path, last.stop, last.digest, piece.digest) == (piece.path, piece.start, b"", b""):
+            pieces[-1] = last._replace(stop=piece.stop)
+        else:
+            pieces.append(piece)
+        query = "SELECT coalesce(sum(count), 0) + 1 FROM old.unit WHERE input = ? AND digest = ?"
+        (first,) = self.changes.execute(query, (known.number, digest)).fetchone()
+        upsert = "INSERT INTO unit VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + 1"
+        self.changes.execute(upsert, (known.number, digest, first))
+        return True
+
+    def read_sessions(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
+        """Note the sessions between headers with new lines, of which the last one may go on.
+
+        A session without an id is called by its line: then the file is extracted as a whole.
+        """
+        for begin in dict.fromkeys((known.session, 0)):
+            sessions: list[tuple[int, str]] = []  # (first byte, id)
+            ends: list[tuple[int, xxh3_128]] = []  # (byte behind it, digest of its lines)
+            fresh, is_named, is_behind_header = 0, True, False
+            for offset, stop, line in whole_lines(source, begin, self.line_limit):
+                logged = None
+                if reader.header_mark in line.data:
+                    with contextlib.suppress(Unreadable):
+                        logged = reader.id_of(parse(line))
+                if not sessions or (logged is not None and not (is_behind_header and reader.repeats_headers)):
+                    sessions.append((offset, escape_id(logged) if logged else f"line{line.number}"))
+                    ends.append((stop, xxh3_128()))
+                    is_named = is_named and bool(logged)
+                is_behind_header = logged is not None
+                ends[-1][1].update(line.data.strip() + b"\n")
+                ends[-1] = (stop, ends[-1][1])
+                fresh += offset >= known.read
+            is_named = is_named and len({name for _, name in sessions}) == len(sessions)
+            if is_named:
+                break
+        if not fresh:
+            return
+        has_news = False
+        for (start, name), (stop, digest) in zip(sessions, ends, strict=True):
+            piece = _Piece(source.path, start, stop)
+            if self.adds_unit(known, known.name, piece, digest.digest(), left if is_named else Counter()):
+                self.changes.execute(_TOUCH, (reader.name, name))
+                has_news = True
+        self.records += fresh if has_news else 0
+        known.read, known.session = ends[-1][0], sessions[-1][0] if is_named else 0
+
+    def read_records(self, source: Source, known: KnownInput, reader: Reader, left: Counter[bytes]) -> None:
+        """Note the new records, those with an id by their places, and the ids that they touch.
+
+        Of a file that was rewritten, these are the ids whose records in it are other ones now.
+        """
+        pending: list[tuple[int, int, int, bytes]] = []  # places before the first id of a session that may begin so
+        digests: defaultdict[str, list[bytes]] = defaultdict(list)
+        stop = known.read
+        for offset, stop, line in whole_lines(source, known.read, self.line_limit):
+            records = _split_records(reader, line)
+            for number, data in enumerate(records):
+                logged, digest = None, xxh3_128_digest(data.strip())
+                if reader.grouping == "id":
+                    with contextlib.suppress(Unreadable):
+                        logged = reader.id_of(parse(line._replace(data=data)))
+                if logged is None and not reader.carries:
+                    piece = _Piece(source.path, offset, stop)
+                    if len(records) > 1:
+                        piece = piece._replace(format=reader.name, record=number, digest=digest)
+                    self.records += self.adds_unit(known, f"{known.name}{BY_LINE}{self.number}", piece, digest, left)
+                    continue
+                known.last = known.last if logged is None else escape_id(logged)
+                pending.append((offset, number, stop - offset, digest))
+                if known.last is not None:
+                    rows = [(reader.name, known.last, known.number, *place) for place in pending]
+                    self.changes.executemany("INSERT INTO place VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                    digests[known.last] += [place[-1] for place in pending]
+                    pending.clear()
+        if not pending:
+            known.read = stop
+        before: defaultdict[str, list[bytes]] = defaultdict(list)
+        if source.is_rewritten and reader.grouping == "id":
+            query = "SELECT id, digest FROM old.place WHERE input = ? ORDER BY id, offset, record"
+            for name, digest in self.changes.execute(query, (known.number,)):
+                before[name].append(digest)
+        for name, own in digests.items():
+            if own != before[name]:
+                self.records += sum((Counter(own) - Counter(before[name])).values())
+                self.changes.execute(_TOUCH, (reader.name, name))
+            self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
+                                 "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
+                                 (reader.name, name, known.name))  # fmt: skip
+
+    def find_records_of_ids(self) -> None:
+        """Find all records of the ids that were touched, and the turns of these that are known."""
+        turns = "SELECT known.* FROM touched CROSS JOIN old.turn AS known USING (format, id)"
+        self.changes.execute(f"INSERT INTO turn {turns}")
+        rows = []
+        for schema in ("main", "old"):
+            rows += self.changes.execute(
+                "SELECT coalesce((SELECT name FROM old.home WHERE format = touched.format AND id = touched.id), "
+                "(SELECT name FROM main.home WHERE format = touched.format AND id = touched.id)), "
+                "input, offset, record, bytes, digest, format "
+                f"FROM touched CROSS JOIN {schema}.place USING (format, id) "
+                "WHERE ? OR input NOT IN (SELECT input FROM rewritten)", (schema == "main",)
+            ).fetchall()  # fmt: skip
+        order = {file: n for n, file in enumerate(self.files)}  # records of files that are not there come first
+        rows.sort(key=lambda row: (row[0], order.get(self.inputs[row[1]].path, -1), *row[1:4]))
+        for name, number, offset, record, size, digest, log_format in rows:
+            if (path := self.find_path(number)) is not None:
+                self.pieces[name].append(_Piece(path, offset, offset + size, log_format, record, digest))
+
+    def find_path(self, number: int) -> Path | None:
+        """Return the file with the plain JSON lines of an input that has not changed; None where it is gone."""
+        if number not in self.paths:
+            known, self.paths[number] = self.inputs[number], None
+            file = Path(os.fsdecode(known.path))
+            if known.is_plain and not known.member:
+                self.paths[number] = file if file.is_file() else None
+            elif file.is_file():
+                for source in open_sources(str(file), file, False, {}, self.scratch, self.line_limit):
+                    if source.member == known.member:
+                        self.paths[number] = source.path
+        return self.paths[number]
+
+    def write_pieces(self, name: str, path: Path) -> None:
+        """Write the lines of one log of the night. Records that are no longer what they were are left out."""
+        with contextlib.ExitStack() as stack, path.open("wb") as out:
+            opened = {path: stack.enter_context(path.open("rb")) for path in {one.path for one in self.pieces[name]}}
+            for piece in self.pieces[name]:
+                handle, at = opened[piece.path], piece.start
+                handle.seek(at)
+                last = b""
+                while not piece.digest and (data := handle.read(min(_BUFFER, piece.stop - at))):
+                    at, last = at + out.write(data), data
+                if piece.digest:
+                    line = next((line for _, line in lines(handle, "", self.line_limit, offset=at)), Line("", 0, b""))
+                    records = _split_records(self.reader(piece.format), line)
+                    last = records[piece.record] if piece.record < len(records) else b""
+                    if xxh3_128_digest(last.strip()) != piece.digest:
+                        continue
+                    out.write(last)
+                if not last.endswith(b"\n"):
+                    out.write(b"\n")
+
+
+def _split_records(reader: Reader, line: Line) -> list[bytes]:
+    """Return the records on a line as JSON: mostly one, the line itself."""
+    if reader.unfold is not None:
+        with contextlib.suppress(Unreadable, orjson.JSONEncodeError):
+            whole = parse(line)
+            records = reader.unfold(whole)
+            if len(records) != 1 or records[0] is not whole:
+                return [orjson.dumps(record) + b"\n" for record in records]
+    return [line.data]
