@@ -143,7 +143,7 @@ Check = Callable[[str, JSON], bool]
 def options() -> str:
     """The options of every method of the Python interface, typed."""
     methods = ("extract", "judge", "teacher", "train", "eval", "rollout", "run", "slurm", "export", "forecast",
-               "calibrate", "compare", "gate", "report", "show", "check")  # fmt: skip
+               "calibrate", "compare", "gate", "blame", "report", "show", "check")  # fmt: skip
     parts = [OPTIONS]
     for name in methods:
         lines = [f"\n\nclass {name.capitalize()}Options(TypedDict, total=False):"]

@@ -23,6 +23,7 @@ from opdkit.console import stdout
 
 if TYPE_CHECKING:
     import opdkit.options as typed
+    from opdkit.commands.blame import Blame
     from opdkit.commands.calibrate.agreement import Calibration
     from opdkit.commands.show.turn import Turn, Turns
     from opdkit.evaluate.comparison import Comparison
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # What a method returns and its command prints; options of the printed form are not options of the method.
 _RETURNED = {
+    "blame": "opdkit.commands.blame:blame",
     "calibrate": "opdkit.commands.calibrate.command:measure",
     "compare": "opdkit.commands.compare:compare",
     "forecast": "opdkit.commands.forecast:predict",
@@ -133,6 +135,11 @@ class Run:
         """Say whether the trained model may replace the one before it; `print(decision.markdown())` as the command."""
         decision: Decision = self._run("gate", options)
         return decision
+
+    def blame(self, **options: "Unpack[typed.BlameOptions]") -> "Blame":
+        """Say what taught the model what it now does worse; `print(answer.markdown())` as the command."""
+        answer: Blame = self._run("blame", options)
+        return answer
 
     def report(self, **options: "Unpack[typed.ReportOptions]") -> Any:
         """Write the run as one HTML file that opens offline."""

@@ -222,6 +222,8 @@ class TrainOptions(TypedDict, total=False):
     """the student: a model folder or a name on the hub; the model that the teacher stage scored"""
     limit: int | None
     """only the first N sessions, for a cheap trial"""
+    filter: Texts | None
+    """train only on sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the session's id; may be given repeatedly"""
     max_turns_per_session: int | None
     """at most N turns of a session; drawn by --seed, so that no user outweighs all others"""
     holdout: float | None
@@ -595,6 +597,17 @@ class GateOptions(TypedDict, total=False):
     """do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how large such a loss could be"""
     allow: Texts | None
     """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call; may be given repeatedly"""
+
+
+class BlameOptions(TypedDict, total=False):
+    by: Text | None
+    """what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the user, where the log names one, else session"""
+    domain: Text | None
+    """only what got worse in this domain; default: in all that got worse"""
+    worst: int | None
+    """lines to show of each table"""
+    device: Text | None
+    """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""
 
 
 class ReportOptions(TypedDict, total=False):

@@ -37,10 +37,12 @@ def write_extract(
     *,
     per_part: int = 2,
     turns: Mapping[str, Mapping[str, Any]] | None = None,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """Write sessions (id -> messages) and a turn for every assistant message; returns `run`.
 
     A turn is trainable when a next state follows; `turns` (turn_id -> fields) overrides that and any other field.
+    `metadata` (session id -> fields) are what the log says of a session beside its messages.
     """
     ids = list(sessions)
     config = ExtractConfig(run=run, logs=("written by a test",), part_mb=per_part, shard="0/1")
@@ -49,13 +51,15 @@ def write_extract(
     for part in stage.todo():
         with stage.writing(part) as out:
             for line, session_id in enumerate(ids[part * per_part : (part + 1) * per_part], 1):
-                out.rows("sessions", [_session(session_id, line, sessions[session_id])])
+                out.rows("sessions", [_session(session_id, line, sessions[session_id], metadata or {})])
                 rows = _turns(session_id, sessions[session_id])
                 out.rows("turns", [row | dict((turns or {}).get(row["turn_id"], {})) for row in rows])
     return run
 
 
-def _session(session_id: str, line: int, messages: Messages) -> dict[str, Any]:
+def _session(
+    session_id: str, line: int, messages: Messages, metadata: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     return {
         "session_id": session_id,
         "source": "test",
@@ -64,7 +68,7 @@ def _session(session_id: str, line: int, messages: Messages) -> dict[str, Any]:
         "model": None,
         "messages": messages,
         "tools": None,
-        "metadata": json.dumps({"written": "by a test"}),
+        "metadata": json.dumps({"written": "by a test", **metadata.get(session_id, {})}),
         "tree": None,
     }
 

@@ -79,14 +79,16 @@ def write_run(
     samples: int = 0,
     load_in_4bit: bool = False,
     turns: Mapping[str, Mapping[str, Any]] | None = None,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     """The extract, judge and teacher stages of a run, with `support` tokens at each position.
 
     The teacher samples `samples` replies per hint.
 
-    `turns` (turn_id -> fields) overrides fields of the turns table.
+    `turns` (turn_id -> fields) overrides fields of the turns table, `metadata` adds fields to those of sessions.
     """
-    write_extract(run, {toy.session_id: toy.messages() for toy in toys}, per_part=per_part, turns=turns)
+    messages = {toy.session_id: toy.messages() for toy in toys}
+    write_extract(run, messages, per_part=per_part, turns=turns, metadata=metadata)
     parts = [toys[i : i + per_part] for i in range(0, len(toys), per_part)]
     config = JudgeConfig(run=run, judge="rules", shard="0/1")
     judge = Stage.open(config, "judge", [VERDICTS], parts=len(parts), upstream=["extract"])

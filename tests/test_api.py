@@ -80,7 +80,7 @@ def test_the_named_arguments_of_a_method_are_options_of_its_command(command: str
     keywords = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     printed = (
         {"json", "replies", "whole", "one_line", "logprobs"}
-        if command in ("calibrate", "compare", "eval", "forecast", "gate", "show")
+        if command in ("blame", "calibrate", "compare", "eval", "forecast", "gate", "show")
         else set()
     )
     expected = {name: field.default for name, field in fields.items() if name not in {"run", *positional, *printed}}

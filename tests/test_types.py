@@ -166,4 +166,4 @@ def test_an_editor_completes_every_option_of_every_method(tmp_path: Path) -> Non
                 parameter for parameter in inspect.signature(method).parameters if parameter not in ("self", "others")
             }
             assert {f"{option}=" for option in options} <= {item["label"] for item in found["items"]}, name
-    assert len(METHODS) == 16
+    assert len(METHODS) == 17

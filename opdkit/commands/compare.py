@@ -7,13 +7,12 @@ from pathlib import Path
 from opdkit.config.command_line import quote
 from opdkit.config.compare import CompareConfig
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import PythonFunction, convert, did_you_mean, fields_of
+from opdkit.config.fields import convert, did_you_mean, fields_of
 from opdkit.console import say, stdout
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.evaluate.checks import read_prompts
+from opdkit.evaluate.checks import evaluated_prompts
 from opdkit.evaluate.comparison import Comparison, compare_trainings, print_comparison
 from opdkit.evaluate.conclusion import is_evaluated
-from opdkit.store.digests import file_digest
 from opdkit.store.plans import check_upstream, differences, manifest, name_runs, named_trainings
 from opdkit.store.reading import has_stage
 from opdkit.store.run_stage import run_stage
@@ -97,11 +96,5 @@ def compare_runs(runs: dict[str, Path], prompts: str | None = None) -> Compariso
             again = f"`opdkit eval {quote(runs[other])} --prompts FILE --overwrite`"
             raise OpdkitError(f"{first} and {other} were evaluated differently:{lines}\nRun {again} with the file and "
                               f"the options of {first}")  # fmt: skip
-    file = Path(prompts or manifest(runs[first], "eval")["configuration"]["prompts"])
-    if not file.is_file() or file_digest(file) != options["prompts"]:
-        raise OpdkitError(f"{file} is not the file of prompts that {first} was evaluated on: pass that as --prompts "
-                          "FILE, or run `opdkit eval` again for each, with --overwrite")  # fmt: skip
-    # The replies were checked: a function only stands for the checks that the rows lack.
-    check = PythonFunction(read_prompts) if "check" in options else None
-    known = {prompt.id: prompt for prompt in read_prompts(file, options["max_prompts"], check)}
-    return compare_trainings(runs, known, options["seed"])
+    remedy = "pass that as --prompts FILE, or run `opdkit eval` again for each, with --overwrite"
+    return compare_trainings(runs, evaluated_prompts(runs[first], remedy, prompts), options["seed"])

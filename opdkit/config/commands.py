@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opdkit.config.blame import BlameConfig
 from opdkit.config.calibrate import CalibrateConfig
 from opdkit.config.check import CheckConfig
 from opdkit.config.compare import CompareConfig
@@ -97,6 +98,7 @@ COMMANDS: dict[str, Command] = {
         "opdkit compare runs/try runs/all --prompts sample_data/prompts.jsonl",
     ),
     "gate": Command(GateConfig, "opdkit.commands.gate:run", "opdkit gate runs/try"),
+    "blame": Command(BlameConfig, "opdkit.commands.blame:run", "opdkit blame runs/try"),
     "slurm": Command(
         SlurmConfig,
         "opdkit.commands.slurm.launch:run",

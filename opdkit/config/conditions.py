@@ -21,9 +21,12 @@ from opdkit.errors import ConfigError
 
 FILTERED = "filtered: "  # begins the reasons of sessions that a condition leaves out
 FIELDS = ("model", "time", "language", "format", "source", "metadata.NAME")
-# Names under which logs have the time and the language of a session.
+SESSION = "session"  # the session's id: a field only where sessions have one, after extract
+GROUPS = (SESSION, "model", "language", "format", "source", "metadata.NAME")  # what sessions can be grouped by
+# Names under which logs have the time, the language and the user of a session.
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
 LANGUAGES = ("language", "lang", "locale")
+USERS = ("user", "user_id", "userId", "user.id", "username", "user_name", "end_user", "customer_id")
 _EXPRESSION = re.compile(r"\s*([\w.\-\[\]]+?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -42,34 +45,45 @@ class Filter:
     value: str
 
 
-def parse_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
-    """Return the conditions, all of which must hold. Raises ConfigError."""
+def parse_filters(texts: Sequence[str], flag: str = "--filter", fields: Sequence[str] = FIELDS) -> list[Filter]:
+    """Return the conditions on `fields`, all of which must hold. Raises ConfigError."""
     filters = []
     for text in texts:
         match = _EXPRESSION.fullmatch(text)
         if match is None:
             raise ConfigError(f"{flag} {text!r}: write it as FIELD OP VALUE with =, !=, >=, <=, > or <: 'model=gpt-4*'")
         field, op, value = match.groups()
-        root, _, path = field.partition(".")
-        if (f"{root}.NAME" if path else root) not in FIELDS:
-            raise ConfigError(f"{flag} {text!r}: there is no field {field!r}; {did_you_mean(field, FIELDS)}")
+        root = check_field(field, f"{flag} {text!r}", fields)
         if not value:
             raise ConfigError(f"{flag} {text!r}: there is no value to compare with")
         if field == "time" and parse_time(value) is None:
             problem = "there is no such day" if _DAY.fullmatch(value) else (
                 "write a time like 2026-01-31 or 2026-01-31T12:00:00Z")  # fmt: skip
             raise ConfigError(f"{flag} {text!r}: {problem}")
-        if root in ("model", "format", "source", "language") and op not in ("=", "!="):
+        if root in ("model", "format", "source", "language", SESSION) and op not in ("=", "!="):
             raise ConfigError(f"{flag} {text!r}: {root} is text; compare it with = or !=")
         filters.append(Filter(text.strip(), field, op, value))
     return filters
+
+
+def check_field(field: str, where: str, fields: Sequence[str] = GROUPS) -> str:
+    """Return the first word of a field's name. Raises ConfigError, beginning with `where`, unless it is of `fields`."""
+    root, _, path = field.partition(".")
+    if (f"{root}.NAME" if path else root) not in fields:
+        raise ConfigError(f"{where}: there is no field {field!r}; {did_you_mean(field, fields)}")
+    return root
+
+
+def parse_session_filters(texts: Sequence[str], flag: str = "--filter") -> list[Filter]:
+    """Return conditions on sessions that extract has read: these have an id, too. Raises ConfigError."""
+    return parse_filters(texts, flag, (*FIELDS, SESSION))
 
 
 def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> str | None:
     """Return the reason of the first condition that leaves a Conversation of this format out; None if it is kept."""
     for condition in filters:
         field, op, value = condition.field, condition.op, condition.value
-        logged = _logged_value(field, session, log_format)
+        logged = logged_value(field, session, log_format)
         if logged in (None, "", []):
             return f"{FILTERED}no {field}"
         holds: bool | None
@@ -86,12 +100,17 @@ def find_rejection(filters: Sequence[Filter], session: Any, log_format: str) -> 
     return None
 
 
-def _logged_value(field: str, session: Any, log_format: str) -> Any:
-    """Return the value of a field of a Conversation; of metadata.NAME without a value, that of every logged call."""
+def logged_value(field: str, session: Any, log_format: str) -> Any:
+    """Return the value of a field of a Conversation; of metadata.NAME without a value, that of every logged call.
+
+    The field SESSION is one of LoggedFields alone.
+    """
     if field == "time":
         return time_of(session.metadata)
     if field == "language":
         return first_of(session.metadata, LANGUAGES)
+    if field == SESSION:
+        return session.session_id
     if not field.startswith("metadata."):
         return {"model": session.model, "format": log_format, "source": session.source}[field]
     path = field.partition(".")[2]

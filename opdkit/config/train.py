@@ -5,8 +5,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from opdkit.config.conditions import parse_session_filters
 from opdkit.config.fields import HOW, MEMORY, WHERE, Panel
-from opdkit.config.shared import OBJECTIVES, ModelOptions, NamedTraining, shared_option
+from opdkit.config.shared import OBJECTIVES, REPEAT, ModelOptions, NamedTraining, shared_option
 from opdkit.errors import ConfigError
 
 DATA, LOSS = Panel("What to train on"), Panel("Objective")
@@ -24,6 +25,12 @@ class TrainConfig(NamedTraining, ModelOptions):
 
     model: str = shared_option("model", DATA, "the model that the teacher stage scored")
     limit: int | None = shared_option("limit", DATA)
+    filter: tuple[str, ...] = DATA.expert(
+        (),
+        "train only on sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the "
+        f"session's id; {REPEAT}",
+        check=parse_session_filters,
+    )
     max_turns_per_session: int | None = DATA.expert(
         None, "at most N turns of a session; drawn by --seed, so that no user outweighs all others", unit="turns", low=1
     )

@@ -40,6 +40,8 @@ from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.digests import file_digest
+from opdkit.store.plans import manifest
 
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
@@ -115,6 +117,23 @@ def read_text(flag: str, path: Path) -> str:
         raise ConfigError(f"{flag} {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag} {path} is not UTF-8 text: {error}") from error
+
+
+def evaluated_prompts(run: Path, remedy: str, file: str | None = None) -> dict[str, HeldOutPrompt]:
+    """Return the prompts that a run was evaluated on, by id, from `file` or from where eval read them.
+
+    Raises OpdkitError, which ends with `remedy`, where the file is gone or another one.
+    """
+    document = manifest(run, "eval")
+    options, path = (
+        document["plan"]["config"] | document["plan"]["inputs"],
+        Path(file or document["configuration"]["prompts"]),
+    )
+    if not path.is_file() or file_digest(path) != options["prompts"]:
+        raise OpdkitError(f"{path} is not the file of prompts that {run} was evaluated on: {remedy}")
+    # The replies were checked: a function only stands for the checks that the rows lack.
+    check = PythonFunction(read_prompts) if "check" in options else None
+    return {prompt.id: prompt for prompt in read_prompts(path, options["max_prompts"], check)}
 
 
 def read_prompts(path: Path, limit: int | None = None, check: PythonFunction | None = None) -> list[HeldOutPrompt]:

@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opdkit.chat.template import Chat
+from opdkit.config.conditions import find_rejection, parse_session_filters
 from opdkit.config.train import TrainConfig, epochs_over
+from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.turn_ids import conversation_id, logged_session_id
 from opdkit.train.batches import tokens_of
@@ -42,16 +44,27 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     terms = {name for phase in phases for name in phase.weights}
     supports = "any" if config.anchor_weight or config.step_limit else "none"
     scored = load_turns(config.run, config.limit, supports if terms.isdisjoint(SUPPORTED) else "needed")
-    turns, dropped = select_turns(scored, terms, config.holdout)
+    left, filtered = filter_turns(scored, config)
+    turns, dropped = select_turns(left, terms, config.holdout)
     turns, over_limit = limit_turns_per_session(turns, config.max_turns_per_session, config.seed)
     epochs = config.epochs or epochs_over(len(turns), config.batch_turns)
-    inside = [turn for turn in scored if not is_held_out(turn.session_id, config.holdout)]
+    inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
     validation = choose_turns(inside, config.validate, epochs)
     turns, kept_out = keep_out(turns, validation)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
-    data = build_training_set(turns, phases, len(scored), dropped + kept_out + over_limit)
+    data = build_training_set(turns, phases, len(scored), filtered + dropped + kept_out + over_limit)
     return replace(data, validation=validation, epochs=epochs), prompts
+
+
+def filter_turns(turns: Sequence[Turn], config: TrainConfig) -> tuple[list[Turn], Counter[str]]:
+    """Return the turns of the sessions that pass `--filter`, and the number of the others by reason."""
+    filters = parse_session_filters(config.filter)
+    sessions = read_logged_fields(config.run) if filters else ()
+    rejected = {session.session_id: reason for session in sessions
+                if (reason := find_rejection(filters, session, session.format)) is not None}  # fmt: skip
+    left = [turn for turn in turns if turn.session_id not in rejected]
+    return left, Counter(rejected[turn.session_id] for turn in turns if turn.session_id in rejected)
 
 
 def keep_out(turns: Sequence[Turn], validation: Sequence[Turn]) -> tuple[list[Turn], Counter[str]]:

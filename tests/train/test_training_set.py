@@ -6,15 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scored_runs import train_config
+from scored_runs import toy_sessions, train_config, write_run
 from toy_turns import set_of, toy_turn
 
+from opdkit.chat.template import Chat
+from opdkit.errors import ConfigError
+from opdkit.model.load import load_tokenizer
 from opdkit.train.objective.terms import Objective
+from opdkit.train.schedule import objectives
 from opdkit.train.targets import Support, Turn, is_held_out
 from opdkit.train.training_set import (
     OVER_LIMIT,
     build_training_set,
     limit_turns_per_session,
+    load_training_set,
     select_turns,
     shape_rewards,
 )
@@ -151,3 +156,30 @@ def test_a_reply_of_the_teacher_has_not_the_reward_of_the_logged_one() -> None:
     sampled = replace(logged, written=0, reward=None, advantage=None)
     shaped = shape_rewards([logged, sampled], train_config(Path("run"), Path("model")), {})
     assert [turn.advantage for turn in shaped] == [-1, None]
+
+
+@pytest.mark.parametrize(
+    ("conditions", "left", "reasons"),
+    [
+        (("metadata.user!=u1",), {0, 2, 3}, {"filtered: metadata.user!=u1": 4, "filtered: no metadata.user": 2}),
+        (("metadata.user=u*", "session!=toy-0|toy-3"), {1, 2, 4}, {"filtered: session!=toy-0|toy-3": 4,
+                                                                  "filtered: no metadata.user": 2}),
+    ],
+)  # fmt: skip
+def test_only_sessions_that_pass_the_filter_train(
+    tmp_path, plain_model_dir, conditions: tuple[str, ...], left: set[int], reasons: dict[str, int]
+) -> None:
+    users = ["u0", "u1", "u2", "u3", "u1"]
+    metadata = {f"toy-{n}": {"user": user} for n, user in enumerate(users)}
+    run = write_run(tmp_path / "run", plain_model_dir, toy_sessions(6), metadata=metadata)
+    config = train_config(run, plain_model_dir, filter=conditions, objective="combine")
+    data, _ = load_training_set(config, objectives(config), Chat(load_tokenizer(str(plain_model_dir)), {}))
+    assert {turn.session_id for turn in data.turns} == {f"toy-{n}" for n in left}
+    assert (data.scored, data.dropped) == (12, reasons)
+
+
+def test_a_condition_on_sessions_is_checked_before_anything_runs() -> None:
+    with pytest.raises(ConfigError, match="--filter"):
+        train_config(Path("run"), Path("model"), filter=("user=u1",))
+    with pytest.raises(ConfigError, match="--filter"):
+        train_config(Path("run"), Path("model"), filter=("session>4",))

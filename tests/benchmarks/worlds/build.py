@@ -123,7 +123,8 @@ def play(world: World, folder: Path, irrelevant: float, seed: int) -> list[tuple
     for k in range(world.sessions):
         rng = random.Random(f"log:{seed}:{k}")
         group = world.groups[k % len(world.groups)]
-        talk = Talk(world.topics, group.wishes, rng.choice(world.turns), irrelevant, system=rng.choice(group.systems))
+        topics = world.topics if group.topics is None else group.topics
+        talk = Talk(topics, group.wishes, rng.choice(world.turns), irrelevant, system=rng.choice(group.systems))
         talks[k] = converse(talk, rng)
         asks[k] = next(talks[k])
     while asks:

@@ -81,10 +81,14 @@ class Topic:
 
 @dataclass(frozen=True)
 class Group:
-    """Users with the same wishes: topic -> style. `systems` are their system prompts."""
+    """Users with the same wishes: topic -> style. `systems` are their system prompts.
+
+    `topics`: what they ask about, beside small talk; None: every topic of the world.
+    """
 
     wishes: Mapping[str, str]
     systems: tuple[str | None, ...] = (None,)
+    topics: tuple[Topic, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,240 @@
+"""`opdkit blame`: which users, sessions and turns taught the model what it now does worse, and the training without."""
+
+import json
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opdkit.chat.template import Chat
+from opdkit.config.blame import BlameConfig
+from opdkit.config.command_line import command_line, quote
+from opdkit.config.commands import COMMANDS
+from opdkit.config.conditions import SESSION, USERS, first_of, logged_value
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.fields import JSON, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config.shared import TRAINING
+from opdkit.config.train import TrainConfig
+from opdkit.console import counted, markdown_table, printable, say
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate.blame import Loss, WeightedReply, blame_turns, find_losses
+from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
+from opdkit.evaluate.conclusion import is_evaluated
+from opdkit.evaluate.replies import prompt_ids
+from opdkit.evaluate.stage import load_chat, model_names
+from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.logged_fields import read_logged_fields
+from opdkit.store.plans import check_upstream, manifest
+from opdkit.store.reading import part_count, read_arrow
+from opdkit.store.template_args import template_args_of
+from opdkit.train.schedule import objectives
+from opdkit.train.targets import load_prompts
+from opdkit.train.training_set import load_training_set
+
+_STANDS_OUT = 0.5  # of the largest blame: groups above are left out of the training that is proposed
+_HINTS = 3  # hints to show of each group
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Answer to "who taught it that?". Shares are of the blame of all groups that have any."""
+
+    sentence: str
+    domains: list[JSON]  # those that got worse: share of right replies before and after
+    by: str
+    groups: list[JSON]  # value, sessions, turns, share, hints; most to blame first
+    turns: list[JSON]  # turn_id, value, share, hint; most to blame first
+    commands: list[str]  # train without the worst, evaluate that, and compare
+
+    def markdown(self, most: int = 10) -> str:
+        """Return the answer as Markdown, with `most` lines per table."""
+        groups = [[row["value"] or "(none)", *(f"{row[name]:,}" for name in ("sessions", "turns")),
+                   f"{row['share']:.1%}", "; ".join(row["hints"])] for row in self.groups[:most]]  # fmt: skip
+        turns = [[row["turn_id"], row["value"] or "(none)", f"{row['share']:.1%}", row["hint"] or ""]
+                 for row in self.turns[:most]]  # fmt: skip
+        blocks = [printable(self.sentence)]
+        if self.groups:
+            blocks.append(markdown_table([[self.by, "sessions", "turns", "blame", "hints"], *groups]))
+            blocks.append(markdown_table([["turn", self.by, "blame", "hint"], *turns]))
+        if self.commands:
+            blocks += ["Train without them, and compare:", "\n".join(f"    {command}" for command in self.commands)]
+        return "\n\n".join(blocks)
+
+
+def run(config: BlameConfig) -> None:
+    """Print the answer as Markdown. Raises what `blame` raises."""
+    answer = blame(config)
+    print(json.dumps(asdict(answer), indent=2) if config.json else answer.markdown(config.worst))
+
+
+def blame(config: BlameConfig) -> Blame:
+    """Return who taught the model what it now does worse.
+
+    Raises OpdkitError where the run's own training is not evaluated, or a stage was run again since; ConfigError for a
+    field or a domain that there is not.
+    """
+    run = config.run
+    if not is_evaluated(run):
+        raise OpdkitError(f"{run} has no evaluation: run `opdkit eval {quote(run)} --prompts FILE`, or with --from-log "
+                          "in place of --prompts, and then this again")  # fmt: skip
+    check_upstream(run, ["train", "eval"])
+    trained, evaluated = (saved_options(run, stage) for stage in ("train", "eval"))
+    if evaluated.trained:
+        raise OpdkitError(f"{run}/eval is of another model than this run trained ({evaluated.trained}): run `opdkit "
+                          f"eval {quote(run)} ... --overwrite` without --trained")  # fmt: skip
+    domains, losses = find_losses(read_arrow(run, "replies", 0), config.domain)
+    if config.domain and not domains:
+        known = read_arrow(run, "replies", 0, ["domain"])["domain"].unique().to_pylist()
+        raise ConfigError(f"--domain is {config.domain!r}; {did_you_mean(config.domain, known)}")
+    session_groups, by = group_sessions(config)
+    if not losses:
+        where = config.domain or "any domain"
+        return Blame(f"Nothing to blame: the share of right replies did not fall in {where}.", [], by, [], [], [])
+
+    # The training set again, and the gradient of what was lost.
+    template_args = parse_pairs(template_args_of(run, "teacher", trained.template_arg), "--template-arg")
+    chat = Chat(load_tokenizer(trained.model), template_args)
+    phases = objectives(trained)
+    data, prompts = load_training_set(trained, phases, chat)
+    known_prompts = evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
+    replies = weigh_replies(losses, known_prompts, evaluated)
+    model = load_model(trained.model, device=config.device, dtype="float32")
+    say(f"what {counted(len(data.turns), 'reply')} taught about {counted(len(losses), 'prompt')} that got worse")
+    scores = blame_turns(model, replies, data, prompts or load_prompts(run, data.turns, chat), phases,
+                         trained.micro_batch_tokens)  # fmt: skip
+
+    # Sums over turns, of which the teacher may have written replies as well, and over groups.
+    tables = (read_arrow(run, "targets", part, ["turn_id", "hint"]) for part in range(part_count(run, "teacher")))
+    hints = {row["turn_id"]: row["hint"] for table in tables for row in table.to_pylist() if row["hint"] is not None}
+    blame_of = Counter[str]()
+    for turn, score in zip(data.turns, scores.tolist(), strict=True):
+        blame_of[turn.turn_id] += score
+    rows = [{"turn_id": turn_id, "value": session_groups[turn_id.rpartition(":")[0]], "share": score,
+             "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
+    groups, worse = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
+    commands = retrain_commands(run, trained, evaluated, by, groups)
+    return Blame(describe(worse, by, groups, len(rows)), worse, by, groups, rows, commands)
+
+
+def saved_options(run: Path, stage: str) -> Any:
+    """Return the configuration that a stage of a run was run with."""
+    cls = COMMANDS[stage].config
+    saved = manifest(run, stage)["configuration"]
+    known = {field.name: field for field in fields_of(cls) if saved.get(field.name) is not None}
+    values = {name: convert(field, saved[name], field.flag) for name, field in known.items()}
+    return cls(**values | {"run": run, "overwrite": False})
+
+
+def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
+    """Return the value of each session that blame is summed over, None where the log has none, and the field's name.
+
+    Raises ConfigError for a field that no session has.
+    """
+    sessions = list(read_logged_fields(config.run))
+    named = [(name, sum(first_of(s.metadata, [name]) is not None for s in sessions)) for name in USERS]
+    users = [f"metadata.{name}" for name, count in named if 2 * count >= len(sessions)]
+    by = config.by or next(iter(users), SESSION)
+    values = dict[str, str | None]()
+    for session in sessions:
+        value = logged_value(by, session, session.format)
+        value = next(iter(value), None) if isinstance(value, list) else value
+        values[session.session_id] = None if value in (None, "") else str(value)
+    if not any(values.values()):
+        raise ConfigError(f"--by {by}: no session of {config.run} has it")
+    return values, by
+
+
+def weigh_replies(
+    losses: Sequence[Loss], prompts: Mapping[str, HeldOutPrompt], config: EvalConfig
+) -> list[WeightedReply]:
+    """Return the replies to the prompts that got worse, as eval sampled them, weighted by how much worse each got."""
+    chat, longest = load_chat(config, model_names(config))
+    end, total, weighted = chat.tokenizer.eos_token_id, sum(loss.share for loss in losses), list[WeightedReply]()
+    for loss in losses:
+        ids = prompt_ids(chat, prompts[loss.prompt_id], config.max_new_tokens, longest)
+        for rows, sign in ((loss.failing, 1.0), (loss.passing, -1.0)):
+            for row in rows:
+                reply = chat.reply_ids(row["reply"]) + [end] * (row["finish_reason"] == "stop" and end is not None)
+                if reply:
+                    weight = sign * loss.share / total / len(rows)
+                    weighted.append(WeightedReply(PromptResponse(ids, reply), weight))
+    return weighted
+
+
+def sum_groups(rows: list[JSON]) -> list[JSON]:
+    """Return the groups with the sums of their turns, and sort both by blame.
+
+    The blame of a turn becomes a share: over the sum of all groups whose blame is positive.
+    """
+    members = defaultdict[str | None, list[JSON]](list)
+    for row in rows:
+        members[row["value"]].append(row)
+    sums = {value: sum(row["share"] for row in own) for value, own in members.items()}
+    total = sum(max(0.0, blame) for blame in sums.values()) or 1.0
+    for row in rows:
+        row["share"] /= total
+    rows.sort(key=lambda row: -row["share"])
+    groups = list[JSON]()
+    for value in sorted(members, key=lambda value: -sums[value]):
+        hints = Counter[str]()
+        for row in members[value]:
+            hints.update({row["hint"]: row["share"]} if row["hint"] else {})
+        sessions = {row["turn_id"].rpartition(":")[0] for row in members[value]}
+        groups.append({
+            "value": value, "sessions": len(sessions), "turns": len(members[value]), "share": sums[value] / total,
+            "hints": [hint for hint, share in hints.most_common(_HINTS) if share > 0],
+        })  # fmt: skip
+    return groups
+
+
+def worst_groups(groups: Sequence[JSON]) -> list[JSON]:
+    """Return the groups to train without: those with a value, and at least _STANDS_OUT of the largest blame.
+
+    The first of them alone where more would leave less than half of the turns.
+    """
+    least = max(1e-9, _STANDS_OUT * groups[0]["share"])
+    worst = [row for row in groups if row["value"] and row["share"] >= least]
+    turns = sum(row["turns"] for row in groups)
+    if 2 * sum(row["turns"] for row in worst) > turns:
+        worst = [row for row in worst[:1] if row["turns"] < turns]
+    return worst
+
+
+def describe(worse: Sequence[JSON], by: str, groups: Sequence[JSON], turns: int) -> str:
+    """Return the answer as a sentence, or more where the training that is proposed leaves out others, too."""
+    falls = "; ".join(f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
+                      for row in worse)  # fmt: skip
+    falls, worst = f"{falls[0].upper()}{falls[1:]}.", worst_groups(groups)
+    if not worst:
+        return f"{falls} No {by} stands out as the one that taught this."
+    names, unnamed = (
+        ", ".join(row["value"] for row in worst),
+        sum(row["sessions"] for row in groups if not row["value"]),
+    )
+    others = f" Without them goes what has no {by}: {counted(unnamed, 'session')}." if unnamed else ""
+    return (f"{falls} {sum(row['share'] for row in worst):.0%} of the blame is on {by} {names}: "
+            f"{sum(row['turns'] for row in worst):,} of {counted(turns, 'turn')}.{others}")  # fmt: skip
+
+
+def retrain_commands(
+    run: Path, trained: TrainConfig, evaluated: EvalConfig, by: str, groups: Sequence[JSON]
+) -> list[str]:
+    """Return the commands that train without the worst groups, evaluate that training, and compare both."""
+    worst = [row["value"] for row in worst_groups(groups)]
+    if not worst:
+        return []
+    base = run.parent if run.suffix == TRAINING else run
+    # In a condition, | separates values, and * ? [ are patterns: ? stands for each of them.
+    values = "|".join(re.sub(r"[|*?\[\]]", "?", value) for value in worst)
+    name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0])[:40] + ("-and-others" if len(worst) > 1 else "")
+    filters = [*trained.filter, f"{by}!={values}"]
+    train = trained.effective() | {"name": name, "filter": filters}
+    measure = evaluated.effective() | {"name": name, "model": None}
+    lines = [command_line("train", TrainConfig, base, train, ("shard",)),
+             command_line("eval", EvalConfig, base, measure, ("shard",)),
+             ["opdkit", "compare", str(base), *([run.stem] if run != base else []), name]]  # fmt: skip
+    return [shlex.join(words) for words in lines]

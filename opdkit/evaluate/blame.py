@@ -1,0 +1,176 @@
+"""Blame: how much each turn of a training taught what the model now does worse.
+
+L is what was lost: the mean log-prob of the model's replies after training that fail, less that of its replies before
+training that pass, over the prompts at which it got worse. l_i is the share of turn i in the training's loss. A small
+step of gradient descent on l_i alone changes L by -g . grad l_i, where g = grad L; that is the blame of turn i, as in
+TracIn (Pruthi et al. 2020), with the model before training as its one checkpoint. The model after training is a worse
+one: a turn that was learned has a small gradient there, which may point anywhere.
+
+No gradient of a turn is computed. Along g, the derivative of l_i is
+
+    g . grad l_i = (l_i(w + h g) - l_i(w - h g)) / 2h
+
+so two forwards over the training set give all of them. w are the weights of the last half of the layers: fewer numbers
+to hold, and on logs with a planted culprit they tell it apart as well as all weights do.
+
+Shapes: T turns, N response tokens.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from opdkit.config.fields import JSON
+from opdkit.console import progress
+from opdkit.model.scoring import PromptResponse
+from opdkit.store.turn_ids import first_branch
+from opdkit.train.batches import tokens_of
+from opdkit.train.forwards import plan_forwards
+from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of
+from opdkit.train.policy import Policy
+from opdkit.train.targets import Prompts
+from opdkit.train.training_set import TrainingSet
+
+LAYERS = 0.5  # share of the layers, the last ones, whose weights are looked at
+_CHANGE = 0.02  # of L, in nats, that a step along g is to make: far above rounding, far below what bends l_i
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Prompt at which the model got worse: its share of right replies fell by `share`."""
+
+    prompt_id: str
+    domain: str
+    share: float
+    passing: list[JSON]  # rows of `replies`: those before training that pass
+    failing: list[JSON]  # those after training that fail
+
+
+@dataclass(frozen=True)
+class WeightedReply:
+    """Reply whose log-prob, times its weight, is a part of L."""
+
+    sequence: PromptResponse
+    weight: float  # positive for a failing reply
+
+
+def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[Loss]]:
+    """Return each domain with its share of right replies before and after, and the losses in those that got worse.
+
+    The replies are the sampled ones, or the greedy ones where there are no others. Prompts that lack a verdict on one
+    model do not count.
+    """
+    is_sampled = pc.greater(replies["sample"], 0)
+    measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
+    sides: dict[str, dict[str, list[JSON]]] = {}
+    for row in measured.to_pylist():
+        if row["passed"] is not None and domain in (None, row["domain"]):
+            sides.setdefault(row["prompt_id"], {}).setdefault(row["model"], []).append(row)
+    losses, shares = list[Loss](), dict[str, list[tuple[float, float]]]()
+    for prompt_id, rows in sides.items():
+        if len(rows) < 2:
+            continue
+        before, after = (sum(row["passed"] for row in rows[side]) / len(rows[side]) for side in ("before", "after"))
+        name = rows["before"][0]["domain"]
+        shares.setdefault(name, []).append((before, after))
+        if before > after:
+            losses.append(Loss(prompt_id, name, before - after, [row for row in rows["before"] if row["passed"]],
+                               [row for row in rows["after"] if not row["passed"]]))  # fmt: skip
+    domains: list[JSON] = [{"domain": name, "prompts": len(pairs)} | dict(zip(("before", "after"), means, strict=True))
+                           for name, pairs in shares.items()
+                           for means in [np.mean(pairs, 0).tolist()]]  # fmt: skip
+    worse = {row["domain"] for row in domains if row["after"] < row["before"]}
+    return domains, [loss for loss in losses if loss.domain in worse]
+
+
+def blame_turns(
+    model: nn.Module,
+    replies: Sequence[WeightedReply],
+    data: TrainingSet,
+    prompts: Prompts,
+    objectives: Sequence[Objective],
+    batch_tokens: int,
+) -> NDArray[np.float64]:
+    """Return the blame [T] of each turn of a training set, in nats of L per unit step; positive: it taught the loss.
+
+    `model` is the student before training, in float32; its last weights are changed.
+    """
+    policy = Policy(model)
+    weights = choose_weights(model)
+    add_gradient(policy, replies, batch_tokens)
+    square = sum(float(p.grad.double().square().sum()) for p in weights if p.grad is not None)
+    step = _CHANGE / max(square, 1e-30)
+    sides = []
+    for change in (step, -2 * step):
+        with torch.no_grad():
+            for p in weights:
+                if p.grad is not None:
+                    p.add_(p.grad, alpha=change)
+        sides.append(turn_losses(policy, data, prompts, objectives, batch_tokens))
+    return (sides[1] - sides[0]) / (2 * step)
+
+
+def choose_weights(model: nn.Module) -> list[nn.Parameter]:
+    """Let only the last LAYERS of the layers have gradients, all weights where there are none, and return these."""
+    number = {name: int(match[1]) for name, _ in model.named_parameters() if (match := re.search(r"\.(\d+)\.", name))}
+    first = (1 - LAYERS) * (1 + max(number.values(), default=0))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not number or number.get(name, -1) >= first)
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def add_gradient(policy: Policy, replies: Sequence[WeightedReply], batch_tokens: int) -> None:
+    """Add the gradient of L, the weighted sum of the log-probs of `replies`, to that of the weights."""
+    sequences = [reply.sequence for reply in replies]
+    ids = [torch.tensor(s.response_ids)[:, None] for s in sequences]
+    prompts = [repr(s.prompt_ids) for s in sequences]  # replies to one prompt share its reading
+    for members, logprobs in read_forwards(policy, sequences, prompts, ids, batch_tokens):
+        sum(replies[i].weight * x_N1.sum() for i, x_N1 in zip(members, logprobs, strict=True)).backward()
+
+
+@torch.no_grad()
+def turn_losses(
+    policy: Policy, data: TrainingSet, prompts: Prompts, objectives: Sequence[Objective], batch_tokens: int
+) -> NDArray[np.float64]:
+    """Return the loss [T] of each turn, as its share of a step would be in which all turns of its phase are a mean."""
+    turns, device = data.turns, next(policy.parameters()).device
+    totals = list[dict[str, float]]()
+    for phase, objective in enumerate(objectives):
+        tokens = tokens_of([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
+        counts = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
+        totals.append({name: count / max(1, data.phases.count(phase)) for name, count in counts.items()})
+    sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
+    ids = [torch.cat([torch.from_numpy(turn.response_ids).long()[:, None], tokens_of([turn]).support_ids_NK], 1)
+           for turn in turns]  # fmt: skip
+    losses = np.zeros(len(turns))
+    sessions = [first_branch(turn.session_id) for turn in turns]
+    for members, logprobs in read_forwards(policy, sequences, sessions, ids, batch_tokens):
+        for i, x_NK in zip(members, logprobs, strict=True):
+            tokens, objective = tokens_of([turns[i]]).to(device), objectives[data.phases[i]]
+            terms = terms_of(objective, tokens)
+            loss, _ = step_loss(x_NK[:, 0], x_NK[:, 1:], tokens, terms, totals[data.phases[i]], objective)
+            losses[i] = float(loss)
+    return losses
+
+
+def read_forwards(
+    policy: Policy, sequences: Sequence[PromptResponse], sessions: Sequence[str], ids: Sequence[Tensor], tokens: int
+) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Yield the members of each forward of at most `tokens` tokens, and their log-probs [N, K] of `ids` [N, K]."""
+    forwards, _ = plan_forwards(sequences, sessions, tokens, 0, 1, packed=policy.packed, chains=policy.chains)
+    device = next(policy.parameters()).device
+    for trees in progress(forwards, "blame", len(forwards), "forwards"):
+        members = [i for tree in trees for i in tree.turns]
+        width = max(ids[i].shape[1] for i in members)
+        ids_NK = torch.cat([pad(ids[i], (0, width - ids[i].shape[1])) for i in members]).to(device)
+        logprobs_NK, _ = policy([[sequences[i] for i in tree.turns] for tree in trees], ids_NK)
+        parts = logprobs_NK.split([len(ids[i]) for i in members])
+        yield members, [x_NK[:, : ids[i].shape[1]] for i, x_NK in zip(members, parts, strict=True)]

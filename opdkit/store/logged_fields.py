@@ -1,0 +1,28 @@
+"""Fields of sessions, as the log has them: for conditions on sessions, and to group sessions by."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from opdkit.config.fields import JSON
+from opdkit.store.reading import part_count, read_arrow
+
+
+@dataclass(frozen=True)
+class LoggedFields:
+    """Fields of a session that `opdkit.config.conditions` compares."""
+
+    session_id: str
+    source: str
+    model: str | None
+    format: str
+    metadata: JSON
+
+
+def read_logged_fields(run: Path) -> Iterator[LoggedFields]:
+    """Yield the fields of every session of a run, in the order of the log."""
+    columns = ["session_id", "source", "model", "format", "metadata"]
+    for part in range(part_count(run, "extract")):
+        for row in read_arrow(run, "sessions", part, columns).to_pylist():
+            yield LoggedFields(**row | {"metadata": json.loads(row["metadata"] or "{}")})

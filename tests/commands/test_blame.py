@@ -1,0 +1,146 @@
+"""`opdkit blame`: of a real training that made replies worse, and the training without those that it names."""
+
+import json
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from named_trainings import eval_config, train_named, write_prompts
+from scored_runs import toy_sessions, write_run
+from typer.testing import CliRunner
+
+import opdkit
+from opdkit.cli import app
+from opdkit.commands.blame import blame, retrain_commands, sum_groups
+from opdkit.config.blame import BlameConfig
+from opdkit.config.evaluate import EvalConfig
+from opdkit.config.train import TrainConfig
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.evaluate import stage as evaluate
+from opdkit.store.plans import manifest
+from opdkit.store.reading import read_all, summary_of
+from opdkit.train.targets import load_turns
+
+SESSIONS, USERS = 6, ("ann|b", "cy*")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, plain_model_dir) -> Path:
+    """A run with a training `a` of six sessions of two users, evaluated; its replies to most prompts got worse."""
+    folder = tmp_path_factory.mktemp("blamed")
+    metadata = {f"toy-{n}": {"user_id": USERS[n % 2]} for n in range(SESSIONS)}
+    run = write_run(folder / "run", plain_model_dir, toy_sessions(SESSIONS), metadata=metadata)
+    train_named(run, plain_model_dir, "a", "blend")
+    evaluate.run(eval_config(run, "a", write_prompts(folder / "prompts.jsonl"), samples=4))
+    return run / "a.training"
+
+
+def test_it_adds_up(made) -> None:
+    answer = blame(BlameConfig(run=made, device="cpu"))
+    fell = {row["domain"] for row in answer.domains}
+    assert fell
+    assert all(row["after"] < row["before"] and row["domain"] in answer.sentence for row in answer.domains)
+    assert answer.by == "metadata.user_id"
+    assert {row["value"] for row in answer.groups} == set(USERS)
+    trained = load_turns(made)
+    assert {row["turn_id"] for row in answer.turns} == {turn.turn_id for turn in trained}
+    assert [row["turns"] for row in answer.groups] == [6, 6]
+    assert [row["sessions"] for row in answer.groups] == [3, 3]
+    for group in answer.groups:
+        own = [row for row in answer.turns if row["value"] == group["value"]]
+        assert sum(row["share"] for row in own) == pytest.approx(group["share"])
+        assert set(group["hints"]) <= {row["hint"] for row in own}
+    assert sum(max(0, row["share"]) for row in answer.groups) == pytest.approx(1)
+    shares = [row["share"] for row in answer.turns]
+    assert shares == sorted(shares, reverse=True)
+    by_session = blame(BlameConfig(run=made, device="cpu", by="session"))
+    assert [row["turn_id"] for row in by_session.turns] == [row["turn_id"] for row in answer.turns]
+    assert len(by_session.groups) == SESSIONS
+
+
+def test_the_commands_train_without_the_worst(made) -> None:
+    answer = opdkit.Run(made).blame(device="cpu")
+    worst = answer.groups[0]["value"]
+    train, measure, compare = map(shlex.split, answer.commands)
+    for words in (train, measure, compare):
+        done = CliRunner().invoke(app, words[1:])
+        assert done.exit_code == 0, done.stderr
+    without = made.parent / f"{train[train.index('--name') + 1]}.training"
+    counters = summary_of(without, "train").counters
+    assert (counters.rows_in, counters.rows_out) == (12, 6)
+    assert sum(counters.dropped.values()) == 6
+    assert all(reason.startswith("filtered: ") for reason in counters.dropped)
+    plans = [manifest(run, "train")["plan"]["config"] for run in (made, without)]
+    (condition,) = plans[1]["filter"]
+    assert plans[1] == plans[0] | {"filter": [condition]}
+    assert condition == "metadata.user_id!=" + worst.replace("|", "?").replace("*", "?")
+    assert {row["prompt_id"] for row in read_all(without, "replies")} == {
+        row["prompt_id"] for row in read_all(made, "replies")
+    }
+
+
+def test_the_command_prints_tables_or_json(made) -> None:
+    shown = CliRunner().invoke(app, ["blame", str(made), "--worst", "2", "--device", "cpu"])
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.count("| toy-") == 2
+    assert "opdkit train" in shown.stdout
+    answer = json.loads(CliRunner().invoke(app, ["blame", str(made), "--json", "--device", "cpu"]).stdout)
+    assert answer["sentence"] in shown.stdout
+    assert len(answer["turns"]) == 12
+
+
+def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
+    with pytest.raises(ConfigError, match="--domain"):
+        blame(BlameConfig(run=made, domain="evn"))
+    with pytest.raises(ConfigError, match=r"--by metadata\.team"):
+        blame(BlameConfig(run=made, by="metadata.team"))
+    with pytest.raises(ConfigError, match="--by"):
+        BlameConfig(run=made, by="user")
+    run = Path(shutil.copytree(made.parent, tmp_path / "run"))
+    with pytest.raises(OpdkitError, match=r"opdkit eval \S*run --prompts"):
+        blame(BlameConfig(run=run))
+    fine = run / "a.training"
+    prompts = write_prompts(tmp_path / "fine.jsonl")
+    prompts.write_text(prompts.read_text().replace("[a-m]", "(?s).*"))
+    evaluate.run(eval_config(fine, None, prompts, overwrite=True))
+    answer = blame(BlameConfig(run=fine))
+    assert (answer.groups, answer.commands) == ([], [])
+    assert "did not fall" in answer.markdown()
+    prompts.unlink()
+    train_named(run, plain_model_dir, "a", "combine", overwrite=True)
+    with pytest.raises(OpdkitError, match=r"another train stage(.|\n)*opdkit eval"):
+        blame(BlameConfig(run=fine))
+
+
+def rows_of(*rows: tuple[str, str | None, float, str | None]) -> list[dict[str, object]]:
+    return [dict(zip(("turn_id", "value", "share", "hint"), row, strict=True)) for row in rows]
+
+
+def test_shares_worked_out() -> None:
+    rows = rows_of(("a:1:1", "x", 3.0, "Be brief."), ("a:1:3", "x", -1.0, "Be long."), ("a:2:1", "x", 1.0, None),
+                   ("b:1:1", "y", -2.0, "Be kind."), ("c:1:1", None, 1.0, None))  # fmt: skip
+    groups = sum_groups(rows)
+    assert groups == [
+        {"value": "x", "sessions": 2, "turns": 3, "share": 0.75, "hints": ["Be brief."]},
+        {"value": None, "sessions": 1, "turns": 1, "share": 0.25, "hints": []},
+        {"value": "y", "sessions": 1, "turns": 1, "share": -0.5, "hints": []},
+    ]
+    assert [row["share"] for row in rows] == [0.75, 0.25, 0.25, -0.25, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("shares", "filtered"),
+    [([0.6, 0.3, 0.1, 0.0], "x0|x1"), ([0.9, 0.1], "x0"), ([0.5, 0.5], "x0"), ([1.0], None), ([-0.1, -0.2], None)],
+)
+def test_who_is_left_out(shares: Sequence[float], filtered: str | None) -> None:
+    groups = [{"value": f"x{n}", "share": share, "turns": 5} for n, share in enumerate(shares)]
+    config = TrainConfig(run=Path("runs/a"), model="m", filter=("language=en",))
+    commands = retrain_commands(Path("runs/a"), config, EvalConfig(run=Path("runs/a"), prompts="p"), "session", groups)
+    if filtered is None:
+        assert commands == []
+    else:
+        words = shlex.split(commands[0])
+        assert [words[n + 1] for n, word in enumerate(words) if word == "--filter"] == [
+            "language=en", f"session!={filtered}"]  # fmt: skip
