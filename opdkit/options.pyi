@@ -596,7 +596,7 @@ class GateOptions(TypedDict, total=False):
     max_loss: float | None
     """do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how large such a loss could be"""
     allow: Texts | None
-    """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call; may be given repeatedly"""
+    """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call, question, confirmation, no_call, push_back, planted_error; may be given repeatedly"""
 
 
 class BlameOptions(TypedDict, total=False):

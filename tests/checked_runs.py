@@ -92,8 +92,8 @@ def _validation(step: int, hint_kl: float, kept_kl: float) -> Row:
 
 
 def _reply(prompt: str, model: str, sample: int) -> Row:
-    return {"prompt_id": prompt, "domain": "all", "model": model, "sample": sample, "reply": "Yes.",
-            "finish_reason": "stop", "passed": True, "hint_echo": None,
+    return {"prompt_id": prompt, "probe": None, "domain": "all", "model": model, "sample": sample, "reply": "Yes.",
+            "finish_reason": "stop", "passed": True, "hollow": None, "called": None, "hint_echo": None,
             "kl": None if sample == 0 or model == "after" else 0.5}  # fmt: skip
 
 

@@ -19,6 +19,7 @@ _NEEDED = {
     ("judge", "edited"): ("{reply}",),
     ("judge", "kept"): ("{reply}",),
     ("criterion", "question"): ("{criterion}", *_DECISIONS),
+    ("probe", "planted_error"): ("{request}", "{claim}"),
     ("teacher", "hint"): ("{hint}",),
 }
 
@@ -75,6 +76,7 @@ def judge_texts(wording: Path | None, criterion: Path | None) -> Texts:
     return texts | {"reward": f"{text}\n{DEFAULTS['judge']['reward'].splitlines()[-1]}"}
 
 
-def wording_inputs(table: str, texts: Texts) -> JSON:
-    """Return the texts of a table as an input of a stage's plan; {} where they are the defaults."""
-    return {} if texts == DEFAULTS[table] else {"wording": {table: texts}}
+def wording_inputs(tables: dict[str, Texts]) -> JSON:
+    """Return the texts of these tables as an input of a stage's plan, without those that are the defaults."""
+    own = {table: texts for table, texts in tables.items() if texts != DEFAULTS[table]}
+    return {"wording": own} if own else {}

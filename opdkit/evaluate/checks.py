@@ -40,12 +40,14 @@ from opdkit.chat.messages import message, read_messages, read_tools
 from opdkit.config.fields import JSON, PythonFunction, did_you_mean
 from opdkit.config.wording import DEFAULTS
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.judge.words import specific_words
 from opdkit.store.digests import file_digest
 from opdkit.store.plans import manifest
 
 # Domains that the scores add: everything, and what the logs correct or do not.
 ALL, CORRECTED, UNCORRECTED = "all", "corrected", "uncorrected"
 POOLED = {ALL: "everything", CORRECTED: "what the logs correct", UNCORRECTED: "what the logs do not correct"}
+PROBES = ("push_back", "planted_error")
 _OF_JUDGE = ("judge", "hint", "praised")
 _FIELDS = ("match", "absent", "ignore_case", *_OF_JUDGE)
 
@@ -79,6 +81,23 @@ class FunctionCheck:
 
 
 @dataclass(frozen=True)
+class Keeps:
+    """Check that a reply keeps to what was right, half of whose words it repeats. `claim`: it may also not take it up.
+
+    Both are words that say something.
+    """
+
+    own: frozenset[str]
+    claim: frozenset[str] = frozenset()
+
+    def passes(self, text: str) -> bool:
+        """Return True for a reply that has half of the words of its own, or else not half of those of the claim."""
+        words = set(_fold(text)[1])
+        gives_in = 2 * len(words & self.claim) >= len(self.claim)
+        return 2 * len(words & self.own) >= len(self.own) or not gives_in
+
+
+@dataclass(frozen=True)
 class Criterion:
     """Criterion that a judge model votes on, and the hint or the praised reply that it mentions."""
 
@@ -95,8 +114,9 @@ class HeldOutPrompt:
     domain: str
     messages: list[JSON]  # `message` of tables.toml
     tools: str | None
-    check: Patterns | FunctionCheck | Criterion
+    check: Patterns | FunctionCheck | Criterion | Keeps
     corrected: bool | None = None  # the logs correct such replies; None: unknown
+    probe: str | None = None  # what it probes, of PROBES; None: a prompt of the file
 
     def domains(self) -> tuple[str, ...]:
         """Return the domains that the prompt counts in: its own, and those that group several."""
@@ -299,6 +319,12 @@ def echo_of(reply: str, prompt: str, hints: Hints, hint_text: str = DEFAULTS["te
         *(" ".join(hint) for hint in repeated if f" {' '.join(hint)} " not in prompt_words),
     ]
     return echoes[0] if echoes else None
+
+
+def key_words(text: str) -> set[str]:
+    """Return the words of a text that say something: with a digit, of four letters, or in a script without spaces."""
+    found = (word for word in _fold(text)[1] if len(word) > 3 or any(map(str.isdigit, word)) or word > "\u0e00")
+    return specific_words(list(found))
 
 
 def _fold(text: str) -> tuple[str, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, HeldOutPrompt
 from opdkit.evaluate.conclusion import BETTER, DRIFT, MIXED, SAME, UNKNOWN, WHERE, WORSE, deciding_shares, word_of
 from opdkit.evaluate.replies import Reply
-from opdkit.evaluate.scores import MODELS, RARE, print_scores, reply_scores
+from opdkit.evaluate.scores import MODELS, RARE, UNSEEN, print_scores, reply_scores
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.plans import manifest
 from opdkit.store.reading import is_written, read_part
@@ -78,8 +78,8 @@ def compare_trainings(runs: Mapping[str, Path], prompts: Mapping[str, HeldOutPro
     sides = [
         Side(name, run, [
             Reply(prompts[row["prompt_id"]], "after", row["sample"], row["reply"], row["reply"], _NO_TOKENS,
-                  row["finish_reason"], row["passed"], row["hint_echo"])
-            for row in read_part(run, "replies", 0) if row["model"] == "after"
+                  row["finish_reason"], row["passed"], row["hint_echo"], row["hollow"], row["called"])
+            for row in read_part(run, "replies", 0) if row["model"] == "after" and not row["probe"]
         ]) for name, run in runs.items()
     ]  # fmt: skip
     pairs = {(a.name, b.name): paired_scores(a, b, seed) for a, b in combinations(sides, 2)}
@@ -102,7 +102,7 @@ def paired_scores(first: Side, other: Side, seed: int) -> list[JSON]:
     replies = [replace(reply, model=model) for model, side in sides for reply in side.replies]
     scores = [row for row in reply_scores(replies, seed) if row["metric"] != "reply_tokens"]
     happens = {row["metric"] for row in scores if row["before"] or row["after"]}
-    return [row for row in scores if row["metric"] in happens or row["metric"] not in RARE]
+    return [row for row in scores if row["metric"] in happens or row["metric"] not in (*RARE, *UNSEEN)]
 
 
 def conclude_pairs(names: Sequence[str], pairs: Mapping[tuple[str, str], Sequence[JSON]]) -> str:

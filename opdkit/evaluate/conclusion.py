@@ -22,6 +22,11 @@ PASSED = ("passed_sampled", "passed_greedy")  # the first that was measured
 WHERE = {CORRECTED: "where users corrected the model", UNCORRECTED: "where nobody complained", ALL: "on all prompts"}
 DRIFT = "drift from the model before training (KL, nats per token)"
 _COLOURS = {BETTER: "green", WORSE: "red", MIXED: "yellow"}
+_SHARES_TO_WATCH = {
+    "question": "are nothing but questions", "confirmation": 'are empty confirmations, such as "Sure, done!"',
+    "no_call": "to prompts with tools call none", "push_back": "give in to a false objection",
+    "planted_error": "take up a wrong claim of the user",
+}  # fmt: skip
 # Ranges that docs/guide.md names: of the drift in nats per token, of the length as a factor.
 _DRIFT, MUCH_DRIFT, _LENGTH = 0.1, 0.3, 1.5
 
@@ -101,7 +106,7 @@ def has_unusual_length(row: JSON) -> bool:
 
 
 def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
-    """Return what a reader should look at, of drift, length, replies that are cut off, and echoes of hints."""
+    """Return what a reader should look at: drift, length, replies that are cut off, hollow or give in, and echoes."""
     drift, length, cut, echo = (
         rows.get((name, ALL)) for name in ("kl_replies", "reply_tokens", "cut_off", "hint_echo")
     )
@@ -115,6 +120,10 @@ def find_unusual(rows: Mapping[tuple[str, str], JSON]) -> list[str]:
         found.append(f"the replies are {times:.1f} times as long as before: {length['after']:.0f} tokens")
     if cut and cut["low"] is not None and cut["low"] > 0:
         found.append(f"{cut['after']:.0%} of the replies are cut off by --max-new-tokens, {cut['before']:.0%} before")
+    for metric, words in _SHARES_TO_WATCH.items():
+        row = rows.get((metric, ALL))
+        if row and row["low"] is not None and row["low"] > 0:
+            found.append(f"{row['after']:.1%} of the replies {words}, {row['before']:.1%} before")
     if echo and echo["difference"] > 0:
         found.append(f"{echo['after']:.1%} of the replies mention a hint that nobody gave, {echo['before']:.1%} before")
     return found

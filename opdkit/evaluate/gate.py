@@ -16,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +28,9 @@ from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.checks import ALL
+from opdkit.evaluate.checks import ALL, PROBES
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, has_unusual_length
+from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
 
 Shares = NDArray[np.float64]  # [N, 3]: per prompt the share before, after, and the noise of their difference
@@ -151,18 +153,30 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
 def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
     """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
 
-    They are of the sampled replies, or of the greedy ones where there are no others.
+    They are of the sampled replies, or of the greedy ones where there are no others. Faults leave out prompts without a
+    value: of calls, those without tools. A probe has prompts of its own.
     """
+    probes = {probe: replies.filter(pc.equal(replies["probe"], probe)) for probe in PROBES}
+    replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
     measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
     columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),
-               "hint_echo": pc.is_valid(measured["hint_echo"])}  # fmt: skip
+               "hint_echo": pc.is_valid(measured["hint_echo"]), "no_call": pc.invert(measured["called"])}  # fmt: skip
+    columns |= {kind: pc.equal(pc.fill_null(measured["hollow"], ""), kind) for kind in (QUESTION, CONFIRMATION)}
     columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
                 for name in ("refusal", "loop", "broken_call")}  # fmt: skip
+    domain_N, shares = _means(measured, columns)
+    for probe, asked in probes.items():
+        shares |= _means(asked, {probe: pc.invert(asked["passed"])})[1] if len(asked) else {}
+    return domain_N, {name: rows if name == "passed" else rows[~np.isnan(rows).any(1)] for name, rows in shares.items()}
+
+
+def _means(replies: pa.Table, columns: dict[str, Any]) -> tuple[NDArray[np.str_], dict[str, Shares]]:
+    """Return the domain of each prompt that both models replied to, and the means of columns of bools over replies."""
     keys = ["domain", "prompt_id", "model"]
-    table = pa.table({key: measured[key] for key in keys} | columns).group_by(keys, use_threads=False)
+    table = pa.table({key: replies[key] for key in keys} | columns).group_by(keys, use_threads=False)
     means = table.aggregate([(name, how) for name in columns for how in ("mean", "count")])
     sides: dict[str, dict[str, JSON]] = {}
     for row in means.to_pylist():

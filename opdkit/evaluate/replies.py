@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from opdkit.chat.markup import split_calls
 from opdkit.chat.template import Chat, ChatError
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON
@@ -11,6 +12,7 @@ from opdkit.config.wording import DEFAULTS, read_wording
 from opdkit.console import counted, say, verb, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate.checks import Criterion, HeldOutPrompt, echo_of, index_hints
+from opdkit.evaluate.probes import hollow_kind
 from opdkit.judge.criterion import FreshReply, judge_replies, open_criterion_judge, question_id, visible
 from opdkit.model.load import token_generator
 from opdkit.model.memory import TooLargeError
@@ -32,11 +34,14 @@ class Reply:
     finish_reason: str
     passed: bool | None = None
     hint_echo: str | None = None  # words in it that echo a hint
+    hollow: str | None = None  # question or confirmation: it is nothing else
+    called: bool | None = None  # it calls a tool; None: the prompt offers none
 
     def row(self) -> JSON:
         """Return the row of tables.REPLIES."""
-        return {"prompt_id": self.prompt.id, "domain": self.prompt.domain, "model": self.model, "sample": self.sample,
-                "reply": self.text, "finish_reason": self.finish_reason, "passed": self.passed,
+        return {"prompt_id": self.prompt.id, "probe": self.prompt.probe, "domain": self.prompt.domain,
+                "model": self.model, "sample": self.sample, "reply": self.text, "finish_reason": self.finish_reason,
+                "passed": self.passed, "hollow": self.hollow, "called": self.called,
                 "hint_echo": self.hint_echo}  # fmt: skip
 
 
@@ -58,18 +63,23 @@ def prompt_ids(chat: Chat, prompt: HeldOutPrompt, max_new_tokens: int, longest: 
 
 
 def generate(
-    label: str, model: Any, chat: Chat, prompts: Sequence[tuple[HeldOutPrompt, list[int]]], config: EvalConfig
+    label: str,
+    model: Any,
+    chat: Chat,
+    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
+    config: EvalConfig,
+    greedy: bool = True,
 ) -> list[Reply]:
     """Return the greedy reply and `--samples` sampled replies to each prompt, which comes with its token ids.
 
-    Sample k of a prompt comes from the random stream (seed, prompt id, k), the same for both models: only the models
-    differ.
+    Without `greedy`, return the sampled ones alone. Sample k of a prompt comes from the random stream (seed, prompt id,
+    k), the same for both models: only the models differ.
     """
-    sampled = f" and {config.samples:,} sampled" if config.samples else ""
-    say(f"{label}: 1 greedy{sampled} {verb(1 + config.samples, 'reply', 'replies')} to each of "
+    kinds = ["1 greedy"] * greedy + [f"{config.samples:,} sampled"] * (config.samples > 0)
+    say(f"{label}: {' and '.join(kinds)} {verb(greedy + config.samples, 'reply', 'replies')} to each of "
         f"{counted(len(prompts), 'prompt')}")  # fmt: skip
     sampler, replies = Sampler(config), []
-    for numbers, temperature in ((range(1), 0.0), (range(1, config.samples + 1), config.temperature)):
+    for numbers, temperature in ((range(int(greedy)), 0.0), (range(1, config.samples + 1), config.temperature)):
         if not numbers:
             continue
         streams = [[token_generator(config.seed, "eval", prompt.id, k) for k in numbers] for prompt, _ in prompts]
@@ -83,8 +93,25 @@ def generate(
                     raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
                 text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
                 seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
-                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason))
+                calls = bool(split_calls(seen)[1])
+                hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")
+                replies.append(Reply(prompt, label, k, text, seen, sequence, reply.finish_reason, hollow=hollow,
+                                     called=calls if prompt.tools else None))  # fmt: skip
     return replies
+
+
+def right_replies(replies: Sequence[Reply]) -> list[tuple[HeldOutPrompt, str]]:
+    """Return the prompts whose right reply in words is known without a judge, and that reply.
+
+    It is the praised reply of the log, or the greedy one that passes patterns or a function.
+    """
+    found = []
+    for reply in (r for r in replies if not r.sample):
+        check = reply.prompt.check
+        text = check.praised if isinstance(check, Criterion) else reply.seen if check.passes(reply.seen) else None
+        if text and "<tool_call>" not in text:
+            found.append((reply.prompt, text))
+    return found
 
 
 def sampled_replies(replies: Sequence[Reply]) -> list[Reply]:

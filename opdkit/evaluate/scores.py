@@ -13,8 +13,9 @@ from rich.text import Text
 from opdkit.config.fields import JSON
 from opdkit.console import counted, markdown_table, printable, stdout, warn, with_sign
 from opdkit.evaluate.bootstrap import FEWEST, interval
-from opdkit.evaluate.checks import ALL, POOLED, HeldOutPrompt
+from opdkit.evaluate.checks import ALL, POOLED, PROBES, HeldOutPrompt
 from opdkit.evaluate.conclusion import DRIFT, conclude, print_conclusion
+from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.evaluate.replies import Reply, sampled_replies
 from opdkit.model.comparison import Shift
 from opdkit.store.reading import part_count, read_part
@@ -44,19 +45,25 @@ METRICS = {
     "logprob_good": Metric("log-prob, +1 replies", "nats per token", 1),
     "logprob_bad": Metric("log-prob, -1 replies", "nats per token", -1),
     "logprob_neutral": Metric("log-prob, neutral text", "nats per token"),
+    "question": Metric("nothing but questions", "share", -1),
+    "confirmation": Metric("empty confirmations", "share", -1),
+    "no_call": Metric("without a tool call", "share"),
+    "push_back": Metric("gives in to push-back", "share", -1),
+    "planted_error": Metric("takes up a wrong claim", "share", -1),
     "hint_streak": Metric("sessions until 3 in a row follow the hint", "sessions", -1),
     "log_streak": Metric("sessions until 3 in a row are right, in the log", "sessions"),
 }
 # Metrics that are printed for each domain: for the others a dozen prompts are too few. The table `scores` has all.
 BY_DOMAIN = ("passed_sampled", "reply_tokens", "kl_replies")
 RARE = ("cut_off", "hint_echo")  # one line where they never happen
+UNSEEN = ("question", "confirmation", *PROBES)  # not printed where they never happen
 STREAKS = ("hint_streak", "log_streak")  # one line each
 
 
 def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
-    """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`."""
+    """Return the scores of replies alone, for each domain of `HeldOutPrompt.domains`; of probes, for all of them."""
     rows = []
-    for domain, in_domain in _by_domain([(r.prompt, r) for r in replies]).items():
+    for domain, in_domain in _by_domain([(r.prompt, r) for r in replies if r.prompt.probe is None]).items():
         sampled, greedy = [r for r in in_domain if r.sample], [r for r in in_domain if not r.sample]
         measured = sampled_replies(in_domain)
         for metric, scored, value in (
@@ -65,9 +72,15 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("reply_tokens", measured, lambda r: len(r.sequence.response_ids)),
             ("cut_off", measured, lambda r: r.finish_reason == "length"),
             ("hint_echo", measured, lambda r: r.hint_echo is not None),
+            ("question", measured, lambda r: r.hollow == QUESTION),
+            ("confirmation", measured, lambda r: r.hollow == CONFIRMATION),
+            ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called),
         ):
             if scored:
                 rows.append(_score(metric, domain, _per_prompt(scored, value), seed))
+    for probe in PROBES:
+        if own := [r for r in replies if r.prompt.probe == probe]:
+            rows.append(_score(probe, ALL, _per_prompt(own, lambda r: not r.passed), seed))
     return rows
 
 
@@ -156,7 +169,8 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         table.add_column(escape(printable(name)), justify="right", no_wrap=name not in names, overflow="fold")
     shown: list[JSON] = []
     for metric in METRICS:
-        rows = [row for row in scores if row["metric"] == metric and metric not in (*never, *STREAKS)]
+        is_unseen = metric in UNSEEN and metric not in seen
+        rows = [row for row in scores if row["metric"] == metric and metric not in (*never, *STREAKS) and not is_unseen]
         if metric not in BY_DOMAIN or sum(row["domain"] not in POOLED for row in rows) == 1:
             rows = [row for row in rows if row["domain"] in POOLED]  # a single domain is everything
         for n, row in enumerate(rows):
@@ -167,7 +181,7 @@ def print_scores(scores: Sequence[JSON], replies: Sequence[JSON], names: Sequenc
         shown += rows
     stdout.print(table)
     for metric in never:
-        samples = {model: [r["sample"] for r in replies if r["model"] == model] for model in MODELS}
+        samples = {model: [r["sample"] for r in replies if r["model"] == model and not r["probe"]] for model in MODELS}
         # The sampled replies, or the greedy ones where there are no others.
         before, after = (len([k for k in samples[model] if k] or samples[model]) for model in MODELS)
         stdout.print(f"{METRICS[metric].words}: 0 of {counted(after, 'reply')}, before 0 of {before:,}", soft_wrap=True)

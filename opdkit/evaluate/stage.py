@@ -25,9 +25,18 @@ from opdkit.evaluate.checks import Criterion, HeldOutPrompt, read_prompts, read_
 from opdkit.evaluate.conclusion import conclude, print_conclusion
 from opdkit.evaluate.drift import MAX_TURNS, choose_by_hash, passage_sequences, read_passages, reply_shifts
 from opdkit.evaluate.log_prompts import count_opinions, describe_prompts, make_prompts, read_reactions
-from opdkit.evaluate.replies import Reply, check_replies, generate, mark_echoes, prompt_ids, sampled_replies
+from opdkit.evaluate.probes import make_probes
+from opdkit.evaluate.replies import (
+    Reply,
+    check_replies,
+    generate,
+    mark_echoes,
+    prompt_ids,
+    right_replies,
+    sampled_replies,
+)
 from opdkit.evaluate.scores import MODELS, print_scores, reply_kl_scores, reply_scores, scores_markdown, shift_score
-from opdkit.evaluate.streak import MOST_SESSIONS, LoggedSession, logged_sessions, streak_scores
+from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
 from opdkit.judge.criterion import judge_of_run
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
@@ -77,19 +86,26 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
         with stage.writing(0) as out:
             models, chat, prompts_with_ids = loaded or load_models(config, names, prompts)
             replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts_with_ids, config)]
-            own = sampled_replies([r for r in replies if r.model == "before"])
+            before = [r for r in replies if r.model == "before"]
+            texts = read_wording(config.wording)
+            probes = make_probes(right_replies(before), len(before), texts["probe"])
+            one_each = replace(config, samples=min(1, config.samples))
+            probed = further_replies("probes", probes, models, chat, one_each, greedy=not config.samples)
+            own = sampled_replies(before)
             say(f"drift on {counted(len(own), 'reply')} of the model before")
             shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
             drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
             # The judged sessions of the run; the models answer those held out of training, if any are.
             judged_run = (run_dir, config.max_prompts, held_out_share(run_dir))
-            texts = read_wording(config.wording)["criterion"]
-            sessions = list(logged_sessions(*judged_run, texts)) if has_stage(run_dir, "judge") else []
-            to_log = replies_to_log(models, chat, sessions, config) if config.judge_model else []
+            sessions = list(logged_sessions(*judged_run, texts["criterion"])) if has_stage(run_dir, "judge") else []
+            hinted = [s.prompt for s in sessions if s.prompt and config.judge_model]
+            greedy = replace(config, samples=0)
+            to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
             models.clear()  # a local judge may need the memory
-            checked = check_replies([*replies, *to_log], config)
-            streaks = streak_scores(sessions, checked[len(replies) :])
-            replies = mark_echoes(checked[: len(replies)], hints, recorded_hint_text(run_dir))
+            count = len(replies) + len(probed)
+            checked = check_replies([*replies, *probed, *to_log], config)
+            streaks = streak_scores(sessions, checked[count:])
+            replies = mark_echoes(checked[:count], hints, recorded_hint_text(run_dir))
             kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
             out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
             out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
@@ -110,18 +126,29 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     return summary
 
 
-def replies_to_log(
-    models: dict[str, Any], chat: Chat, sessions: Sequence[LoggedSession], config: EvalConfig
+def further_replies(
+    name: str,
+    prompts: Sequence[HeldOutPrompt],
+    models: dict[str, Any],
+    chat: Chat,
+    config: EvalConfig,
+    *,
+    greedy: bool = True,
+    most: int | None = None,
 ) -> list[Reply]:
-    """Return the greedy replies of both models at the hinted turns of the log that fit their context."""
+    """Return the replies of both models, as of `generate`, to the first `most` prompts that fit their context.
+
+    `name` is that of the prompts.
+    """
     asked, longest = list[tuple[HeldOutPrompt, list[int]]](), min(map(context_length, models.values()))
-    for prompt in (session.prompt for session in sessions if session.prompt and len(asked) < MOST_SESSIONS):
+    for prompt in prompts:
+        if len(asked) == most:
+            break
         with contextlib.suppress(OpdkitError):
             asked.append((prompt, prompt_ids(chat, prompt, config.max_new_tokens, longest)))
     if asked:
-        say(f"replies to the hinted turns of {counted(len(asked), 'session')} of the log")
-    greedy = replace(config, samples=0)
-    return [reply for label in MODELS if asked for reply in generate(label, models[label], chat, asked, greedy)]
+        say(f"replies to {len(asked):,} {name}")
+    return [r for label in MODELS if asked for r in generate(label, models[label], chat, asked, config, greedy)]
 
 
 def held_out_share(run: Path) -> float:
@@ -239,7 +266,8 @@ def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction 
     for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
         check_model_folder(name)
     inputs: JSON = {label: model_identity(name) for label, name in names.items()}
-    inputs |= wording_inputs("criterion", read_wording(config.wording)["criterion"])
+    texts = read_wording(config.wording)
+    inputs |= wording_inputs({table: texts[table] for table in ("criterion", "probe")})
     inputs |= {"prompts": file_digest(Path(str(config.prompts)))} | ({"check": check} if check else {})
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))

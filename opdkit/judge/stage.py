@@ -86,7 +86,7 @@ def run(config: JudgeConfig) -> Summary:
     is not written, and the same command resumes with it.
     """
     texts = judge_texts(config.wording, config.criterion)  # once: all parts are asked in the words of the plan
-    inputs = wording_inputs("judge", texts)
+    inputs = wording_inputs({"judge": texts})
     first_config = config.first
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:

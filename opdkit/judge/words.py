@@ -18,6 +18,15 @@ LEAD, NEGATION = re.compile(_LISTS["rules"]["lead"]), re.compile(_LISTS["rules"]
 FILLER = frozenset(_LISTS["rules"]["filler"].split())
 OPPOSITES = {word: (yes.split()[0], wanted) for yes, no in _LISTS["rules"]["opposites"].items()
              for wanted, group in ((True, yes), (False, no)) for word in group.split()}  # fmt: skip
+# What a reply says that is nothing but a confirmation.
+_DONE, _BESIDE = (
+    frozenset(word for words in _LISTS["confirmations"][kind].values() for word in words.split())
+    for kind in ("done", "beside")
+)
+_DONE_UNSPACED, _BESIDE_UNSPACED = (
+    re.compile("|".join(sorted(words.split(), key=len, reverse=True)))
+    for words in _LISTS["confirmations"]["unspaced"].values()
+)
 _LETTERS = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*")
 _SAMPLE_WORDS = 200
 _ENOUGH_WORDS = 8  # of English prose this long, hardly any has no frequent word
@@ -41,6 +50,19 @@ def is_english(text: str) -> bool:
 def specific_words(words: list[str]) -> set[str]:
     """Return the case-folded `words` that say something: neither judgements nor words that any hint could hold."""
     return {word for word in words if word not in _EMPTY}
+
+
+def says_nothing(text: str, known: str = "", confirms: bool = False) -> bool:
+    """Return whether a text holds nothing but confirmations, words of `known`, and words that any text could hold.
+
+    With `confirms`, it must hold a confirmation.
+    """
+    text = text.casefold().replace("’", "'")
+    rest = _DONE_UNSPACED.sub(" ", text)
+    said = set(_LETTERS.findall(_UNSPACED.sub(" ", _BESIDE_UNSPACED.sub(" ", rest))))
+    is_confirmed = rest != text or not said.isdisjoint(_DONE)
+    others = said - _DONE - _BESIDE - _EMPTY - set(_LETTERS.findall(known.casefold()))
+    return not others and not any(map(str.isdigit, text)) and is_confirmed >= confirms
 
 
 def without_judgements(text: str) -> str:

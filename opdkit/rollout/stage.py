@@ -97,9 +97,9 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
     # The new run's teacher takes the words around a hint from here, unless it is given others.
-    inputs |= wording_inputs("teacher", {"hint": recorded_hint_text(config.from_run)})
+    inputs |= wording_inputs({"teacher": {"hint": recorded_hint_text(config.from_run)}})
     texts = read_wording(config.wording)["criterion"]
-    judge: JSON = wording_inputs("criterion", texts) if config.judge_model else {}
+    judge: JSON = wording_inputs({"criterion": texts}) if config.judge_model else {}
     judge |= {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     open_replies = partial(Stage.open, name="extract", tables=[SESSIONS, TURNS, REJECTED], parts=parts, inputs=inputs,

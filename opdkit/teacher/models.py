@@ -85,7 +85,7 @@ def model_inputs(config: TeacherConfig) -> JSON:
     models |= {name: model_identity(path) for name, path in judge.items()}
     texts = read_wording(config.wording)["criterion"]
     models |= {} if not config.check_hints or texts == DEFAULTS["criterion"] else {"criterion": texts}
-    return models | wording_inputs("teacher", {"hint": hint_text_of(config)})
+    return models | wording_inputs({"teacher": {"hint": hint_text_of(config)}})
 
 
 def hint_text_of(config: TeacherConfig) -> str:

@@ -24,7 +24,8 @@ CALM = [
 
 def row(prompt: str, model: str, passed: bool | None, sample: int = 0, **more: str | None) -> JSON:
     return {"prompt_id": prompt, "domain": prompt.partition("-")[0], "model": model, "sample": sample, "kl": None,
-            "reply": f"{passed}", "finish_reason": "stop", "passed": passed, "hint_echo": None} | more  # fmt: skip
+            "probe": None, "hollow": None, "called": None, "reply": f"{passed}", "finish_reason": "stop",
+            "passed": passed, "hint_echo": None} | more  # fmt: skip
 
 
 def answer(domain: str, fell: int, rose: int, same: int, **after: str | None) -> list[JSON]:
@@ -272,7 +273,8 @@ def simulate_night(seed: int, losses: dict[str, tuple[float, bool]], gains: dict
                 "prompt_id": np.repeat([f"{domain}-{n}" for n in range(PROMPTS)], SAMPLES), "domain": [domain] * count,
                 "model": [model] * count, "sample": np.tile(np.arange(SAMPLES) + 1, PROMPTS),
                 "reply": np.where(passed, "right", "wrong").ravel(), "passed": passed.ravel(),
-                "finish_reason": np.where(cut, "length", "stop").ravel(), "hint_echo": pa.nulls(count, pa.string()),
+                "finish_reason": np.where(cut, "length", "stop").ravel(), "called": pa.nulls(count, pa.bool_()),
+                **{name: pa.nulls(count, pa.string()) for name in ("hint_echo", "hollow", "probe")},
             }))  # fmt: skip
     return decide(pa.concat_tables(tables), CALM)
 

@@ -60,7 +60,7 @@ def test_what_the_logs_correct_is_put_together() -> None:
         for name, (domain, corrected) in kinds.items() for model in ("before", "after") for sample in (0, 1)
     ]  # fmt: skip
     rows = reply_scores(replies, seed=0)
-    metrics = ("passed_sampled", "passed_greedy", "reply_tokens", "cut_off", "hint_echo")
+    metrics = ("passed_sampled", "passed_greedy", "reply_tokens", "cut_off", "hint_echo", "question", "confirmation")
     domains = ("all", "corrected", "uncorrected", "d", "e", "g")
     assert [(r["domain"], r["metric"]) for r in rows] == [(d, m) for d in domains for m in metrics]
     found = by_key(rows)

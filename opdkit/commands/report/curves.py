@@ -53,7 +53,7 @@ def evaluation(run: Path) -> JSON | None:
     pairs: dict[str, JSON] = {}
     rows = read_part(run, "replies", 0)
     for row in rows:
-        if row["sample"] == 0:
+        if row["sample"] == 0 and not row["probe"]:
             pair = pairs.setdefault(row["prompt_id"], {"prompt_id": row["prompt_id"], "domain": row["domain"]})
             pair[row["model"]] = {"reply": row["reply"][:_REPLY_CHARS], "passed": row["passed"]}
     replies = [pair for pair in pairs.values() if "before" in pair and "after" in pair]

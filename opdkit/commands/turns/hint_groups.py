@@ -71,7 +71,7 @@ class Topics:
 
     def __init__(self, run: Path) -> None:
         """Read the replies of the model before, which wrote the log, and the shares of right replies."""
-        replies = [row for row in read_part(run, "replies", 0) if row["model"] == "before"]
+        replies = [row for row in read_part(run, "replies", 0) if row["model"] == "before" and not row["probe"]]
         self._number = Counter(row["domain"] for row in replies)
         self.counts = defaultdict[str, Counter[str]](Counter)  # word -> domain -> replies with it
         for row in replies:
