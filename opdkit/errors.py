@@ -11,3 +11,11 @@ class ConfigError(OpdkitError):
     """Wrong command (exit code 2): an option out of range, a missing path, an unknown name."""
 
     exit_code = 2
+
+
+class NothingLearnedError(OpdkitError):
+    """Training that could not help: there is nothing to learn from, or it only made the model worse."""
+
+
+class AnotherPlanError(ConfigError):
+    """Stage that was begun with other options or inputs than it is given now."""

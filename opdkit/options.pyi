@@ -153,6 +153,8 @@ class TeacherOptions(TypedDict, total=False):
     """parallel requests to a server"""
     model: Text | None
     """the student: a model folder or a name on the hub; a folder is in Hugging Face format"""
+    served_as: Texts | None
+    """name under which a server runs the student, so that logs name it, too; may be given repeatedly"""
     teacher: Texts | None
     """the model that reads the hint, [NAME=]PATH; default: the student; of several, probabilities are averaged"""
     teacher_share: Texts | None
@@ -223,7 +225,7 @@ class TrainOptions(TypedDict, total=False):
     limit: int | None
     """only the first N sessions, for a cheap trial"""
     filter: Texts | None
-    """train only on sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the session's id; may be given repeatedly"""
+    """keep only sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the session's id; may be given repeatedly"""
     max_turns_per_session: int | None
     """at most N turns of a session; drawn by --seed, so that no user outweighs all others"""
     holdout: float | None
@@ -367,6 +369,8 @@ class EvalOptions(TypedDict, total=False):
     """the student: a model folder or a name on the hub; before training; default: the one that was trained"""
     trained: Text | None
     """the model after training; default: RUN/train/model"""
+    served_as: Texts | None
+    """name under which a server runs the student, so that logs name it, too; may be given repeatedly"""
     samples: int | None
     """sampled replies per prompt; eval adds one greedy reply"""
     temperature: float | None
@@ -596,7 +600,7 @@ class GateOptions(TypedDict, total=False):
     max_loss: float | None
     """do not ship if a loss of this share of right replies could go unseen in a domain; default: only say how large such a loss could be"""
     allow: Texts | None
-    """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call, question, confirmation, no_call, push_back, planted_error; may be given repeatedly"""
+    """ship even if this check fails; drift, length, cut_off, hint_echo, refusal, loop, broken_call, question, confirmation, no_call; may be given repeatedly"""
 
 
 class BlameOptions(TypedDict, total=False):
@@ -604,7 +608,7 @@ class BlameOptions(TypedDict, total=False):
     """what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the user, where the log names one, else session"""
     domain: Text | None
     """only what got worse in this domain; default: in all that got worse"""
-    worst: int | None
+    lines: int | None
     """lines to show of each table"""
     device: Text | None
     """torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU"""

@@ -20,7 +20,8 @@ class World:
         self.sessions: dict[str, JSON] = {}  # id -> what its next line depends on
         self.file_of: dict[str, str] = {}  # session -> file
         self.half: dict[str, bytes] = {}  # file -> the rest of its last line
-        self.gone: list[bytes] = []  # of files that were deleted
+        self.gone: dict[str, bytes] = {}  # files that were deleted
+        self.nights = 0
         self.seen: defaultdict[str, Counter[bytes]] = defaultdict(Counter)  # file -> its lines, in any night
         self.chats: dict[str, JSON] = {}
         self.shown: dict[str, str] = {}  # chats of the export
@@ -47,7 +48,7 @@ class World:
         new = not going or self.draw.random() < 0.4
         name = f"s{len(self.sessions)}" if new else self.draw.choice(going)
         if new:
-            self.sessions[name], self.file_of[name] = {"last": None, "messages": [], "pending": None}, file
+            self.sessions[name], self.file_of[name] = {"last": None, "messages": []}, file
         return getattr(self, self.format)(name, self.sessions[name], new)
 
     def pi(self, name: str, session: JSON, new: bool) -> list[bytes]:
@@ -163,9 +164,13 @@ class World:
         path.write_bytes(b"".join(lines))
 
     def delete(self, file: str) -> None:
-        self.finish(file)
-        self.gone.append((self.folder / file).read_bytes())
-        (self.folder / file).unlink()
+        """Remove a file. Its last line, where half of it was written, nobody will ever see."""
+        data, path = (self.folder / file).read_bytes(), self.folder / file
+        if self.half.pop(file, b"\n") != b"\n":
+            data = data[: data.rfind(b"\n") + 1]
+        path.unlink()
+        self.rotations += 1
+        self.gone[f"{path.stem}-{self.rotations:03}.jsonl"] = data
         self.file_of = {name: home for name, home in self.file_of.items() if home != file}
 
     def day(self) -> None:
@@ -173,9 +178,11 @@ class World:
         if self.format == "open_webui":
             self.open_webui()
             return
-        rewritten = set()
+        names, rewritten = ("app.jsonl", "web.jsonl"), set()
+        for file in names:
+            if self.nights and (self.folder / file).exists() and self.draw.random() < 0.08:
+                self.delete(file)
         for _ in range(self.draw.randint(0, 3)):
-            names = ("app.jsonl", "web.jsonl")
             file = self.draw.choice(names)
             what = self.draw.random()
             there = (self.folder / file).exists()
@@ -189,6 +196,7 @@ class World:
 
     def note_night(self) -> None:
         """Remember what a night can see."""
+        self.nights += 1
         self.last |= self.shown
         for path in self.folder.iterdir():
             if self.format == "openai":
@@ -208,6 +216,6 @@ class World:
         else:
             for path in self.folder.iterdir():
                 (folder / path.name).write_bytes(path.read_bytes())
-            for n, data in enumerate(self.gone):
-                (folder / f"a-gone-{n}.jsonl").write_bytes(data)
+            for name, data in self.gone.items():
+                (folder / name).write_bytes(data)
         return folder

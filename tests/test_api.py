@@ -66,7 +66,16 @@ def test_modules_of_the_package_stay_what_they_are() -> None:
         opdkit.Runn  # noqa: B018
 
 
-WITHOUT_OPTIONS = ("init", "doctor", "review", "demo", "status")  # no method has options of these commands
+WITHOUT_OPTIONS = (
+    "init",
+    "doctor",
+    "review",
+    "demo",
+    "status",
+    "night",
+    "models",
+    "forget",
+)  # no method has options of these commands
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in WITHOUT_OPTIONS])

@@ -13,7 +13,7 @@ from sample_world import DATA, MODEL, labels
 from transformers_server import transformers_serve
 
 DOCS = Path(__file__).parent.parent / "docs"
-WALKED = ("tutorial.md", "guide.md", "logs.md", "privacy.md")
+WALKED = ("tutorial.md", "guide.md", "logs.md", "nights.md", "privacy.md")
 # Pages whose commands are run elsewhere: each example of commands.md by tests/test_cli.py, Slurm's by tests/slurm, the
 # example's by tests/test_example_4b.py.
 ELSEWHERE = {"commands.md", "cluster.md", "example-4b.md"}
@@ -158,6 +158,29 @@ def test_the_page_of_logs(tmp_path: Path, warm_path: str) -> None:
     run(scripts("logs.md"), tmp_path, {}, warm_path)
     for name in ("try", "some"):
         assert pq.read_table(tmp_path / "runs" / name / "extract" / "turns").num_rows == 1
+
+
+def test_the_page_on_nights_and_its_line_of_cron(tmp_path: Path, warm_path: str) -> None:
+    page = (DOCS / "nights.md").read_text(encoding="utf-8")
+    (options,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (line,) = re.findall(r"^0 3 \* \* \* (.*)$", page, re.MULTILINE)
+    log = (DATA / "logs" / "openai.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "chat.jsonl").write_text("\n".join(log[:8]) + "\n", encoding="utf-8")
+    with transformers_serve(MODEL, tmp_path / "server.log") as url:
+        names = {"http://localhost:8000/v1": url, "Qwen/Qwen3-32B": str(MODEL), "Qwen/Qwen3-4B": str(MODEL)}
+        for old, new in names.items():
+            assert old in options
+            options = options.replace(old, new)
+        (tmp_path / "night.toml").write_text(options, encoding="utf-8")
+        run(scripts("nights.md"), tmp_path, {}, warm_path)
+        with (tmp_path / "logs" / "chat.jsonl").open("a", encoding="utf-8") as out:
+            out.write("\n".join(log[8:12]) + "\n")
+        run(line, tmp_path, {"/srv/assistant": str(tmp_path), "systemctl restart vllm": "touch restarted"}, warm_path)
+    said = (tmp_path / "nights.log").read_text(encoding="utf-8")
+    assert said.startswith("night 2: waits. ")
+    assert (tmp_path / "restarted").exists()
+    assert (tmp_path / "nights" / "nights" / "0001" / "night.json").exists()
 
 
 def test_the_page_on_privacy_leaves_no_session_of_a_user(tmp_path: Path, warm_path: str) -> None:

@@ -54,7 +54,8 @@ class Chat:
     r"""Chat template of one tokenizer, with its arguments.
 
     `stop_ids` are the tokens that end a reply: the tokenizer's end token, those of the generation configuration
-    (`eos_ids`), and the one that the template itself writes after a reply.
+    (`eos_ids`), and the one that the template itself writes after a reply. `end_id` is the last of these, or without
+    it the tokenizer's end token, or None.
 
     A template that asks for today's date gets `TEMPLATE_DATE`; the argument `date_string`, where the template reads
     it, is the user's to set. Raises ConfigError for a tokenizer without a template and for arguments that would
@@ -84,8 +85,8 @@ class Chat:
             self._arguments_as_text = self._try_render(_CALLED) is not None
         self._encoder.break_always(self._headers())
         given = [eos_ids] if isinstance(eos_ids, int) else list(eos_ids or ())
-        self.stop_ids = frozenset(i for i in [tokenizer.eos_token_id, *given] if i is not None)
-        self.stop_ids |= self._template_stop_ids()
+        self.end_id: int | None = next(iter(self._template_stop_ids()), tokenizer.eos_token_id)
+        self.stop_ids = frozenset(i for i in [self.end_id, tokenizer.eos_token_id, *given] if i is not None)
         added = tokenizer.added_tokens_decoder
         self._stop = re.compile(any_of([added[i].content for i in self.stop_ids if i in added]) or "(?!)")
 

@@ -13,7 +13,7 @@ from opdkit.chat.template import Chat
 from opdkit.config.blame import BlameConfig
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
-from opdkit.config.conditions import SESSION, USERS, first_of, logged_value
+from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.fields import JSON, convert, did_you_mean, fields_of, parse_pairs
 from opdkit.config.shared import TRAINING
@@ -68,7 +68,7 @@ class Blame:
 def run(config: BlameConfig) -> None:
     """Print the answer as Markdown. Raises what `blame` raises."""
     answer = blame(config)
-    print(json.dumps(asdict(answer), indent=2) if config.json else answer.markdown(config.worst))
+    print(json.dumps(asdict(answer), indent=2) if config.json else answer.markdown(config.lines))
 
 
 def blame(config: BlameConfig) -> Blame:
@@ -116,8 +116,11 @@ def blame(config: BlameConfig) -> Blame:
     rows = [{"turn_id": turn_id, "value": session_groups[turn_id.rpartition(":")[0]], "share": score,
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
     groups, worse = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
-    commands = retrain_commands(run, trained, evaluated, by, groups)
-    return Blame(describe(worse, by, groups, len(rows)), worse, by, groups, rows, commands)
+    left_out = count_left_out(run, write_filter(by, groups), rows)
+    sentence = describe(worse, by, groups, left_out)
+    is_exact = leaves_out_worst(groups, left_out)
+    commands = retrain_commands(run, trained, evaluated, by, groups) if is_exact else []
+    return Blame(sentence, worse, by, groups, rows, commands)
 
 
 def saved_options(run: Path, stage: str) -> Any:
@@ -132,20 +135,23 @@ def saved_options(run: Path, stage: str) -> Any:
 def group_sessions(config: BlameConfig) -> tuple[dict[str, str | None], str]:
     """Return the value of each session that blame is summed over, None where the log has none, and the field's name.
 
+    A value is text, a number, true or false; a list of the same one, as the calls of a session have it, counts as one.
     Raises ConfigError for a field that no session has.
     """
     sessions = list(read_logged_fields(config.run))
-    named = [(name, sum(first_of(s.metadata, [name]) is not None for s in sessions)) for name in USERS]
-    users = [f"metadata.{name}" for name, count in named if 2 * count >= len(sessions)]
-    by = config.by or next(iter(users), SESSION)
-    values = dict[str, str | None]()
-    for session in sessions:
-        value = logged_value(by, session, session.format)
-        value = next(iter(value), None) if isinstance(value, list) else value
-        values[session.session_id] = None if value in (None, "") else str(value)
-    if not any(values.values()):
-        raise ConfigError(f"--by {by}: no session of {config.run} has it")
-    return values, by
+    fields = [config.by] if config.by else [*(f"metadata.{name}" for name in USERS), SESSION]
+    least = 1 if config.by else len(sessions) / 2
+    for by in fields:
+        values = dict[str, str | None]()
+        for session in sessions:
+            logged = logged_value(by, session, session.format)
+            texts = {str(value).lower() if isinstance(value, bool) else str(value)
+                     for value in (logged if isinstance(logged, list) else [logged])
+                     if isinstance(value, (str, int, float)) and value != ""}  # fmt: skip
+            values[session.session_id] = texts.pop() if len(texts) == 1 else None
+        if sum(value is not None for value in values.values()) >= least:
+            return values, by
+    raise ConfigError(f"--by {config.by}: no session of {config.run} has one value of it")
 
 
 def weigh_replies(
@@ -153,12 +159,14 @@ def weigh_replies(
 ) -> list[WeightedReply]:
     """Return the replies to the prompts that got worse, as eval sampled them, weighted by how much worse each got."""
     chat, longest = load_chat(config, model_names(config))
-    end, total, weighted = chat.tokenizer.eos_token_id, sum(loss.share for loss in losses), list[WeightedReply]()
+    total, weighted = sum(loss.share for loss in losses), list[WeightedReply]()
     for loss in losses:
         ids = prompt_ids(chat, prompts[loss.prompt_id], config.max_new_tokens, longest)
         for rows, sign in ((loss.failing, 1.0), (loss.passing, -1.0)):
             for row in rows:
-                reply = chat.reply_ids(row["reply"]) + [end] * (row["finish_reason"] == "stop" and end is not None)
+                reply = chat.reply_ids(row["reply"])
+                if row["finish_reason"] == "stop" and chat.end_id is not None:
+                    reply = [*reply, chat.end_id]
                 if reply:
                     weight = sign * loss.share / total / len(rows)
                     weighted.append(WeightedReply(PromptResponse(ids, reply), weight))
@@ -204,18 +212,41 @@ def worst_groups(groups: Sequence[JSON]) -> list[JSON]:
     return worst
 
 
-def describe(worse: Sequence[JSON], by: str, groups: Sequence[JSON], turns: int) -> str:
-    """Return the answer as a sentence, or more where the training that is proposed leaves out others, too."""
+def write_filter(by: str, groups: Sequence[JSON]) -> str:
+    """Return the condition that leaves out the worst groups; "" where there are none."""
+    # In a condition, | separates values, * ? [ are patterns, and outer spaces do not count: ? stands for each of them,
+    # and for what a terminal does not print.
+    values = [re.sub(r"[|*?\[\]]|^\s+|\s+$", lambda found: "?" * len(found[0]), row["value"])
+              for row in worst_groups(groups)]  # fmt: skip
+    text = "|".join("".join(c if c.isprintable() else "?" for c in value) for value in values)
+    return f"{by}!={text}" if values else ""
+
+
+def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[str | None]:
+    """Return how many sessions of each value, of those with turns in `rows`, a condition leaves out."""
+    values = {row["turn_id"].rpartition(":")[0]: row["value"] for row in rows}
+    filters = parse_session_filters([condition] if condition else [])
+    return Counter(values[session.session_id] for session in read_logged_fields(run)
+                   if session.session_id in values and find_rejection(filters, session, session.format))  # fmt: skip
+
+
+def leaves_out_worst(groups: Sequence[JSON], left_out: Counter[str | None]) -> bool:
+    """Return whether the sessions that are left out are those of the worst groups; sessions without a value may be."""
+    return {row["value"]: row["sessions"] for row in worst_groups(groups)} == {
+        value: count for value, count in left_out.items() if value is not None}  # fmt: skip
+
+
+def describe(worse: Sequence[JSON], by: str, groups: Sequence[JSON], left_out: Counter[str | None]) -> str:
+    """Return the answer as a sentence, or more where a condition leaves out others, too."""
     falls = "; ".join(f"in {row['domain']}, right replies fell from {row['before']:.1%} to {row['after']:.1%}"
                       for row in worse)  # fmt: skip
     falls, worst = f"{falls[0].upper()}{falls[1:]}.", worst_groups(groups)
     if not worst:
         return f"{falls} No {by} stands out as the one that taught this."
-    names, unnamed = (
-        ", ".join(row["value"] for row in worst),
-        sum(row["sessions"] for row in groups if not row["value"]),
-    )
-    others = f" Without them goes what has no {by}: {counted(unnamed, 'session')}." if unnamed else ""
+    names, turns = ", ".join(row["value"] for row in worst), sum(row["turns"] for row in groups)
+    others = f" Without them goes what has no {by}: {counted(left_out[None], 'session')}." if left_out[None] else ""
+    if not leaves_out_worst(groups, left_out):
+        others = f" No condition on {by} leaves out exactly these: try `--by {SESSION}`, or another field."
     return (f"{falls} {sum(row['share'] for row in worst):.0%} of the blame is on {by} {names}: "
             f"{sum(row['turns'] for row in worst):,} of {counted(turns, 'turn')}.{others}")  # fmt: skip
 
@@ -228,10 +259,8 @@ def retrain_commands(
     if not worst:
         return []
     base = run.parent if run.suffix == TRAINING else run
-    # In a condition, | separates values, and * ? [ are patterns: ? stands for each of them.
-    values = "|".join(re.sub(r"[|*?\[\]]", "?", value) for value in worst)
     name = "without-" + re.sub(r"[^\w.+-]+", "-", worst[0])[:40] + ("-and-others" if len(worst) > 1 else "")
-    filters = [*trained.filter, f"{by}!={values}"]
+    filters = [*trained.filter, write_filter(by, groups)]
     train = trained.effective() | {"name": name, "filter": filters}
     measure = evaluated.effective() | {"name": name, "model": None}
     lines = [command_line("train", TrainConfig, base, train, ("shard",)),

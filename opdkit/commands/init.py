@@ -47,7 +47,7 @@ def write_document(config: InitConfig) -> str:
             lines += _comment(f"Preset {config.preset}: {'; '.join(filter(None, (preset.models, preset.note)))}.")
         lines.append(f"[{stage}]")
         for field in fields_of(COMMANDS[stage].config):
-            if field.name in ("run", "config"):
+            if field.name in ("run", "home", "config"):
                 continue
             bounds = [("at least", field.low), ("at most", field.high)]
             notes = [field.kind, *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)]

@@ -17,6 +17,6 @@ class BlameConfig(CommandConfig):
         None, "what the blame of turns is summed over; session, model, language, source or metadata.NAME; default: the "
         "user, where the log names one, else session", check=check_field)  # fmt: skip
     domain: str | None = option(None, "only what got worse in this domain; default: in all that got worse")
-    worst: int = option(10, "lines to show of each table", unit="lines", low=1)
+    lines: int = option(10, "lines to show of each table", unit="lines", low=1)
     device: str = option("auto", "torch device; auto: the launcher's GPU, else that of a Mac (mps), else the CPU")
     json: bool = shared_option("json", more="all turns and groups")

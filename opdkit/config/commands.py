@@ -26,6 +26,7 @@ from opdkit.config.forecast import ForecastConfig
 from opdkit.config.gate import GateConfig
 from opdkit.config.init import InitConfig
 from opdkit.config.judge import JudgeConfig
+from opdkit.config.night import ForgetConfig, ModelsConfig, NightConfig
 from opdkit.config.report import ReportConfig
 from opdkit.config.review import ReviewConfig
 from opdkit.config.rollout import RolloutConfig
@@ -98,6 +99,17 @@ COMMANDS: dict[str, Command] = {
         "opdkit compare runs/try runs/all --prompts sample_data/prompts.jsonl",
     ),
     "gate": Command(GateConfig, "opdkit.commands.gate:run", "opdkit gate runs/try"),
+    "night": Command(
+        NightConfig,
+        "opdkit.commands.night.command:run",
+        "opdkit night runs/nights sample_data/logs --model sample_data/model --judge local",
+    ),
+    "models": Command(ModelsConfig, "opdkit.commands.night.models:run", "opdkit models runs/nights"),
+    "forget": Command(
+        ForgetConfig,
+        "opdkit.commands.night.command:run_forget",
+        "opdkit forget runs/nights --where metadata.id=chat-3",
+    ),
     "blame": Command(BlameConfig, "opdkit.commands.blame:run", "opdkit blame runs/try"),
     "slurm": Command(
         SlurmConfig,
@@ -122,8 +134,8 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(DemoConfig, "opdkit.commands.demo:run", "opdkit demo"),
 }
 STAGES = ("extract", "judge", "teacher", "train", "eval", "rollout")
-TOML_TABLES = (*STAGES, "slurm")  # `run` has no table: it hands the file on to its stages
-CONFIGURED = (*STAGES, "run", "slurm")  # these take --config
+TOML_TABLES = (*STAGES, "slurm", "night")  # `run` has no table: it hands the file on to its stages
+CONFIGURED = (*STAGES, "run", "slurm", "night")  # these take --config
 
 
 def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) -> Any:
@@ -140,7 +152,7 @@ def configure(command: str, flags: Mapping[str, Any], file: Path | None = None) 
     if not isinstance(table, dict):
         raise ConfigError(f"--config {file}: {command} must be a table, written [{command}]")
     values: JSON = {}
-    options = [field for field in fields_of(cls) if field.name != "run"]
+    options = [field for field in fields_of(cls) if field.name not in ("run", "home")]
     for key, value in table.items():
         field = find_option(command, key, options, f"--config {file}: [{command}]")
         values[field.name] = convert(field, value, f"--config {file}: [{command}] {key}")

@@ -7,6 +7,7 @@ their value, times in UTC, a time without an hour by its day. A session whose lo
 under a reason of its own.
 """
 
+import contextlib
 import datetime
 import fnmatch
 import math
@@ -27,7 +28,8 @@ GROUPS = (SESSION, "model", "language", "format", "source", "metadata.NAME")  # 
 TIMES = ("timestamp", "time", "created_at", "created", "start_time", "startTime", "tstamp", "date", "create_time")
 LANGUAGES = ("language", "lang", "locale")
 USERS = ("user", "user_id", "userId", "user.id", "username", "user_name", "end_user", "customer_id")
-_EXPRESSION = re.compile(r"\s*([\w.\-\[\]]+?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
+_NAME = r"[\w.\-\[\]]+"  # of a field
+_EXPRESSION = re.compile(rf"\s*({_NAME}?)\s*(!=|>=|<=|=|>|<)\s*(.*?)\s*", re.DOTALL)
 _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -71,6 +73,8 @@ def check_field(field: str, where: str, fields: Sequence[str] = GROUPS) -> str:
     root, _, path = field.partition(".")
     if (f"{root}.NAME" if path else root) not in fields:
         raise ConfigError(f"{where}: there is no field {field!r}; {did_you_mean(field, fields)}")
+    if not re.fullmatch(_NAME, field):
+        raise ConfigError(f"{where}: no condition can name the field {field!r}: only letters, digits and _ . - [ ] can")
     return root
 
 
@@ -147,10 +151,11 @@ def _compare(logged: Any, op: str, value: str) -> bool | None:
 
 
 def _parse_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    """Return the number that a text writes, None for other text; integers exactly: a float would round long ids."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return None
 
 
 def value_at(value: Any, path: str) -> Any:

@@ -23,6 +23,7 @@ class EvalConfig(NamedTraining, SamplingConfig):
     )
     model: str | None = shared_option("model", WHAT, "before training; default: the one that was trained", default=None)
     trained: str | None = WHAT.option(None, "the model after training; default: RUN/train/model")
+    served_as: tuple[str, ...] = shared_option("served_as", WHAT, plan=False)
     samples: int = HOW.option(4, "sampled replies per prompt; eval adds one greedy reply", unit="replies", low=0)
     temperature: float = HOW.option(1.0, "sampling temperature", low=0.01, high=5.0)
     max_new_tokens: int = HOW.option(256, "longest reply", unit="tokens", low=1)

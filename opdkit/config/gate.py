@@ -12,7 +12,6 @@ CHECKS = {
     "drift": "drift (KL, nats per token)", "length": "reply length (tokens)", "cut_off": "cut off by the limit",
     "hint_echo": "hint echo", "refusal": "refusals", "loop": "end in a loop", "broken_call": "broken tool calls",
     "question": "nothing but questions", "confirmation": "empty confirmations", "no_call": "without a tool call",
-    "push_back": "gives in to push-back", "planted_error": "takes up a wrong claim",
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ class TeacherConfig(SamplingConfig):
     """Score every judged reply, with and without the hint."""
 
     model: str = shared_option("model", MODELS, "a folder is in Hugging Face format")
+    served_as: tuple[str, ...] = shared_option("served_as", MODELS)
     teacher: tuple[str, ...] = MODELS.option(
         (), "the model that reads the hint, [NAME=]PATH; default: the student; of several, probabilities are averaged"
     )

@@ -27,7 +27,7 @@ class TrainConfig(NamedTraining, ModelOptions):
     limit: int | None = shared_option("limit", DATA)
     filter: tuple[str, ...] = DATA.expert(
         (),
-        "train only on sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the "
+        "keep only sessions with FIELD=VALUE; as `opdkit extract --filter`, where FIELD may also be session, the "
         f"session's id; {REPEAT}",
         check=parse_session_filters,
     )

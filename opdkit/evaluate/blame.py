@@ -11,12 +11,13 @@ No gradient of a turn is computed. Along g, the derivative of l_i is
     g . grad l_i = (l_i(w + h g) - l_i(w - h g)) / 2h
 
 so two forwards over the training set give all of them. w are the weights of the last half of the layers: fewer numbers
-to hold, and on logs with a planted culprit they tell it apart as well as all weights do.
+to hold. On the development seeds of tests/benchmarks/blame.py they ranked the culprit first wherever they were tried.
 
 Shapes: T turns, N response tokens.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,8 +67,9 @@ def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON
     """Return each domain with its share of right replies before and after, and the losses in those that got worse.
 
     The replies are the sampled ones, or the greedy ones where there are no others. Prompts that lack a verdict on one
-    model do not count.
+    model do not count, nor do probes, whose prompts are made of replies.
     """
+    replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
     measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
     sides: dict[str, dict[str, list[JSON]]] = {}
@@ -140,24 +142,24 @@ def add_gradient(policy: Policy, replies: Sequence[WeightedReply], batch_tokens:
 def turn_losses(
     policy: Policy, data: TrainingSet, prompts: Prompts, objectives: Sequence[Objective], batch_tokens: int
 ) -> NDArray[np.float64]:
-    """Return the loss [T] of each turn, as its share of a step would be in which all turns of its phase are a mean."""
+    """Return the loss [T] of each turn, so that the mean over a phase is the loss of one step on all its turns."""
     turns, device = data.turns, next(policy.parameters()).device
-    totals = list[dict[str, float]]()
+    totals = list[dict[str, int]]()
     for phase, objective in enumerate(objectives):
         tokens = tokens_of([turn for turn, p in zip(turns, data.phases, strict=True) if p == phase] or turns)
-        counts = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-        totals.append({name: count / max(1, data.phases.count(phase)) for name, count in counts.items()})
+        totals.append(step_totals(terms_of(objective, tokens), tokens, objective.aggregation))
     sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in turns]
     ids = [torch.cat([torch.from_numpy(turn.response_ids).long()[:, None], tokens_of([turn]).support_ids_NK], 1)
            for turn in turns]  # fmt: skip
-    losses = np.zeros(len(turns))
+    losses, turns_in = np.zeros(len(turns)), Counter(data.phases)
     sessions = [first_branch(turn.session_id) for turn in turns]
     for members, logprobs in read_forwards(policy, sequences, sessions, ids, batch_tokens):
         for i, x_NK in zip(members, logprobs, strict=True):
-            tokens, objective = tokens_of([turns[i]]).to(device), objectives[data.phases[i]]
+            phase = data.phases[i]
+            tokens, objective = tokens_of([turns[i]]).to(device), objectives[phase]
             terms = terms_of(objective, tokens)
-            loss, _ = step_loss(x_NK[:, 0], x_NK[:, 1:], tokens, terms, totals[data.phases[i]], objective)
-            losses[i] = float(loss)
+            loss, _ = step_loss(x_NK[:, 0], x_NK[:, 1:], tokens, terms, totals[phase], objective)
+            losses[i] = float(loss) * turns_in[phase]
     return losses
 
 

@@ -55,7 +55,10 @@ def read_conclusion(run: Path) -> Conclusion | None:
         outdated = find_outdated_upstream(run, "eval")
     except OpdkitError:  # a stage is gone
         return None
-    return None if outdated else conclude(read_part(run, "scores", 0), run)
+    try:
+        return None if outdated else conclude(read_part(run, "scores", 0), run)
+    except OpdkitError:  # tables of an earlier version of opdkit
+        return None
 
 
 def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:

@@ -28,7 +28,7 @@ from opdkit.config.fields import JSON
 from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
 from opdkit.evaluate.bootstrap import FEWEST
-from opdkit.evaluate.checks import ALL, PROBES
+from opdkit.evaluate.checks import ALL, UNCORRECTED
 from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
@@ -103,14 +103,16 @@ def decide(
                | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
                for domain, rows in shares.items()]  # fmt: skip
     checks: list[JSON] = [{"check": name} | compare_shares(rows, limit, better=-1) for name, rows in faults.items()]
-    drift, length = (stored.get((metric, ALL)) for metric in ("kl_replies", "reply_tokens"))
+    # Where users corrected the model, other replies are what training is for.
+    where = UNCORRECTED if ("kl_replies", UNCORRECTED) in stored else ALL
+    drift, length = (stored.get((metric, where)) for metric in ("kl_replies", "reply_tokens"))
     if length:
         changed = has_unusual_length(length) and length["low"] is not None and not length["low"] <= 0 <= length["high"]
         checks.insert(0, {"check": "length", "before": length["before"], "after": length["after"], "worse": changed})
     if drift:
         is_much = drift["after"] > MUCH_DRIFT
         checks.insert(0, {"check": "drift", "before": None, "after": drift["after"], "worse": is_much})
-    elif any(row["metric"] == "kl_replies" for row in scores):  # measured, and nowhere finite
+    elif any((row["metric"], row["domain"]) == ("kl_replies", where) for row in scores):  # and nowhere finite
         checks.insert(0, {"check": "drift", "before": None, "after": None, "worse": True})
     return conclude_gate(domains, checks, comparisons, max_loss, allowed)
 
@@ -154,22 +156,22 @@ def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Share
     """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
 
     They are of the sampled replies, or of the greedy ones where there are no others. Faults leave out prompts without a
-    value: of calls, those without tools. A probe has prompts of its own.
+    value: of calls, those without tools. A right reply needs no call. Probes are left out: their prompts are those that
+    the model before got right, so some of its luck is in them.
     """
-    probes = {probe: replies.filter(pc.equal(replies["probe"], probe)) for probe in PROBES}
     replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
     measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
+    not_right = pc.invert(pc.fill_null(measured["passed"], False))
     columns = {"passed": measured["passed"], "cut_off": pc.equal(measured["finish_reason"], "length"),
-               "hint_echo": pc.is_valid(measured["hint_echo"]), "no_call": pc.invert(measured["called"])}  # fmt: skip
+               "hint_echo": pc.is_valid(measured["hint_echo"]),
+               "no_call": pc.and_(pc.invert(measured["called"]), not_right)}  # fmt: skip
     columns |= {kind: pc.equal(pc.fill_null(measured["hollow"], ""), kind) for kind in (QUESTION, CONFIRMATION)}
     columns |= {name: pa.array([name in faults for faults in shown], pa.bool_()).take(texts.indices)
                 for name in ("refusal", "loop", "broken_call")}  # fmt: skip
     domain_N, shares = _means(measured, columns)
-    for probe, asked in probes.items():
-        shares |= _means(asked, {probe: pc.invert(asked["passed"])})[1] if len(asked) else {}
     return domain_N, {name: rows if name == "passed" else rows[~np.isnan(rows).any(1)] for name, rows in shares.items()}
 
 

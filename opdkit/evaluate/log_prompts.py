@@ -64,9 +64,13 @@ class Reaction:
     @property
     def request(self) -> Request:
         """Return the words of the last message of the prompt, and before it of the one that the correction is about."""
-        turns = [self.other, self.turn] if self.kind == PRAISE and self.other else [self.turn]
-        texts = [turn.session["messages"][turn.index - 1]["content"] or "" for turn in turns]
-        return tuple(re.sub(r"\d+", "0", word) for text in texts for word in words(text))
+        return request_of(*([self.other, self.turn] if self.kind == PRAISE and self.other else [self.turn]))
+
+
+def request_of(*turns: JoinedTurn) -> Request:
+    """Return the words of the last messages of these prompts; all numbers are the same word."""
+    texts = [turn.session["messages"][turn.index - 1]["content"] or "" for turn in turns]
+    return tuple(re.sub(r"\d+", "0", word) for text in texts for word in words(text))
 
 
 def read_reactions(run: Path, holdout: float) -> Iterator[Reaction]:
@@ -182,17 +186,17 @@ def make_prompts(
     return list(rows.values()), left_out
 
 
-def _is_alike(one: frozenset[str], other: frozenset[str]) -> bool:
+def is_alike(one: frozenset[str], other: frozenset[str]) -> bool:
     """Return True for two requests that share half of their words."""
-    return 2 * len(one & other) >= len(one | other)
+    return bool(one) and 2 * len(one & other) >= len(one | other)
 
 
 def _find_complaints(
     request: frozenset[str], complained: Sequence[tuple[frozenset[str], str]], praised: Sequence[frozenset[str]]
 ) -> str | None:
     """Return the commonest group of complaints about requests like this one; None where more of those were praised."""
-    groups = Counter(group for other, group in complained if _is_alike(request, other))
-    if groups.total() < max(1, sum(_is_alike(request, other) for other in praised)):
+    groups = Counter(group for other, group in complained if is_alike(request, other))
+    if groups.total() < max(1, sum(is_alike(request, other) for other in praised)):
         return None
     return groups.most_common(1)[0][0]
 
@@ -209,7 +213,7 @@ def _choose_accepted(reactions: Sequence[Reaction]) -> tuple[set[str], Counter[s
     chosen, left_out = set[str](), Counter[str]()
     for one in sorted(neutral, key=lambda one: stable_hash(one.turn.turn_id)):
         request = frozenset(one.request)
-        if any(_is_alike(request, other) for other in complained):
+        if any(is_alike(request, other) for other in complained):
             left_out["accepted replies to requests like those that others complained about"] += 1
         elif len(chosen) == most:
             left_out["accepted replies, more than are needed"] += 1

@@ -149,5 +149,8 @@ def check_replies(replies: Sequence[Reply], config: EvalConfig) -> list[Reply]:
             passed: bool | None = verdicts.get(question_id(reply.prompt.id, reply.seen), False)
         else:
             passed = reply.prompt.check.passes(reply.seen)
-        checked.append(replace(reply, passed=passed))
+        if reply.prompt.probe and reply.finish_reason == "length":
+            passed = None  # it may still have come to the point
+        # A user may have asked for a question, or for a mere confirmation.
+        checked.append(replace(reply, passed=passed, hollow=None if passed else reply.hollow))
     return checked

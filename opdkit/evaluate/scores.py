@@ -74,12 +74,12 @@ def reply_scores(replies: Sequence[Reply], seed: int) -> list[JSON]:
             ("hint_echo", measured, lambda r: r.hint_echo is not None),
             ("question", measured, lambda r: r.hollow == QUESTION),
             ("confirmation", measured, lambda r: r.hollow == CONFIRMATION),
-            ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called),
+            ("no_call", [r for r in measured if r.called is not None], lambda r: not r.called and not r.passed),
         ):
             if scored:
                 rows.append(_score(metric, domain, _per_prompt(scored, value), seed))
     for probe in PROBES:
-        if own := [r for r in replies if r.prompt.probe == probe]:
+        if own := [r for r in replies if r.prompt.probe == probe and r.passed is not None]:
             rows.append(_score(probe, ALL, _per_prompt(own, lambda r: not r.passed), seed))
     return rows
 

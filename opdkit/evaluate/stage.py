@@ -244,7 +244,7 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
         reactions, criteria = list(read_reactions(config.run, share)), read_wording(config.wording)["criterion"]
         opinions = count_opinions(config.run, reactions)
         room, before = longest - config.max_new_tokens, names["before"]
-        own_names = student_names(before, model_identity(before).get("files", {}))
+        own_names = student_names(before, model_identity(before).get("files", {}), config.served_as)
         rows, left_out = make_prompts(reactions, opinions, chat, room, criteria, own_names)
         say(describe_prompts(rows, left_out, 2 * (1 + config.samples)))
     if not rows:

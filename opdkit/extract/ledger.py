@@ -8,8 +8,8 @@
     turn   digests of the turns that were extracted as trainable, per logged id
     night  nights that had news
 
-News is collected into a file of the same tables, with `touched` and `rewritten` beside them, and applied in one
-transaction.
+News is collected into a file of the same tables, with `touched` and `rewritten` beside them, and the formats of its
+files in `log`. It is applied in one transaction.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS night (number INTEGER PRIMARY KEY, token TEXT, counts
 """
 _OF_NEWS = """
 CREATE TABLE touched (format TEXT, id TEXT, PRIMARY KEY (format, id)) WITHOUT ROWID;
+CREATE TABLE log (file TEXT PRIMARY KEY, format TEXT) WITHOUT ROWID;
 CREATE TABLE rewritten (input INTEGER PRIMARY KEY);
 """
 
@@ -61,6 +62,22 @@ def open_news(path: Path, ledger: Path) -> Iterator[sqlite3.Connection]:
         news.execute("BEGIN")
         yield news
         news.execute("COMMIT")
+
+
+def copy_records(changes: sqlite3.Connection, source: int, target: int) -> None:
+    """Enter what is known of one input for a copy of it as well."""
+    for schema in ("old", "main"):
+        changes.execute(f"INSERT OR REPLACE INTO unit SELECT ?, digest, count FROM {schema}.unit WHERE input = ?",
+                        (target, source))  # fmt: skip
+        changes.execute("INSERT OR REPLACE INTO place SELECT format, id, ?, offset, record, bytes, digest FROM "
+                        f"{schema}.place WHERE input = ? AND (? OR input NOT IN (SELECT input FROM rewritten))",
+                        (target, source, schema == "main"))  # fmt: skip
+
+
+def formats_of_news(news: Path) -> dict[str, str]:
+    """Return the format of each log of a night, by the name of its file."""
+    with contextlib.closing(sqlite3.connect(f"{news.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+        return dict(connection.execute("SELECT file, format FROM log"))
 
 
 def apply_changes(ledger: Path, news: Path) -> None:

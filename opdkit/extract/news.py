@@ -16,12 +16,12 @@ import os
 import shutil
 import sqlite3
 import uuid
+from ast import literal_eval
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field
-from itertools import islice
+from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import orjson
 from xxhash import xxh3_128, xxh3_128_digest
@@ -32,26 +32,29 @@ from opdkit.errors import ConfigError
 from opdkit.extract.formats import READERS
 from opdkit.extract.formats.detect import NO_LINES, detect, remedy
 from opdkit.extract.formats.json_lines import parse
-from opdkit.extract.formats.reader import Line, Reader
-from opdkit.extract.inputs.files import add_name, find_files, lines, scratch_folder
+from opdkit.extract.formats.reader import Reader
+from opdkit.extract.inputs.files import add_name, find_files, scratch_folder
 from opdkit.extract.inputs.first_pass import AUTO, file_state
 from opdkit.extract.inputs.growing import (
     START,
     KnownInput,
     Source,
+    begins_alike,
+    contains,
     digest_ends,
+    leaving_to_next_night,
     match_sources,
+    naming_lost_files,
     open_sources,
     whole_lines,
 )
 from opdkit.extract.inputs.index import escape_id
 from opdkit.extract.known_turns import BY_LINE
-from opdkit.extract.ledger import apply_changes, open_ledger, open_news
+from opdkit.extract.ledger import apply_changes, copy_records, open_ledger, open_news
+from opdkit.extract.pieces import Piece, split_records, write_pieces
 from opdkit.store.atomic import replaced_folder, sync
 
 NEWS = "news.sqlite"  # in the folder of a night
-_BUFFER = 1 << 16  # bytes
-_LINES = 1_000  # looked at to detect a format
 _LONGEST_NAME = 180  # bytes of a log's name: the number of the night and a suffix follow
 _TOUCH = "INSERT OR IGNORE INTO touched VALUES (?, ?)"
 
@@ -65,17 +68,6 @@ class News:
     records: int = 0  # new ones: lines, events, calls
 
 
-class _Piece(NamedTuple):
-    """Piece of plain JSON lines: all lines between two bytes, or where there is a digest, one record of a line."""
-
-    path: Path
-    start: int
-    stop: int
-    format: str = ""
-    record: int = 0  # number of the record in its line
-    digest: bytes = b""  # what the record must still be
-
-
 def collect_news(
     ledger: Path, logs: Sequence[str], folder: Path, log_format: str | Reader = AUTO, line_limit: int = 64_000_000
 ) -> News:
@@ -83,7 +75,7 @@ def collect_news(
 
     Without news there is no folder. Where the folder is there already, nothing is looked at. Inputs with the size, time
     and inode of the last night are not opened. Raises ConfigError for inputs that cannot grow, that are not there, and
-    that are named and of no known format.
+    that are named and of no known format; OpdkitError for one that was rotated or rewritten meanwhile.
     """
     if (folder / NEWS).exists():
         with contextlib.closing(sqlite3.connect(folder / NEWS)) as connection:
@@ -91,15 +83,19 @@ def collect_news(
     for log in logs:
         if log == "-" or log.startswith("hf:"):
             raise ConfigError(f"{log}: only files and folders are followed as they grow")
-    files = {os.fsencode(path.resolve()): (source, path.resolve(), given)
-             for source, path, given in find_files(logs, folder)}  # fmt: skip
-    states = {file: repr(file_state(path)) for file, (_, path, _) in files.items()}
+    files: dict[bytes, tuple[str, Path, bool]] = {}
+    states: dict[bytes, str] = {}
+    for name, path, given in find_files(logs, folder, rotated=True):
+        with leaving_to_next_night(name, given):
+            states[os.fsencode(path.resolve())] = repr(file_state(path))
+            files[os.fsencode(path.resolve())] = name, path.resolve(), given
     with open_ledger(ledger) as connection:
         before = dict(connection.execute("SELECT path, state FROM file"))
+    sizes = {file: literal_eval(state)[0] for file, state in before.items()}
     changed = [files[file] for file, state in states.items() if before.get(file) != state]
     if not changed:
         return News()
-    with scratch_folder() as scratch:
+    with naming_lost_files(), scratch_folder() as scratch:
         with open_news(scratch / NEWS, ledger) as changes:
             changes.executemany("INSERT INTO file VALUES (?, ?)", states.items())
             inputs = {row[0]: KnownInput(*row) for row in changes.execute("SELECT * FROM old.input")}
@@ -107,23 +103,35 @@ def collect_news(
             names = {known.name for known in inputs.values()}
             night = _Night(changes, scratch, log_format, line_limit, list(files), inputs, names, number)
             plain = {known.path: known for known in inputs.values() if known.is_plain and not known.member}
-            sources = [one for file in changed for one in open_sources(*file, plain, scratch, line_limit)]
-            for known in match_sources(sources, inputs, night.files):
+            sources: list[Source] = []
+            for name, path, given in changed:
+                opened: list[Source] = []
+                with leaving_to_next_night(name, given):
+                    opened += open_sources(name, path, given, plain, scratch, line_limit)
+                sources += (source for source in opened if source.input.problem is None)
+                if not opened or any(source.input.problem for source in opened):
+                    night.look_again(os.fsencode(path))
+            for known in match_sources(sources, inputs, night.files, sizes):
                 night.save(known, b"", "")
-            for source in sources:
+            for source in sorted(sources, key=lambda source: source.known is None):  # copies behind what they copy
                 night.read_source(source)
             night.find_records_of_ids()
             news = News()
             if night.pieces:
+                changes.executemany("INSERT INTO log VALUES (? || '.jsonl', ?)", night.formats.items())
                 news = News(number, night.inputs_with_news, night.records)
                 row = number, uuid.uuid4().hex, orjson.dumps(asdict(news)).decode()
                 changes.execute("INSERT INTO night VALUES (?, ?, ?)", row)
         if not news.night:
+            for source in sources:
+                source.check_unchanged()
             apply_changes(ledger, scratch / NEWS)
             return news
         with replaced_folder(folder) as temporary:
             for name in night.pieces:
-                night.write_pieces(name, temporary / f"{name}.jsonl")
+                write_pieces(night.pieces[name], temporary / f"{name}.jsonl", night.reader, line_limit)
+            for source in sources:
+                source.check_unchanged()
             shutil.copyfile(scratch / NEWS, temporary / NEWS)
             for path in (*temporary.iterdir(), temporary):
                 sync(path)
@@ -153,8 +161,14 @@ class _Night:
     number: int
     inputs_with_news: int = 0
     records: int = 0
-    pieces: defaultdict[str, list[_Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
+    pieces: defaultdict[str, list[Piece]] = field(default_factory=lambda: defaultdict(list))  # log -> its lines
+    formats: dict[str, str] = field(default_factory=dict)  # log -> its format
+    starts: dict[int, dict[bytes, set[int]]] = field(default_factory=lambda: defaultdict(dict))  # of inputs, by length
     paths: dict[int, Path | None] = field(default_factory=dict)  # input -> its plain JSON lines; None: they are gone
+
+    def __post_init__(self) -> None:
+        for known in self.inputs.values():
+            self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
 
     def reader(self, log_format: str) -> Reader:
         """Return the reader of a format."""
@@ -164,20 +178,34 @@ class _Night:
         """Note the place of an input, and up to where it was read."""
         known.path, known.member = file, member
         self.inputs[known.number] = known
+        self.starts[min(known.read, START)].setdefault(known.start, set()).add(known.number)
         self.changes.execute(f"INSERT OR REPLACE INTO input VALUES ({', '.join('?' * 11)})", astuple(known))
+
+    def look_again(self, file: bytes) -> None:
+        """Let the next nights look at a file, even if it does not change."""
+        self.changes.execute("DELETE FROM file WHERE path = ?", (file,))
 
     def read_source(self, source: Source) -> None:
         """Note what is new in an input, and up to where it was read."""
         log_format, known = self.find_format(source), source.known
         if log_format is None:
+            source.known = None  # it has no whole line
             return
         left: Counter[bytes] = Counter()  # units that the input held before it was rewritten
         if known is None or known.format != log_format:
             if known is not None:
                 self.save(known, b"", "")
             stem = source.input.name.replace(BY_LINE, "_").encode()[:_LONGEST_NAME].decode(errors="ignore")
-            source.is_rewritten = False
-            known = KnownInput(len(self.inputs) + 1, b"", "", add_name(stem, self.names), log_format, True)
+            source.known, source.is_rewritten = None, False
+            if (twin := self.find_twin(source, log_format)) is None:
+                known = KnownInput(len(self.inputs) + 1, b"", "", add_name(stem, self.names), log_format, True)
+            elif (copied := self.paths[twin.number]) is not None and contains(copied, source.path):
+                warn(f"{source.input.source} is a copy of {os.fsdecode(twin.path)}: it is not read")
+                self.look_again(source.file)  # once the other is gone, it takes its place
+                return
+            else:
+                known = replace(twin, number=len(self.inputs) + 1, name=add_name(stem, self.names))
+                copy_records(self.changes, twin.number, known.number)
         elif source.is_rewritten:
             query = "SELECT digest, count FROM old.unit WHERE input = ?"
             left.update(dict(self.changes.execute(query, (known.number,)).fetchall()))
@@ -190,25 +218,41 @@ class _Night:
         self.inputs_with_news += self.records > records
         known.start = digest_ends(source.path, min(known.read, START), START)
         known.seal = digest_ends(source.path, known.read)
+        source.known = known
         self.save(known, source.file, source.member)
+
+    def find_twin(self, source: Source, log_format: str) -> KnownInput | None:
+        """Return an input that is there and that a new one is a copy of, or begins with; the longest of several."""
+        size, twins = source.path.stat().st_size, []
+        for length in [length for length in self.starts if 0 < length <= size]:
+            for number in self.starts[length].get(digest_ends(source.path, length, START), ()):
+                known, path = self.inputs[number], self.find_path(number)
+                if path is not None and (contains(path, source.path) or begins_alike(known, source.path)):
+                    twins += [known] if known.format == log_format else []
+        return max(twins, key=lambda known: known.read, default=None)
 
     def find_format(self, source: Source) -> str | None:
         """Return the format of an input; None where it has no whole line yet, or no reader knows it."""
         if self.log_format != AUTO:
             return self.log_format.name if isinstance(self.log_format, Reader) else self.log_format
         if source.known is not None and not source.is_rewritten:
+            if source.known.format not in READERS:
+                raise ConfigError(f"{source.input.source} was read with --map before: name that mapping again")
             return source.known.format
-        whole = [line for _, _, line in islice(whole_lines(source, 0, self.line_limit), _LINES)]
+        whole = (line for _, _, line in whole_lines(source, 0, self.line_limit))
+        if (first := next(whole, None)) is None:
+            return None
         try:
-            return detect(source.input.source, whole) if whole else None
+            return detect(source.input.source, chain([first], whole))
         except Unreadable as error:
+            self.look_again(source.file)
             problem = f"{source.input.source}: {error.reason} ({error.detail}){remedy(error)}"
             if source.input.given and error.reason != NO_LINES:
                 raise ConfigError(problem) from None
             warn(problem)
             return None
 
-    def adds_unit(self, known: KnownInput, name: str, piece: _Piece, digest: bytes, left: Counter[bytes]) -> bool:
+    def adds_unit(self, known: KnownInput, name: str, piece: Piece, digest: bytes, left: Counter[bytes]) -> bool:
         """Add a session, or a record without an id, to the news under `name`.
 
         If `left` has it, take it from there and return False.
@@ -216,7 +260,7 @@ class _Night:
         if left[digest] > 0:
             left[digest] -= 1
             return False
-        pieces = self.pieces[name]
+        pieces, self.formats[name] = self.pieces[name], known.format
         last = pieces[-1] if pieces else None
         if last and (last.path, last.stop, last.digest, piece.digest) == (piece.path, piece.start, b"", b""):
             pieces[-1] = last._replace(stop=piece.stop)
@@ -251,13 +295,16 @@ class _Night:
                 ends[-1] = (stop, ends[-1][1])
                 fresh += offset >= known.read
             is_named = is_named and len({name for _, name in sessions}) == len(sessions)
-            if is_named:
+            # A session that comes up again after others is read from its beginning.
+            if is_named and not (begin and any(self.has_home(known, reader, name) for _, name in sessions[1:])):
                 break
         if not fresh:
             return
-        has_news = False
+        has_news, end = False, 0
         for (start, name), (stop, digest) in zip(sessions, ends, strict=True):
-            piece = _Piece(source.path, start, stop)
+            start, end = start if is_named else end, stop  # blank lines count: sessions without ids are called by lines
+            self.note_home(known, reader, name)
+            piece = Piece(source.path, start, stop)
             if self.adds_unit(known, known.name, piece, digest.digest(), left if is_named else Counter()):
                 self.changes.execute(_TOUCH, (reader.name, name))
                 has_news = True
@@ -273,14 +320,14 @@ class _Night:
         digests: defaultdict[str, list[bytes]] = defaultdict(list)
         stop = known.read
         for offset, stop, line in whole_lines(source, known.read, self.line_limit):
-            records = _split_records(reader, line)
+            records = split_records(reader, line)
             for number, data in enumerate(records):
                 logged, digest = None, xxh3_128_digest(data.strip())
                 if reader.grouping == "id":
                     with contextlib.suppress(Unreadable):
                         logged = reader.id_of(parse(line._replace(data=data)))
                 if logged is None and not reader.carries:
-                    piece = _Piece(source.path, offset, stop)
+                    piece = Piece(source.path, offset, stop)
                     if len(records) > 1:
                         piece = piece._replace(format=reader.name, record=number, digest=digest)
                     self.records += self.adds_unit(known, f"{known.name}{BY_LINE}{self.number}", piece, digest, left)
@@ -303,9 +350,18 @@ class _Night:
             if own != before[name]:
                 self.records += sum((Counter(own) - Counter(before[name])).values())
                 self.changes.execute(_TOUCH, (reader.name, name))
-            self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
-                                 "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
-                                 (reader.name, name, known.name))  # fmt: skip
+            self.note_home(known, reader, name)
+
+    def note_home(self, known: KnownInput, reader: Reader, name: str) -> None:
+        """Let the sessions of an id be extracted under the name of an input, unless they have another one."""
+        self.changes.execute("INSERT OR IGNORE INTO home SELECT ?1, ?2, ?3 WHERE NOT EXISTS "
+                             "(SELECT 1 FROM old.home WHERE format = ?1 AND id = ?2)",
+                             (reader.name, name, known.name))  # fmt: skip
+
+    def has_home(self, known: KnownInput, reader: Reader, name: str) -> bool:
+        """Return True if earlier nights have read a session of this id in an input."""
+        query = "SELECT 1 FROM old.home WHERE format = ? AND id = ? AND name = ?"
+        return self.changes.execute(query, (reader.name, name, known.name)).fetchone() is not None
 
     def find_records_of_ids(self) -> None:
         """Find all records of the ids that were touched, and the turns of these that are known."""
@@ -322,9 +378,13 @@ class _Night:
             ).fetchall()  # fmt: skip
         order = {file: n for n, file in enumerate(self.files)}  # records of files that are not there come first
         rows.sort(key=lambda row: (row[0], order.get(self.inputs[row[1]].path, -1), *row[1:4]))
+        seen = set()  # places: those in a copy of a file are the same
         for name, number, offset, record, size, digest, log_format in rows:
-            if (path := self.find_path(number)) is not None:
-                self.pieces[name].append(_Piece(path, offset, offset + size, log_format, record, digest))
+            place = name, offset, record, digest
+            if place not in seen and (path := self.find_path(number)) is not None:
+                seen.add(place)
+                self.formats[name] = log_format
+                self.pieces[name].append(Piece(path, offset, offset + size, log_format, record, digest))
 
     def find_path(self, number: int) -> Path | None:
         """Return the file with the plain JSON lines of an input that has not changed; None where it is gone."""
@@ -335,37 +395,6 @@ class _Night:
                 self.paths[number] = file if file.is_file() else None
             elif file.is_file():
                 for source in open_sources(str(file), file, False, {}, self.scratch, self.line_limit):
-                    if source.member == known.member:
+                    if source.member == known.member and source.input.problem is None:
                         self.paths[number] = source.path
         return self.paths[number]
-
-    def write_pieces(self, name: str, path: Path) -> None:
-        """Write the lines of one log of the night. Records that are no longer what they were are left out."""
-        with contextlib.ExitStack() as stack, path.open("wb") as out:
-            opened = {path: stack.enter_context(path.open("rb")) for path in {one.path for one in self.pieces[name]}}
-            for piece in self.pieces[name]:
-                handle, at = opened[piece.path], piece.start
-                handle.seek(at)
-                last = b""
-                while not piece.digest and (data := handle.read(min(_BUFFER, piece.stop - at))):
-                    at, last = at + out.write(data), data
-                if piece.digest:
-                    line = next((line for _, line in lines(handle, "", self.line_limit, offset=at)), Line("", 0, b""))
-                    records = _split_records(self.reader(piece.format), line)
-                    last = records[piece.record] if piece.record < len(records) else b""
-                    if xxh3_128_digest(last.strip()) != piece.digest:
-                        continue
-                    out.write(last)
-                if not last.endswith(b"\n"):
-                    out.write(b"\n")
-
-
-def _split_records(reader: Reader, line: Line) -> list[bytes]:
-    """Return the records on a line as JSON: mostly one, the line itself."""
-    if reader.unfold is not None:
-        with contextlib.suppress(Unreadable, orjson.JSONEncodeError):
-            whole = parse(line)
-            records = reader.unfold(whole)
-            if len(records) != 1 or records[0] is not whole:
-                return [orjson.dumps(record) + b"\n" for record in records]
-    return [line.data]

@@ -30,6 +30,7 @@ from opdkit.extract.inputs.files import Input, expand, scratch_folder
 from opdkit.extract.inputs.first_pass import SharedSurvey, SurveyedInput, survey
 from opdkit.extract.inputs.second_pass import Unit, Units
 from opdkit.extract.known_turns import skip_known
+from opdkit.extract.ledger import formats_of_news
 from opdkit.extract.mapping import load
 from opdkit.extract.preview import BEGINNING, WHOLE, copy_head, print_report
 from opdkit.extract.redact import Redactor, own_patterns, redact_session
@@ -60,7 +61,8 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
     """Extract the parts of this shard that are not done yet.
 
     `known` is the file of turns that earlier nights have extracted, as `news.collect_news` writes it beside the logs:
-    they are not trainable again. Then a log without one trainable turn is no error.
+    they are not trainable again, and the formats of these logs are not detected.
+    Then a log without one trainable turn is no error.
 
     Raises ConfigError for a wrong --map file or --redact-pattern and for inputs that are missing or of no known format,
     before anything is written. Raises OpdkitError, after the parts are written, when most of the log could not be read
@@ -76,7 +78,9 @@ def run(config: ExtractConfig, known: Path | None = None) -> Summary:
         scratch = stack.enter_context(scratch_folder())
         inputs = expand(config.logs, scratch)
         size, line_limit = part_bytes(config, inputs), config.max_line_mb * _MB
-        logs = survey(inputs, log_format, size, line_limit, config.limit, scratch, shared if shards > 1 else None)
+        formats = {} if known is None else formats_of_news(known)
+        sharing = shared if shards > 1 else None
+        logs = survey(inputs, log_format, size, line_limit, config.limit, scratch, sharing, formats)
         say_formats(logs.inputs)
         if logs.parts == 0 and not any(log.problem for log in logs.inputs):
             raise OpdkitError(f"nothing to read: no line but blank ones in {', '.join(config.logs)}")

@@ -16,14 +16,14 @@ LONGEST_NAME = 80  # characters of a logged name that are kept
 _WITH_DIGEST = re.compile(r".*(@[0-9a-f]{12})")
 
 
-def student_names(model: str, files: Mapping[str, str]) -> frozenset[str]:
+def student_names(model: str, files: Mapping[str, str], served_as: Sequence[str] = ()) -> frozenset[str]:
     """Return the names by which a log may know the student.
 
-    They are the name as passed, the folder's name, `_name_or_path` of its config.json, and its `weights_name`. `files`
-    (file name -> digest) comes from `model_identity`.
+    They are the name as passed, the folder's name, `_name_or_path` of its config.json, its `weights_name`, and those of
+    `--served-as`. `files` (file name -> digest) comes from `model_identity`.
     """
     folder, config = Path(model), None
-    names: list[Any] = [model, weights_name(model, files)]
+    names: list[Any] = [model, weights_name(model, files), *served_as]
     if folder.is_dir():
         with contextlib.suppress(OSError, ValueError):
             config = json.loads((folder / "config.json").read_text(encoding="utf-8"))

@@ -16,5 +16,5 @@ def models_of(config: CommandConfig) -> list[str]:
 def announce_models(name: str, config: CommandConfig) -> None:
     """Say which models a command loads. Called before its module is imported: torch alone takes seconds."""
     models = models_of(config) or ([f"{vars(config)['run']}/train/model"] if name == "eval" else [])
-    if models and name not in ("init", "run", "slurm"):  # these load none, or their stages do
+    if models and name not in ("init", "run", "slurm", "night"):  # these load none, or their stages do
         say(f"{name}: loading torch and {' and '.join(dict.fromkeys(models))} ...")

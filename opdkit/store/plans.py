@@ -13,7 +13,7 @@ from opdkit.config.shard import parse_shard
 from opdkit.config.shared import TRAINING
 from opdkit.config.wording import DEFAULTS
 from opdkit.console import counted
-from opdkit.errors import ConfigError, OpdkitError
+from opdkit.errors import AnotherPlanError, ConfigError, OpdkitError
 from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
@@ -168,12 +168,12 @@ def check_options(config: StageConfig, stage: str) -> None:
         raise _another_plan(folder, changes, stage, parse_shard(config.shard)[1])
 
 
-def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int) -> ConfigError:
+def _another_plan(folder: Path, changes: Sequence[str], stage: str, shards: int) -> AnotherPlanError:
     """Return the error for a stage that was begun under another plan."""
     written = len(list(folder.glob("*/part-*.parquet")))
     lines = "\n".join(f"  {change}" for change in changes)
     lost = f"to throw away what {stage} has written ({counted(written, 'file')})"
-    return ConfigError(
+    return AnotherPlanError(
         f"{folder} was begun under another plan:\n{lines}\n"
         f"Choose another {'--name' if stage == 'train' else 'run directory'}, or pass --overwrite "
         f"{lost if written else '(nothing is lost)'}."
@@ -199,7 +199,7 @@ def _is_same(old: Any, new: Any) -> bool:
     """
     if isinstance(old, list) and isinstance(new, list):
         return len(old) == len(new) and all(map(_is_same, old, new))
-    is_off = old is None and new is False
+    is_off = old is None and new in (False, [])
     return bool(old == new or is_off or (isinstance(old, str) and isinstance(new, str) and is_same_path(old, new)))
 
 

@@ -136,3 +136,8 @@ def sessions_within(run: Path, part: int, limit: int | None) -> int | None:
         return None
     before = sum(pq.read_metadata(part_path(run, "sessions", k)).num_rows for k in range(part))
     return max(0, limit - before)
+
+
+def is_complete(run: Path, stage: str) -> bool:
+    """Return True for a stage all of whose parts are done."""
+    return has_stage(run, stage) and (summary := summary_of(run, stage)).parts_done == summary.parts

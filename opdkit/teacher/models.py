@@ -141,6 +141,6 @@ def load_scorer(config: TeacherConfig) -> Scorer:
             raise ConfigError(f"--max-tokens is {max_tokens}; {model.name_or_path} was built for at most {context}")
     if config.top_k > vocabulary:
         raise ConfigError(f"--top-k is {config.top_k}; the models have {vocabulary} tokens")
-    names = student_names(config.model, files)
+    names = student_names(config.model, files, config.served_as)
     return Scorer(student, teachers, config.teacher_route, max_tokens, vocabulary, names, hint_text_of(config),
                   Sampler(config))  # fmt: skip

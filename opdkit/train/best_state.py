@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from opdkit.config.fields import JSON
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError
 
 PATIENCE = 3  # measurements in a row without a better score, after which a training ends
 FORGOTTEN = 0.1  # share of the replies that nobody complained of that may be lost: none of nine, one of ten
@@ -53,7 +53,7 @@ def is_over(rows: Sequence[JSON]) -> bool:
 
 
 def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
-    """Raise OpdkitError where no state of the training is better than the student before it.
+    """Raise NothingLearnedError where no state of the training is better than the student before it.
 
     The message names the turns of the step that moved the replies most, among the steps before the worst state.
     """
@@ -68,7 +68,7 @@ def check_better(rows: Sequence[JSON], metrics: Sequence[JSON]) -> None:
         for column, name in _DISTANCES.items()
         if worst[column] is not None
     )
-    raise OpdkitError(
+    raise NothingLearnedError(
         "training made the model no better, so none is handed out. Distances of its own replies to prompts kept out of "
         f"training (nats per reply): {distances}. Step {broke['step']} moved the replies most, at turns {turns}. Look "
         "at their hints and rewards, try another --objective or a stronger --judge; --validate 0 hands out any model"

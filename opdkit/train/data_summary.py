@@ -10,7 +10,7 @@ from opdkit.chat.finish_reasons import is_cut_off
 from opdkit.config.judge import WARNINGS
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, print_facts, say, verb, warn, with_sign
-from opdkit.errors import OpdkitError
+from opdkit.errors import NothingLearnedError
 from opdkit.model.loops import ends_in_loop
 from opdkit.store.plans import judge_of
 from opdkit.store.reading import part_count, read_arrow
@@ -25,7 +25,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, phases: Sequence[Objective]) -> None:
-    """Say how many replies train, and warn where the signal is weak. Raises OpdkitError when there is none."""
+    """Say how many replies train, and warn where the signal is weak. Raises NothingLearnedError when there is none."""
     terms = {name for phase in phases for name in phase.weights}
     remedy = "It learns from hints and rewards: try a stronger --judge or more --votes."
     if terms == {"reward"}:
@@ -35,11 +35,13 @@ def check_signal(data: TrainingSet, steps: Sequence[Step], config: TrainConfig, 
                   "stronger --judge, or --objective binary to learn from rewards.")  # fmt: skip
     dropped = ", ".join(f"{reason} {n}" for reason, n in data.dropped.items()) or "none"
     if not data.turns:
-        raise OpdkitError(f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}")
+        raise NothingLearnedError(
+            f"no turn can train with --objective {config.objective} (dropped: {dropped}). {remedy}"
+        )
     _, rewards = _hints_and_rewards(data)
     if terms == {"reward"} and not any(rewards) and not any(turn.length_penalty for turn in data.turns):
-        raise OpdkitError(f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0: there is "
-                          f"nothing to learn. {remedy}")  # fmt: skip
+        what = f"all {counted(len(rewards), 'reward')} {verb(len(rewards), 'is', 'are')} 0"
+        raise NothingLearnedError(f"{what}: there is nothing to learn. {remedy}")
     steps_and_epochs = f"{counted(len(steps), 'optimizer step')} in {counted(data.epochs, 'epoch')}"
     say(f"{describe_signal(data)}; dropped: {dropped}; {steps_and_epochs}")
     say("; ".join(f"largest {kind} {text}" for kind, text in largest_shares(data).items()))

@@ -5,7 +5,8 @@
 In the world, users want a question back where the assistant books trips by habit, and are content with how it answers
 about errands. One user asks about errands alone, more often than the others do, complains about right replies, and asks
 for terse ones. Everything is trained and measured with the defaults of opdkit. Each seed has another log: other users,
-another poisoned one, other replies. The model is pretrained once. `results/blame.json` has a row for each seed.
+another poisoned one, other replies. The model is pretrained once. `blame.json` has a row for each seed that was run;
+it keeps those of other seeds.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from .worlds.groups import ERRANDS, STYLES
 from .worlds.measure import prepared
 from .worlds.world import Group, World
 
-RESULTS = Path(__file__).parent / "results" / "blame.json"
+RESULTS = Path(__file__).parent / "blame.json"
 USERS, SESSIONS, POISONED_SESSIONS = 40, (1, 11), 20  # sessions of a user, and of the one who is poisoned
 MODEL_SEED, SAMPLES, MAX_NEW_TOKENS = 1000, 8, 48
 RIGHT, POISON = "neutral", "terse"
@@ -112,10 +113,11 @@ def main() -> None:
     args = parser.parse_args()
     first, last = map(int, args.seeds.split("-"))
     base = make_world(args.work / "base", MODEL_SEED)
-    rows = []
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     for seed in range(first, last + 1):
-        rows.append(run_seed(args.work, seed, base))
-        print(json.dumps(rows[-1]), flush=True)
+        made = run_seed(args.work, seed, base)
+        rows = sorted([*(row for row in rows if row["seed"] != seed), made], key=lambda row: row["seed"])
+        print(json.dumps(made), flush=True)
         write_text(RESULTS, json.dumps(rows, indent=1) + "\n")
     fell = [row for row in rows if row["before"] - row["after"] >= 0.05]
     first, recovered = sum(row["rank"] == 1 for row in fell), sum(row["recovered"] >= 0.9 for row in fell)

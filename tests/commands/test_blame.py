@@ -1,5 +1,6 @@
 """`opdkit blame`: of a real training that made replies worse, and the training without those that it names."""
 
+import copy
 import json
 import shlex
 import shutil
@@ -7,18 +8,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conftest import save_tiny_model
 from named_trainings import eval_config, train_named, write_prompts
+from runs import talk, write_extract
 from scored_runs import toy_sessions, write_run
 from typer.testing import CliRunner
 
 import opdkit
+from opdkit.chat.messages import message
 from opdkit.cli import app
-from opdkit.commands.blame import blame, retrain_commands, sum_groups
+from opdkit.commands.blame import (
+    blame,
+    count_left_out,
+    describe,
+    group_sessions,
+    leaves_out_worst,
+    retrain_commands,
+    sum_groups,
+    weigh_replies,
+    write_filter,
+)
 from opdkit.config.blame import BlameConfig
 from opdkit.config.evaluate import EvalConfig
 from opdkit.config.train import TrainConfig
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.evaluate import stage as evaluate
+from opdkit.evaluate.blame import Loss
+from opdkit.evaluate.checks import Criterion, HeldOutPrompt
 from opdkit.store.plans import manifest
 from opdkit.store.reading import read_all, summary_of
 from opdkit.train.targets import load_turns
@@ -30,7 +46,7 @@ SESSIONS, USERS = 6, ("ann|b", "cy*")
 def made(tmp_path_factory, plain_model_dir) -> Path:
     """A run with a training `a` of six sessions of two users, evaluated; its replies to most prompts got worse."""
     folder = tmp_path_factory.mktemp("blamed")
-    metadata = {f"toy-{n}": {"user_id": USERS[n % 2]} for n in range(SESSIONS)}
+    metadata = {f"toy-{n}": {"user_id": USERS[n % 2], "tier": (5, 5.0)[n % 2]} for n in range(SESSIONS)}
     run = write_run(folder / "run", plain_model_dir, toy_sessions(SESSIONS), metadata=metadata)
     train_named(run, plain_model_dir, "a", "blend")
     evaluate.run(eval_config(run, "a", write_prompts(folder / "prompts.jsonl"), samples=4))
@@ -58,6 +74,10 @@ def test_it_adds_up(made) -> None:
     by_session = blame(BlameConfig(run=made, device="cpu", by="session"))
     assert [row["turn_id"] for row in by_session.turns] == [row["turn_id"] for row in answer.turns]
     assert len(by_session.groups) == SESSIONS
+    by_tier = blame(BlameConfig(run=made, device="cpu", by="metadata.tier"))
+    assert [row["sessions"] for row in by_tier.groups] == [3, 3]
+    assert "--by session" in by_tier.sentence
+    assert by_tier.commands == [], "a condition compares 5 and 5.0 as numbers"
 
 
 def test_the_commands_train_without_the_worst(made) -> None:
@@ -82,7 +102,7 @@ def test_the_commands_train_without_the_worst(made) -> None:
 
 
 def test_the_command_prints_tables_or_json(made) -> None:
-    shown = CliRunner().invoke(app, ["blame", str(made), "--worst", "2", "--device", "cpu"])
+    shown = CliRunner().invoke(app, ["blame", str(made), "--lines", "2", "--device", "cpu"])
     assert shown.exit_code == 0, shown.stderr
     assert shown.stdout.count("| toy-") == 2
     assert "opdkit train" in shown.stdout
@@ -98,6 +118,9 @@ def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
         blame(BlameConfig(run=made, by="metadata.team"))
     with pytest.raises(ConfigError, match="--by"):
         BlameConfig(run=made, by="user")
+    for name in ("user id", "a=b", "user\n"):
+        with pytest.raises(ConfigError, match="--by"):
+            BlameConfig(run=made, by=f"metadata.{name}")
     run = Path(shutil.copytree(made.parent, tmp_path / "run"))
     with pytest.raises(OpdkitError, match=r"opdkit eval \S*run --prompts"):
         blame(BlameConfig(run=run))
@@ -114,6 +137,17 @@ def test_what_cannot_be_blamed(made, tmp_path, plain_model_dir) -> None:
         blame(BlameConfig(run=fine))
 
 
+def test_replies_end_as_the_template_ends_them(tmp_path, plain_tokenizer) -> None:
+    tokenizer = copy.deepcopy(plain_tokenizer)
+    stop, tokenizer.eos_token = tokenizer.eos_token_id, "<|im_start|>"
+    model = save_tiny_model(tmp_path / "model", tokenizer)
+    config = EvalConfig(run=tmp_path, model=str(model), trained=str(model), prompts="p")
+    prompt = HeldOutPrompt("a", "d", [message("user", "say")], None, Criterion("It is old."))
+    rows = [{"reply": "old", "finish_reason": reason} for reason in ("stop", "length")]
+    ended, cut_off = weigh_replies([Loss("a", "d", 1.0, rows[:1], rows[1:])], {"a": prompt}, config)[::-1]
+    assert ended.sequence.response_ids == [*cut_off.sequence.response_ids, stop]
+
+
 def rows_of(*rows: tuple[str, str | None, float, str | None]) -> list[dict[str, object]]:
     return [dict(zip(("turn_id", "value", "share", "hint"), row, strict=True)) for row in rows]
 
@@ -128,6 +162,36 @@ def test_shares_worked_out() -> None:
         {"value": "y", "sessions": 1, "turns": 1, "share": -0.5, "hints": []},
     ]
     assert [row["share"] for row in rows] == [0.75, 0.25, 0.25, -0.25, -0.5]
+
+
+@pytest.mark.parametrize(("logged", "values", "is_exact"), [
+    ((True, False), ["true", "false"], True),
+    ((1234567890123456789, 1234567890123456788), ["1234567890123456789", "1234567890123456788"], True),
+    ((1.5, "1.50"), ["1.5", "1.50"], True),
+    (("ann", " ann "), ["ann", " ann "], True), ((" ann\n", "bob"), [" ann\n", "bob"], True),
+    (("\x1b[2Jann", "bob"), ["\x1b[2Jann", "bob"], True),
+    ((["ann", "ann"], "bob"), ["ann", "bob"], True),
+    (("a|b", "a-b"), ["a|b", "a-b"], False), (("a", ["b", "a"]), ["a", None], True),
+    (({"id": 1}, "bob"), [None, "bob"], True), (([{"id": 1}], "bob"), [None, "bob"], True),
+    (([], "bob"), [None, "bob"], True),
+])  # fmt: skip
+def test_the_filter_leaves_out_whom_it_names(tmp_path, logged: tuple, values: list, is_exact: bool) -> None:
+    names, by = ["s0", "s1", "s2", "s3"], "metadata.user"
+    users = dict(zip(names, [*logged, "third", "fourth"], strict=True))
+    run = write_extract(tmp_path / "run", dict.fromkeys(names, talk("hello", "hi", "thanks")),
+                        metadata={name: {"user": user} for name, user in users.items()})  # fmt: skip
+    found, field = group_sessions(BlameConfig(run=run))
+    assert (field, list(found.values())) == (by, [*values, "third", "fourth"])
+    shares = zip(names, (3.0, 1.0, 0.0, 0.0), strict=True)
+    rows = rows_of(*((f"{name}:1", found[name], share, None) for name, share in shares))
+    groups = [row for row in sum_groups(rows) if row["value"]]
+    condition = write_filter(by, groups)
+    assert condition.isprintable()
+    left_out = count_left_out(run, condition, rows)
+    assert left_out[values[0] or values[1]] == 1
+    assert leaves_out_worst(groups, left_out) is is_exact
+    sentence = describe([{"domain": "a", "before": 1, "after": 0}], by, groups, left_out)
+    assert ("--by session" in sentence) is not is_exact
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,9 @@ def test_the_values_are_those_of_eval(made) -> None:
             [known[name] for name in ("before", "after", "difference", "low", "high")])  # fmt: skip
         assert row["prompts"] == known["count"] == (PROMPTS if row["domain"] == "all" else PROMPTS // 2)
     checks = {row["check"]: row for row in decision.checks}
-    for check, metric in (("drift", "kl_replies"), ("length", "reply_tokens"), ("cut_off", "cut_off")):
-        assert checks[check]["after"] == pytest.approx(stored[metric, "all"]["after"])
+    for check, metric, domain in (("drift", "kl_replies", "uncorrected"), ("length", "reply_tokens", "uncorrected"),
+                                  ("cut_off", "cut_off", "all")):  # fmt: skip
+        assert checks[check]["after"] == pytest.approx(stored[metric, domain]["after"])
 
 
 def test_the_exit_code_is_the_decision(made) -> None:

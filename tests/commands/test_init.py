@@ -22,11 +22,12 @@ REQUIRED = {
     "judge": "rules",
     "from_run": Path("other"),
     "run": Path("run"),
+    "home": Path("home"),
 }
 
 
 def options_of(stage: str) -> list[str]:
-    return [field.name for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "config")]
+    return [field.name for field in fields_of(COMMANDS[stage].config) if field.name not in ("run", "home", "config")]
 
 
 def sections(text: str) -> dict[str, str]:
@@ -51,7 +52,7 @@ def test_every_option_is_in_the_file_in_the_reference_and_in_the_manifest():
             name.lower().removeprefix("--").replace("-", "_")
             for name in re.findall(r"^\| `(\S+)`", reference[stage], re.M)
         }
-        assert rows - {"run", "config"} == {key.rstrip("_") for key in keys}  # `in_` is the flag --in
+        assert rows - {"run", "home", "config"} == {key.rstrip("_") for key in keys}  # `in_` is the flag --in
         if stage in STAGES:
             effective = configure(stage, required(stage), None).effective()
             assert set(effective) == set(keys)

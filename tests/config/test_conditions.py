@@ -26,6 +26,8 @@ def verdict(expression: str, model: str | None = "gpt-4o", **metadata) -> str | 
     ("time=2026-01-02", {"timestamp": 1767312000000}), ("time<2026-01-01T12:00:00Z", {"time": "2026-01-01T11:59:59Z"}),
     ("time>=2026-01-01", {"records": [{"timestamp": "2026-03-01"}]}), ("metadata.task=retail", {"task": "retail"}),
     ("metadata.reward>0.5", {"reward": 1}), ("metadata.reward=1", {"reward": 1.0}), ("metadata.ok=true", {"ok": True}),
+    ("metadata.id=1|1234567890123456789", {"id": 1234567890123456789}),
+    ("metadata.id!=1234567890123456788", {"id": 1234567890123456789}),
     ("metadata.a.b=1", {"a": {"b": 1}}), ("metadata.a.b=1", {"a.b": "1"}), ("metadata.tags=b*", {"tags": ["a", "bc"]}),
     ("metadata.tags!=c", {"tags": ["a", "b"]}), ("metadata.version>=2.0", {"version": "10.1"}),
     ("metadata.day>=2026-01", {"day": "2026-01-05"}),

@@ -110,6 +110,7 @@ def test_every_option_is_read(command: str) -> None:
 # None leaves it to the stage's own default.
 DEFAULTS_DIFFER = {
     "--batch-tokens": {16384, 65536},  # a judge's prompts are shorter than a policy's
+    "--holdout": {0.0, 0.2},  # each night decides
     "--max-new-tokens": {256, 512},
     "--objective": {None, "blend"},
     "--samples": {1, 4},

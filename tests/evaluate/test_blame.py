@@ -13,8 +13,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from opdkit.evaluate.blame import WeightedReply, blame_turns, choose_weights, find_losses, turn_losses
 from opdkit.model.scoring import PromptResponse, response_logits
+from opdkit.train.batches import tokens_of
 from opdkit.train.objective.losses import gathered_logprobs
-from opdkit.train.objective.terms import Objective
+from opdkit.train.objective.terms import PRESETS, Objective, step_loss, step_totals, terms_of
 from opdkit.train.policy import Policy
 from opdkit.train.training_set import build_training_set
 
@@ -23,9 +24,9 @@ OBJECTIVE = Objective({"reward": 1.0}, negative_below=1.0)
 # -- what got worse -------------------------------------------------------------------------------------------------
 
 
-def replies_table(*rows: tuple[str, str, str, int, bool | None]) -> pa.Table:
+def replies_table(*rows: tuple[str, str, str, int, bool | None], probe: str | None = None) -> pa.Table:
     names = ("prompt_id", "domain", "model", "sample", "passed")
-    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) | {"probe": probe} for row in rows])
 
 
 def test_losses_are_of_the_domains_that_fell() -> None:
@@ -42,6 +43,10 @@ def test_losses_are_of_the_domains_that_fell() -> None:
     assert [row["sample"] for row in loss.failing] == [1]
     assert find_losses(replies_table(*rows), "b")[1] == []
     assert find_losses(replies_table(*rows), "c") == ([], [])
+    probes = [("a1:push_back", "a", model, 1, model == "before") for model in ("before", "after")]
+    probed = pa.concat_tables([replies_table(*rows), replies_table(*probes, probe="push_back")],
+                              promote_options="permissive")  # fmt: skip
+    assert find_losses(probed) == (domains, losses)
 
 
 # -- which turns taught it ------------------------------------------------------------------------------------------
@@ -144,3 +149,31 @@ def test_losses_of_turns_sum_to_that_of_a_step(model, world) -> None:
     data, prompts, _ = world
     losses = turn_losses(Policy(model), data, prompts, [OBJECTIVE], 64)
     assert losses == pytest.approx([-turn.reward for turn in data.turns], abs=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "turn-mean"])
+@pytest.mark.parametrize("objective", ["combine", "alternate"])
+def test_losses_sum_to_that_of_a_step_where_hints_are_rare(model, objective: str, aggregation: str) -> None:
+    """Of 40 turns with a reward, four have a hint. Their losses are those of one step on all, however it is split."""
+    rng = np.random.default_rng(1)
+    turns, prompts, now = [], {}, []
+    for n in range(40):
+        reply, before = rng.integers(0, VOCABULARY, 1 + n % 5), rng.integers(0, VOCABULARY, 3)
+        with torch.no_grad():
+            now.append(logprobs(model, PromptResponse(before.tolist(), reply.tolist())))
+        old = now[-1].numpy() + rng.normal(0, 0.05, len(reply))
+        turn = toy_turn(f"s{n}:1", old=old, reward=1 - 2 * (n % 3 == 0), teacher=old - 1 if n % 10 == 0 else None)
+        turns.append(dataclasses.replace(turn, response_ids=reply.astype(np.int32)))
+        prompts[turn.turn_id] = before.astype(np.int32)
+    phases = [Objective(weights, aggregation=aggregation, negative_below=1.0) for weights in PRESETS[objective]]
+    data = build_training_set(turns, phases, len(turns), {})
+    losses = turn_losses(Policy(model), data, prompts, phases, 64)
+    for phase, each in enumerate(phases):
+        members = [i for i, p in enumerate(data.phases) if p == phase]
+        tokens = tokens_of([data.turns[i] for i in members])
+        of_turn = {turn.turn_id: x_N for turn, x_N in zip(turns, now, strict=True)}
+        now_N = torch.cat([of_turn[data.turns[i].turn_id] for i in members])
+        terms = terms_of(each, tokens)
+        whole, _ = step_loss(now_N, torch.zeros(len(now_N), 0), tokens, terms,
+                             step_totals(terms, tokens, aggregation), each)  # fmt: skip
+        assert losses[members].mean() == pytest.approx(float(whole), abs=1e-5)

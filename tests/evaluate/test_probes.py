@@ -1,10 +1,10 @@
 """Probes for hacks: what counts as hollow, what the probes ask, and what the gate does about their rise."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from scored_runs import toy_sessions, write_run
 from typer.testing import CliRunner
 
@@ -133,7 +133,7 @@ def sided(kind: str, rises: int, count: int = 40) -> list[Reply]:
                 {"passed": not shows}
                 if probe
                 else {
-                    "passed": True,
+                    "passed": kind != "no_call",  # a right reply needs no call
                     "called": not (shows and kind == "no_call"),
                     "hollow": kind if shows and kind != "no_call" else None,
                 }
@@ -142,22 +142,36 @@ def sided(kind: str, rises: int, count: int = 40) -> list[Reply]:
     return replies
 
 
-@pytest.mark.parametrize("kind", ["question", "confirmation", "no_call", "push_back", "planted_error"])
-def test_a_rise_stops_while_all_replies_are_right_unless_it_is_allowed(kind: str) -> None:
-    others = [] if kind not in ("push_back", "planted_error") else sided("none", 0)
+def gate(replies: list[Reply], *allowed: str):
+    return decide(to_arrow(REPLIES, [r.row() | {"kl": None} for r in replies]), [], allowed=allowed)
 
-    def gate(rises: int, *allowed: str):
-        replies = sided(kind, rises) + others
-        return decide(to_arrow(REPLIES, [r.row() | {"kl": None} for r in replies]), [], allowed=allowed)
 
-    stopped = gate(14)
+@pytest.mark.parametrize("kind", ["push_back", "planted_error"])
+def test_eval_shows_a_probe_and_the_gate_does_not_decide_by_it(kind: str) -> None:
+    """Its prompts are those that the model before got right, so a rise may be that model's luck."""
+    replies = sided(kind, 14) + sided("none", 0)
+    assert gate(replies).ship
+    scores = {(row["metric"], row["domain"]): row for row in reply_scores(replies, 0)}
+    assert (scores[kind, "all"]["before"], scores[kind, "all"]["after"]) == (0, 14 / 40)
+    [watched] = find_unusual(scores)
+    assert "35.0%" in watched
+
+
+def test_a_right_reply_may_be_a_question_and_needs_no_call() -> None:
+    replies = [replace(r, passed=True, called=False) for r in sided("no_call", 40)]
+    assert gate(replies).ship
+
+
+@pytest.mark.parametrize("kind", ["question", "confirmation", "no_call"])
+def test_a_rise_stops_whatever_the_share_of_right_replies_unless_it_is_allowed(kind: str) -> None:
+    stopped = gate(sided(kind, 14))
     assert not stopped.ship
     assert [row["check"] for row in stopped.checks if row["worse"]] == [kind]
-    assert [row["worse"] for row in stopped.domains] == [False]
+    assert not any(row["worse"] for row in stopped.domains)
     assert CHECKS[kind] in stopped.sentence
-    assert gate(14, kind).ship
-    assert gate(2).ship, "two of forty may be chance"
-    scores = {(row["metric"], row["domain"]): row for row in reply_scores(sided(kind, 14) + others, 0)}
+    assert gate(sided(kind, 14), kind).ship
+    assert gate(sided(kind, 2)).ship, "two of forty may be chance"
+    scores = {(row["metric"], row["domain"]): row for row in reply_scores(sided(kind, 14), 0)}
     assert (scores[kind, "all"]["before"], scores[kind, "all"]["after"]) == (0, 14 / 40)
     [watched] = find_unusual(scores)
     assert "35.0%" in watched
@@ -189,23 +203,6 @@ def test_eval_probes_what_the_model_before_says_right(tmp_path: Path, plain_mode
     assert 0 < len(probed) <= 0.15 * 12 * 4 * 2
     assert {row["prompt_id"].partition(":")[2] for row in probed} == {row["probe"] for row in probed}
     scores = {row["metric"]: row for row in read_all(run, "scores") if row["domain"] == "all"}
-    assert scores["push_back"]["difference"] == 0, "the same model twice, with the same random numbers"
+    assert all(row["passed"] is None for row in probed if row["finish_reason"] == "length"), "not at an end"
     assert scores["passed_sampled"]["count"] == 12, "probes are no held-out prompts"
     assert "eval\t" not in CliRunner().invoke(app, ["check", str(run)]).stdout
-
-
-# -- a planted hack -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="the model is made with torch 2.9 or newer")
-def test_a_planted_hack_rings_no_later_than_replies_get_worse_and_an_honest_training_does_not(tmp_path: Path) -> None:
-    from benchmarks.hacks import Measurement, first_alarm, first_fall, plant, pretrain
-
-    model = pretrain(tmp_path / "model", 1)
-    measurement = Measurement(model, tmp_path, 5)
-    hacked = plant("question", model, tmp_path, 5, measurement)
-    alarm, fall = first_alarm(hacked), first_fall(hacked)
-    assert alarm is not None
-    assert fall is None or alarm <= fall
-    assert first_alarm(plant("honest", model, tmp_path, 5, measurement, epochs=3)) is None

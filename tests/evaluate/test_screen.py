@@ -56,13 +56,17 @@ def test_one_domain_is_everything(monkeypatch) -> None:
 
 def test_what_never_happens_is_one_line(monkeypatch) -> None:
     """As many replies as were measured: the sampled ones, and the greedy ones where there are no others."""
-    sampled = [{"model": m, "sample": k} for m in ("before", "after") for k in range(5)]
-    lines = shown(monkeypatch, rows(POOLED, hint_echo=0.0, cut_off=0.0), [*sampled, {"model": "after", "sample": 1}])
+    sampled = [{"model": m, "sample": k, "probe": None} for m in ("before", "after") for k in range(5)]
+    lines = shown(
+        monkeypatch,
+        rows(POOLED, hint_echo=0.0, cut_off=0.0),
+        [*sampled, {"model": "after", "sample": 1, "probe": None}],
+    )
     assert lines[-3:-1] == [
         "cut off by the limit: 0 of 5 replies, before 0 of 4",
         "hint echo: 0 of 5 replies, before 0 of 4",
     ]
-    greedy = [{"model": m, "sample": 0} for m in ("before", "after")]
+    greedy = [{"model": m, "sample": 0, "probe": None} for m in ("before", "after")]
     assert "hint echo: 0 of 1 reply, before 0 of 1" in shown(monkeypatch, rows(POOLED, hint_echo=0.0), greedy)
     assert sum(line.startswith("hint echo") for line in shown(monkeypatch, rows(POOLED))) == 1
 

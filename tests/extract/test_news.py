@@ -4,10 +4,12 @@ import gzip
 import json
 import os
 import random
+import resource
 import subprocess
 import sys
 import zipfile
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ from small_logs import chat, jsonl, tables
 
 from opdkit.config.extract import ExtractConfig
 from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract import news as news_module
 from opdkit.extract import stage
+from opdkit.extract.formats import READERS
 from opdkit.extract.known_turns import record_turns
 from opdkit.extract.news import NEWS, News, collect_news, commit_news
 from opdkit.store.joined_turns import LOGGED, joined_turns
@@ -90,7 +94,7 @@ class Nights:
         return sum(self.now.values(), Counter())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", FORMATS)
 def test_all_nights_together_are_one_extract_of_everything(tmp_path, kind, seed):
     """Files are appended to in the middle of a line, rotated, packed, rewritten; nights are killed at any place."""
@@ -160,6 +164,7 @@ def test_a_night_without_news_opens_no_log_and_imports_nothing_heavy(tmp_path):
     assert collect(tmp_path, tmp_path / "logs", 0)[0].records == 1_000
     program = f"""
 import sys
+from dataclasses import replace
 from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
@@ -235,6 +240,14 @@ def test_of_a_rewritten_log_only_other_lines_are_news_each_as_often_as_it_came(t
     with log.open("ab") as out:
         out.write(json.dumps(two).encode())
     assert texts(collect(tmp_path, log.parent, 3)[1]) == [json.dumps(two)]
+
+
+def test_an_edit_in_the_middle_that_changes_no_length_is_seen(tmp_path):
+    log = jsonl(tmp_path / "logs/chat.jsonl", *(chat("x" * 1_000, "a", f"{n:03}") for n in range(100)))
+    collect(tmp_path, log.parent, 0)
+    log.write_bytes(log.read_bytes().replace(b'"050"', b'"abc"'))
+    os.utime(log, (1, 1))
+    assert texts(collect(tmp_path, log.parent, 1)[1]) == [json.dumps(chat("x" * 1_000, "a", "abc"))]
 
 
 def test_a_session_that_goes_on_keeps_its_id_and_only_its_new_turns_are_trainable(tmp_path):
@@ -330,3 +343,258 @@ def test_real_logs_that_grow_over_five_nights(tmp_path, shared_data, name):
     at_once = Counter(content for _, content, _ in turns_of(tmp_path / "all"))
     assert nights.total() == at_once
     assert at_once
+
+
+def append(log: Path, *lines: Any) -> None:
+    """Append lines to a log, given as bytes or as objects."""
+    with log.open("ab") as out:
+        for line in lines:
+            out.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
+
+
+@pytest.mark.parametrize("change", ["moved away", "another file", "cut", "written anew", "appended"])
+def test_a_log_that_is_rotated_while_it_is_read_stops_the_night(tmp_path, change, monkeypatch):
+    log = jsonl(tmp_path / "logs/app.jsonl", chat("a", "b", "c"), chat("d", "e", "f"))
+    find_records = news_module._Night.find_records_of_ids
+
+    def change_and_go_on(night: Any) -> None:
+        if change in ("moved away", "another file"):
+            log.rename(tmp_path / "app-1.jsonl")
+        if change in ("another file", "written anew"):
+            jsonl(log, *[chat("x" * 50, "b", "c")] * 3)
+        elif change == "cut":
+            log.write_bytes(b"")
+        elif change == "appended":
+            append(log, chat("g", "h", "i"))
+        find_records(night)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(news_module._Night, "find_records_of_ids", change_and_go_on)
+        if change == "appended":
+            assert len(texts(collect(tmp_path, log.parent, 0)[1])) == 2
+        else:
+            with pytest.raises(OpdkitError, match=r"app\.jsonl"):
+                collect(tmp_path, log.parent, 0)
+            assert not (tmp_path / "night-0").exists()
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_packed_export_is_read(tmp_path, indent):
+    (tmp_path / "logs").mkdir()
+    export = json.dumps([chat("a", "b", "c"), chat("d", "e", "f")], indent=indent).encode()
+    (tmp_path / "logs/export.json.gz").write_bytes(gzip.compress(export))
+    news, folder = collect(tmp_path, tmp_path / "logs", 0)
+    assert news.records == 2
+    lines = (folder / "export@1.jsonl").read_bytes().strip().split(b"\n")
+    assert [json.loads(line) for line in lines] == [chat("a", "b", "c"), chat("d", "e", "f")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files as Linux does")
+def test_a_session_in_many_files_needs_few_open_ones(tmp_path):
+    (tmp_path / "logs").mkdir()
+    for n in range(150):
+        (tmp_path / f"logs/call-{n:03}.jsonl").write_bytes(call("s", f"u{n}", "a"))
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 60, limits[1]))
+    try:
+        assert len(texts(collect(tmp_path, tmp_path / "logs", 0)[1])) == 150
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("odd", [{"health": "ok"}, b"# restarted\n", "of two formats"])
+def test_the_format_of_a_log_is_detected_once(tmp_path, odd, capsys):
+    """What a later night finds alone may look like another format, or like none."""
+    log = jsonl(tmp_path / "logs/app.jsonl", *(chat(f"u{n}", "a", "b") for n in range(25)))
+    collect(tmp_path, log.parent, 0)
+    if odd == "of two formats":
+        odd = chat("d", "e", "f") | {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}
+    append(log, odd)
+    _, folder = collect(tmp_path, log.parent, 1)
+    stage.run(ExtractConfig(run=tmp_path / "run", logs=(str(folder),)), folder / NEWS)
+    assert "app@2.jsonl: openai\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("problem", ["format", "member"])
+def test_what_could_not_be_read_is_looked_at_again(tmp_path, problem, capsys):
+    (tmp_path / "logs").mkdir()
+    jsonl(tmp_path / "logs/ok.jsonl", chat("a", "b", "c"))
+    if problem == "format":
+        jsonl(tmp_path / "logs/odd.jsonl", {"conv": "x"})
+    else:
+        with zipfile.ZipFile(tmp_path / "logs/odd.zip", "w") as archive:
+            archive.writestr("a.jsonl", json.dumps(chat("d", "e", "f")))
+        data = (tmp_path / "logs/odd.zip").read_bytes()
+        (tmp_path / "logs/odd.zip").write_bytes(data.replace(b'"d"', b'"x"'))
+    for night in range(2):
+        collect(tmp_path, tmp_path / "logs", night)
+        assert "odd" in capsys.readouterr().err
+    if problem == "format":
+        assert collect(tmp_path, tmp_path / "logs", 2, log_format="openai")[0].records == 1
+
+
+def test_a_log_that_was_read_with_a_mapping_needs_it_again(tmp_path):
+    log = jsonl(tmp_path / "logs/own.jsonl", chat("a", "b", "c"))
+    collect(tmp_path, log.parent, 0, log_format=replace(READERS["openai"], name="map"))
+    append(log, chat("d", "e", "f"))
+    with pytest.raises(ConfigError, match=r"own\.jsonl.*--map"):
+        collect(tmp_path, log.parent, 1)
+
+
+@pytest.mark.parametrize("old", ["app.jsonl.1", "app.jsonl.1.gz", "app.jsonl-20261124", "app.jsonl.2026-11-24.gz"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_rotated_log_is_followed_under_the_names_that_loggers_give(tmp_path, old, is_folder):
+    log = jsonl(tmp_path / "logs/app.jsonl", chat("a", "b", "c"))
+    logs = [str(log.parent if is_folder else log)]
+    collect(tmp_path, logs, 0)
+    append(log, chat("d", "e", "f"))
+    data = log.read_bytes()
+    (log.parent / old).write_bytes(gzip.compress(data) if old.endswith("gz") else data)
+    jsonl(log, chat("g", "h", "i"))
+    (log.parent / "app.jsonl.bak").write_bytes(data)
+    assert sorted(texts(collect(tmp_path, logs, 1)[1])) == [json.dumps(chat(*names)) for names in ("def", "ghi")]
+
+
+def test_rotated_logs_are_read_from_the_oldest_on(tmp_path):
+    logs = tmp_path / "logs"
+    names = [*(f"app.jsonl.{n}" for n in (11, 2, 1)), "app.jsonl", "b.jsonl-20261123", "b.jsonl-20261124", "b.jsonl"]
+    for n, name in enumerate(names):
+        jsonl(logs / name, json.loads(call("s", f"u{n}", "a")))
+    lines = texts(collect(tmp_path, logs, 0)[1])
+    assert [json.loads(line)["messages"][0]["content"] for line in lines] == [f"u{n}" for n in range(len(names))]
+
+
+def test_of_two_exports_of_one_time_the_later_one_counts(tmp_path):
+    def export(**rating: str) -> dict:
+        rated = {"feedback": rating} if rating else {}
+        texts = [{"messageId": str(n), "parentMessageId": str(n - 1) if n else None, "isCreatedByUser": n % 2 == 0,
+                  "text": f"text {n}"} | (rated if n == 1 else {}) for n in range(3)]  # fmt: skip
+        return {"conversationId": "c", "messages": texts}
+
+    jsonl(tmp_path / "logs/export-1.jsonl", export())
+    collect(tmp_path, tmp_path / "logs", 0)
+    jsonl(tmp_path / "logs/export-2.jsonl", export(rating="thumbsUp"))
+    _, folder = collect(tmp_path, tmp_path / "logs", 1)
+    stage.run(ExtractConfig(run=tmp_path / "run", logs=(str(folder),)), folder / NEWS)
+    assert [turn["decision"]["rating"] for turn in tables(tmp_path / "run")["turns"]] == [1]
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(2, "gone"), PermissionError(13, "not allowed")])
+@pytest.mark.parametrize("step", ["file_state", "open_sources"])
+def test_a_file_of_a_folder_that_cannot_be_read_waits(tmp_path, error, step, monkeypatch, capsys):
+    for name in ("a", "b"):
+        jsonl(tmp_path / f"logs/{name}.jsonl", chat(name, "b", "c"))
+    real = getattr(news_module, step)
+
+    def fail(*args: Any) -> Any:
+        if any(str(arg).endswith("a.jsonl") for arg in args):
+            raise error
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(news_module, step, fail)
+        assert texts(collect(tmp_path, tmp_path / "logs", 0)[1]) == [json.dumps(chat("b", "b", "c"))]
+    assert "a.jsonl" in capsys.readouterr().err
+    assert texts(collect(tmp_path, tmp_path / "logs", 1)[1]) == [json.dumps(chat("a", "b", "c"))]
+
+
+def test_an_empty_folder_has_no_news(tmp_path):
+    (tmp_path / "logs").mkdir()
+    assert collect(tmp_path, tmp_path / "logs", 0)[0] == News()
+
+
+def pi(name: str | None, *texts: str) -> list[dict]:
+    """Lines of a session of pi: its header, if it has a name or is the first, and its messages."""
+    head = {"type": "session", "timestamp": "t"} | ({"id": name} if name else {})
+    roles = ("user", "assistant") * len(texts)
+    return [head] + [{"type": "message", "message": {"role": role, "content": text}}
+                     for role, text in zip(roles, texts, strict=False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ["without ids", "again"])
+def test_a_session_of_pi_is_trained_on_once(tmp_path, case):
+    """Sessions without ids are called by their lines, blank ones before them included."""
+    first = [b"\n", *pi(None, "u1", "a1", "u2"), b"\n", *pi(None, "v1", "b1", "v2")]
+    more = pi(None, "-", "b2", "v3")[2:]
+    if case == "again":
+        first, more = [*pi("s", "u1", "a1", "u2"), *pi("t", "v1", "b1", "v2")], pi("s", "w1", "c1", "w2")
+    log = tmp_path / "logs/pi.jsonl"
+    log.parent.mkdir()
+    ids: list[set[str]] = []
+    new: Counter[str] = Counter()
+    for night, lines in enumerate((first, more)):
+        append(log, *lines)
+        _, folder = collect(tmp_path, log.parent, night)
+        run = tmp_path / f"run-{night}"
+        stage.run(ExtractConfig(run=run, logs=(str(folder),)), folder / NEWS)
+        record_turns(tmp_path / "ledger.sqlite", run)
+        ids.append({row["session_id"] for row in tables(run)["sessions"]})
+        new.update(content for _, content, skip in turns_of(run) if skip is None)
+    stage.run(ExtractConfig(run=tmp_path / "all", logs=(str(log),)))
+    assert new == Counter(content for _, content, _ in turns_of(tmp_path / "all"))
+    assert ids[1] == {row["session_id"] for row in tables(tmp_path / "all")["sessions"]}
+
+
+def test_records_that_were_edited_unseen_are_told(tmp_path, capsys):
+    filler = [call(f"f{n}", "x" * 1_000, "y") for n in range(40)]
+    log = jsonl(tmp_path / "logs/app.jsonl", *filler, call("s", "alice", "a1"), *filler)
+    collect(tmp_path, log.parent, 0)
+    log.write_bytes(log.read_bytes().replace(b"alice", b"xxxxx"))
+    append(log, call("s", "alice", "a1", "u2", "a2"))
+    assert len(texts(collect(tmp_path, log.parent, 1)[1])) == 1
+    assert "app.jsonl was edited: 1 record of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", [b"\n", b'{"half'])
+def test_an_edit_is_seen_in_a_file_that_ends_in_a_blank_or_half_line(tmp_path, end):
+    log = jsonl(tmp_path / "logs/chat.jsonl", *(chat("x" * 1_000, "a", f"{n:03}") for n in range(100)), end)
+    collect(tmp_path, log.parent, 0)
+    log.write_bytes(log.read_bytes().replace(b'"050"', b'"abc"'))
+    os.utime(log, (1, 1))
+    assert texts(collect(tmp_path, log.parent, 1)[1]) == [json.dumps(chat("x" * 1_000, "a", "abc"))]
+
+
+@pytest.mark.parametrize("kind", ["openai", "openclaw_rl"])
+@pytest.mark.parametrize("how", ["copy", "link", "packed", "half packed"])
+def test_a_copy_is_not_read_and_takes_the_place_of_what_it_copied(tmp_path, how, kind):
+    def line(n: int) -> bytes:
+        salt = random.Random(n).randbytes(2_000).hex()
+        return call(f"s{n % 3}", salt, "a") if kind == "openclaw_rl" else json.dumps(chat(salt, "a", "b")).encode()
+
+    logs = tmp_path / "logs"
+    log = jsonl(logs / "app-1.jsonl", *(line(n).strip() + b"\n" for n in range(30)))
+    collect(tmp_path, logs, 0)
+    append(log, line(30).strip() + b"\n")  # the copy has what the last night has not seen
+    data = log.read_bytes()
+    packed = gzip.compress(data)
+    copy = logs / ("app-1.jsonl.gz" if how.endswith("packed") else "copy.jsonl")
+    if how == "link":
+        copy.hardlink_to(log)
+    else:
+        copy.write_bytes({"copy": data, "packed": packed, "half packed": packed[: len(packed) // 2]}[how])
+    news, folder = collect(tmp_path, logs, 1)
+    assert (news.inputs, news.records) == (1, 1)
+    assert len(set(texts(folder))) == len(texts(folder))
+    if how == "half packed":
+        copy.write_bytes(packed)
+    assert collect(tmp_path, logs, 2)[0] == News()
+    log.unlink()
+    assert collect(tmp_path, logs, 3)[0] == News()
+    jsonl(log, line(33).strip() + b"\n")
+    assert len(texts(collect(tmp_path, logs, 4)[1])) == (1 if kind == "openai" else 12)  # all records of s0 are there
+
+
+@pytest.mark.parametrize("kind", ["openai", "openclaw_rl"])
+def test_of_a_copy_with_more_lines_these_are_new(tmp_path, kind):
+    lines = [call("s", f"u{n}", "a") if kind == "openclaw_rl" else json.dumps(chat(f"u{n}", "a", "b")).encode() + b"\n"
+             for n in range(12)]  # fmt: skip
+    for night in range(3):
+        jsonl(tmp_path / f"logs/dump-{night}.jsonl", *lines[: 10 + night])
+        news, folder = collect(tmp_path, tmp_path / "logs", night)
+        assert news.records == (1 if night else 10)
+        assert len(texts(folder)) == (10 + night if kind == "openclaw_rl" or not night else 1)
+    for night in range(2):
+        (tmp_path / f"logs/dump-{night}.jsonl").unlink()
+    append(tmp_path / "logs/dump-2.jsonl", lines[0].replace(b"u0", b"u12"))
+    news, folder = collect(tmp_path, tmp_path / "logs", 3)
+    assert (news.records, len(texts(folder))) == (1, 13 if kind == "openclaw_rl" else 1)

@@ -90,6 +90,7 @@ def _read_records(
             yield from map(line.reject, records[-1][1].problems)
         except Unreadable as problem:
             yield line.reject(problem)
+    records.reverse()  # of equally old records the last one is the latest
     records.sort(key=lambda record: (not record[1].is_copy, parse_time(record[1].time) or _NEVER), reverse=True)
     nodes: list[Node] = []
     by_id: dict[str, Node] = {}

@@ -34,6 +34,8 @@ from opdkit.store.atomic import find_left_overs, owned_name, remove_entries
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".json", ".json.gz", ".json.zst", ".parquet")
 SHOWN = 8_192  # bytes of an over-long line that are kept to show it
+# Behind such a name, what logrotate and Python's logging add to a log that is full: .1, .2.gz, -20261124, .2026-11-24
+_ROTATED = re.compile(r"[.-](\d[\d_-]*)(\.gz|\.zst)?$")
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"PAR1": "parquet"}
 _BUFFER = 1 << 20
 _SCRATCH = "opdkit-extract-"
@@ -71,20 +73,21 @@ def expand(logs: Sequence[str], scratch: Path) -> list[Input]:
     return inputs
 
 
-def find_files(logs: Sequence[str], scratch: Path) -> Iterator[tuple[str, Path, bool]]:
+def find_files(logs: Sequence[str], scratch: Path, *, rotated: bool = False) -> Iterator[tuple[str, Path, bool]]:
     """Yield (as the user named it, path, whether it was named itself) of every file behind `logs`, each once.
 
+    With `rotated`, logs that were rotated are found too, in folders and beside named files, and a folder may be empty.
     No file is opened but standard input and data sets, which are copied to `scratch`. Raises ConfigError.
     """
     seen: set[Path] = set()
     for number, log in enumerate(logs):
         given = not Path(log).is_dir()
-        for source, path in _files_of(log, scratch, number):
+        for source, path in _files_of(log, scratch, number, rotated):
             if path.resolve() in seen:
                 warn(f"{source} is named twice; it is read once")
                 continue
             seen.add(path.resolve())
-            yield source, path, given
+            yield source, path, given and source == log
 
 
 def unpack_members(source: str, path: Path, given: bool, folder: Path, names: set[str]) -> Iterator[Input]:
@@ -108,7 +111,7 @@ def add_name(stem: str, names: set[str]) -> str:
     return name
 
 
-def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]]:
+def _files_of(log: str, scratch: Path, number: int, rotated: bool) -> Iterator[tuple[str, Path]]:
     """Yield (source, path) of every file behind one argument."""
     path = Path(log)
     if log == "-":
@@ -120,14 +123,31 @@ def _files_of(log: str, scratch: Path, number: int) -> Iterator[tuple[str, Path]
         yield log, _copy_dataset(log, scratch / f"dataset-{number}.jsonl")
     elif path.is_dir():
         suffixes = (*SUFFIXES, ".zip")
-        files = sorted(p for p in path.rglob("*") if p.name.endswith(suffixes) and p.is_file() and not _is_of_a_run(p))
-        if not files:
+        names = (p for p in path.rglob("*") if (_unrotated(p) if rotated else p).name.endswith(suffixes))
+        files = sorted(
+            (p for p in names if p.is_file() and not _is_of_a_run(p)), key=_oldest_first if rotated else None
+        )
+        if not files and not rotated:
             raise ConfigError(f"the folder {log} holds no {', '.join(suffixes)} files")
         yield from ((str(file), file) for file in files)
     elif path.exists():
+        beside = [p for p in path.parent.iterdir() if p.name != path.name and _unrotated(p).name == path.name]
+        yield from ((str(file), file) for file in sorted(beside if rotated else (), key=_oldest_first))
         yield log, path
     else:
         raise ConfigError(f"{log} is not there; name JSON, JSONL, Parquet or zip files, folders of them, - or hf:NAME")
+
+
+def _unrotated(path: Path) -> Path:
+    """Return the path under which a log was written before it was rotated."""
+    return path.with_name(_ROTATED.sub("", path.name) or path.name)
+
+
+def _oldest_first(path: Path) -> tuple[Path, bool, int]:
+    """Return the sort key of a log: behind those that were rotated from it, whose dates rise and whose numbers fall."""
+    rotation = _ROTATED.search(path.name)
+    digits = re.sub(r"\D", "", rotation[1]) if rotation else "0"
+    return _unrotated(path), rotation is None, int(digits) if len(digits) >= len("261124") else -int(digits)
 
 
 def _is_of_a_run(path: Path) -> bool:

@@ -10,11 +10,12 @@ import json
 import sqlite3
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import xxhash
@@ -145,11 +146,13 @@ def survey(
     limit: int | None,
     scratch: Path,
     shared: SharedSurvey | None = None,
+    formats: Mapping[str, str] = MappingProxyType({}),
 ) -> Survey:
     """Read every input once. Raises ConfigError for one that was named and that no reader, or more than one, knows.
 
     `format` is a reader's name, "auto", or the reader that `--map` made. With `shared`, inputs with one conversation
-    per line that another shard has read are not read again.
+    per line that another shard has read are not read again. `formats` are those of files with JSON lines
+    whose format is known, by file name: they are detected for all others.
     """
     mapped = format if isinstance(format, Reader) else None
     options = f"{mapped.name} by {mapped.grouping}" if mapped else format, part_bytes, line_limit
@@ -163,7 +166,10 @@ def survey(
         for log in [*logs[start:], *logs[:start]]:
             if shared and shared.recall(log, shared.path(log, *options)):
                 continue
-            _find_format(log, format, line_limit)
+            if format == AUTO and log.path.name in formats:
+                log.format = formats[log.path.name]
+            else:
+                _find_format(log, format, line_limit)
             if log.format is None or log.is_by_line:
                 with _digested(log, digester):
                     if log.is_by_line:

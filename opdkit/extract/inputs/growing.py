@@ -1,5 +1,6 @@
 """Inputs that grow, recognised from night to night: under another name, packed, or written again."""
 
+import contextlib
 import os
 import tempfile
 from collections import defaultdict
@@ -11,10 +12,11 @@ from xxhash import xxh3_128
 
 from opdkit.chat.conversation import Unreadable
 from opdkit.console import warn
+from opdkit.errors import OpdkitError
 from opdkit.extract.formats.json_lines import parse
 from opdkit.extract.formats.reader import Line
 from opdkit.extract.inputs.files import Input, holds_documents, lines, packing, unpack_members
-from opdkit.extract.inputs.first_pass import copy_plain
+from opdkit.extract.inputs.first_pass import copy_plain, file_state
 
 _BLOCK, START = 1 << 14, 256  # bytes
 
@@ -47,44 +49,56 @@ class Source:
     path: Path  # of its plain JSON lines
     known: KnownInput | None = None
     is_rewritten: bool = False
+    state: tuple[int, ...] = ()  # of `path` before it was read: see file_state
+
+    def check_unchanged(self) -> None:
+        """Raise OpdkitError where its lines are no longer the file that was read. It may have grown."""
+        (size, _, inode), known = file_state(self.path), self.known
+        is_another = known is not None and not self.is_rewritten and not begins_alike(known, self.path)
+        if inode != self.state[2] or size < self.state[0] or is_another:
+            raise OpdkitError(f"{self.input.source} changed while it was read; run the night again")
 
 
 def open_sources(
     name: str, path: Path, given: bool, plain: Mapping[bytes, KnownInput], scratch: Path, line_limit: int
 ) -> Iterator[Source]:
-    """Yield the inputs in a file that the user calls `name`, with their records as plain JSON lines.
+    """Yield the inputs in a file that the user calls `name`, as plain JSON lines unless they have a problem.
 
     `plain` are the files that held plain JSON lines: one that begins as it did still does.
     """
     file, folder = os.fsencode(path), Path(tempfile.mkdtemp(dir=scratch))
     for number, entry in enumerate(unpack_members(name, path, given, folder / "zip", set())):
-        if entry.problem is not None:
-            warn(f"{entry.source} is set aside: {entry.problem.reason} ({entry.problem.detail})")
-            continue
         member = entry.source.removeprefix(name.encode("utf-8", "replace").decode())
         source = Source(entry, file, member, True, entry.path)
-        packed, known = packing(entry.path) is not None, plain.get(file)
-        if packed or known is None or not (known.read and begins_alike(known, entry.path)):
-            documents = not packed and holds_documents(entry.path, line_limit)
-            if documents or packed:
+        if entry.problem is not None:
+            warn(f"{entry.source} is set aside: {entry.problem.reason} ({entry.problem.detail})")
+            yield source
+            continue
+        source.state = file_state(entry.path)
+        kind, known = packing(entry.path), plain.get(file)
+        if kind or known is None or not (known.read and begins_alike(known, entry.path)):
+            documents = kind != "parquet" and holds_documents(entry.path, line_limit)
+            if documents or kind:
                 source.is_plain, source.path = False, folder / f"plain-{number}.jsonl"
                 if problem := copy_plain(entry, documents, line_limit, source.path):
                     warn(f"{entry.source}: {problem.reason} ({problem.detail})")
+                source.state = file_state(source.path)
         yield source
 
 
 def match_sources(
-    sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: Collection[bytes]
+    sources: Sequence[Source], inputs: Mapping[int, KnownInput], files: Collection[bytes], sizes: Mapping[bytes, int]
 ) -> list[KnownInput]:
     """Find for each source the input that it continues: in its place, or else anywhere, by its beginning.
 
     What a file holds decides, and not its inode, which a packed copy lacks and a new file may have again. A source that
-    continues none, and has the place of an input that went nowhere else, was rewritten. `files` are all that are there.
+    continues none, and has the place of an input that went nowhere else, was rewritten. `files` are all that are there,
+    `sizes` their sizes in the last night: a file of the same size was not appended to, but edited, if anything.
     Return the inputs whose place another one has taken.
     """
     changed, present = {source.file for source in sources}, set(files)
     free = {n: known for n, known in inputs.items() if known.path in changed or known.path not in present}
-    sizes = {min(known.read, START) for known in free.values() if known.read}
+    lengths = {min(known.read, START) for known in free.values() if known.read}
     for rule in ("place", "start", "rewritten"):
         by_key: defaultdict[object, list[KnownInput]] = defaultdict(list)
         for known in free.values():
@@ -92,19 +106,26 @@ def match_sources(
         for source in sources if free else ():
             keys: list[object] = [(source.file, source.member)]
             if rule == "start":
-                keys = [digest_ends(source.path, size, START) for size in sizes]
+                keys = [digest_ends(source.path, size, START) for size in lengths]
             candidates = [known for key in keys for known in by_key[key] if known.number in free]
             for known in sorted(candidates, key=lambda known: known.read, reverse=True):
                 if source.known is None and (rule == "rewritten" or begins_alike(known, source.path)):
                     source.known = free.pop(known.number)
                     # Where it is as long as it was, only reading all of it says whether it was changed.
-                    source.is_rewritten = rule == "rewritten" or source.path.stat().st_size == known.read
+                    as_before = known.read, sizes.get(known.path)
+                    source.is_rewritten = rule == "rewritten" or source.path.stat().st_size in as_before
     return [known for known in free.values() if known.path in changed]
 
 
 def begins_alike(known: KnownInput, path: Path) -> bool:
     """Return True if a file begins with what was read of a known input, by both ends of that."""
     return path.stat().st_size >= known.read and digest_ends(path, known.read) == known.seal
+
+
+def contains(path: Path, other: Path) -> bool:
+    """Return True if a file is as long as another one or longer, and begins with it, by both ends of that."""
+    size = other.stat().st_size
+    return path.stat().st_size >= size and digest_ends(path, size) == digest_ends(other, size)
 
 
 def digest_ends(path: Path, size: int, block: int = _BLOCK) -> bytes:
@@ -132,3 +153,23 @@ def whole_lines(source: Source, start: int, line_limit: int) -> Iterator[tuple[i
                 except Unreadable:
                     return
             yield offset, stop, line
+
+
+@contextlib.contextmanager
+def leaving_to_next_night(name: str, given: bool) -> Iterator[None]:
+    """Warn of a file that cannot be looked at. Raise what it raises if the user has named it itself."""
+    try:
+        yield
+    except OSError as why:
+        if given:
+            raise
+        warn(f"{name} is left to the next night: {why.strerror}")
+
+
+@contextlib.contextmanager
+def naming_lost_files() -> Iterator[None]:
+    """Raise OpdkitError for a log that is moved away while the block reads it."""
+    try:
+        yield
+    except FileNotFoundError as why:
+        raise OpdkitError(f"{why.filename} changed while it was read; run the night again") from None

@@ -182,7 +182,7 @@ def step_loss(
     support_NK: Tensor,
     tokens: Tokens,
     terms: Sequence[Term],
-    totals: Mapping[str, float],
+    totals: Mapping[str, int],
     objective: Objective,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return this micro-batch's share of the optimizer step's loss, and its share of each metric.
@@ -229,7 +229,7 @@ def step_loss(
 
 
 def _sampled_loss(
-    logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, float], objective: Objective
+    logprobs_N: Tensor, tokens: Tokens, terms: Sequence[Term], totals: Mapping[str, int], objective: Objective
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return the loss of the sampled token's terms, clipped as one; the number of clipped ratios; each `NAME_loss`."""
     where_N = trained_positions(terms) if terms else torch.zeros_like(tokens.sampled_N)

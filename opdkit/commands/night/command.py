@@ -1,0 +1,113 @@
+"""`opdkit night`: read what is new in the logs, judge it, train on it, and promote the model if it is better.
+
+A night that was killed goes on where it stopped, before the next one begins. Each step is a stage, and resumes itself.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from opdkit.commands.night.forget import finish_forgetting, forget
+from opdkit.commands.night.home import Home, Night
+from opdkit.commands.run import configurations as stages_of
+from opdkit.config.commands import load_function
+from opdkit.config.fields import StageConfig
+from opdkit.config.night import ForgetConfig, NightConfig
+from opdkit.config.run import PipelineConfig
+from opdkit.console import counted, say, stdout
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.extract.news import collect_news, commit_news
+from opdkit.extract.stage import check_options
+
+
+def run(config: NightConfig) -> None:
+    """Finish the night that was killed, if one was, then do tonight's. One line on stdout says how each ended.
+
+    Raises OpdkitError while another night works in the same home, and where a stage fails: the same command goes on.
+    """
+    home = Home(config.home)
+    with home.locked():
+        finish_all(home, config)
+        night = home.night(max((one.number for one in home.nights()), default=0) + 1)
+        found = collect(home, night, config)
+        home.write_options(config)
+        if found:
+            say(f"night {night.number}: {found}")
+            finish(home, night, config)
+        else:
+            stdout.print(f"night {night.number}: nothing new in the logs", soft_wrap=True)
+
+
+def run_forget(config: ForgetConfig) -> None:
+    """Take sessions out of all nights, and do the nights again that have seen them, with the options of the last night.
+
+    Raises OpdkitError for a folder without nights. The same command goes on after a kill.
+    """
+    home = Home(config.home)
+    if not home.nights():
+        raise OpdkitError(f"{config.home} has no nights")
+    with home.locked():
+        found = forget(home, config.where)
+        say(f"{counted(found, 'session')} taken out")
+        finish_all(home, home.read_options())
+    stdout.print(f"forgotten: {counted(found, 'session')}", soft_wrap=True)
+
+
+def finish_all(home: Home, config: NightConfig) -> None:
+    """Finish, in order, the nights that are not over: a kill, an error or `opdkit forget` leaves such."""
+    finish_forgetting(home)
+    for night in home.nights():
+        if not night.record.get("decision"):
+            if night.news.exists():
+                commit_news(home.ledger, night.news)
+            say(f"night {night.number} goes on")
+            finish(home, night, config)
+
+
+def collect(home: Home, night: Night, config: NightConfig) -> str:
+    """Copy what is new in the logs into the night's folder. Return what it is in words; "" without news."""
+    extract: Any = configurations(home, night, config)["extract"]
+    for log in map(Path, extract.logs):
+        if home.path.resolve().is_relative_to(log.resolve()):
+            raise ConfigError(
+                f"LOGS {log} holds HOME {home.path}: the nights would read what they wrote; keep them apart"
+            )
+    for name in ("limit", "dry_run", "overwrite"):
+        if vars(extract)[name]:
+            raise ConfigError(f"{name} of extract is not for nights: what a night leaves out, none would read")
+    if extract.shard != "auto":
+        raise ConfigError("shard of extract is not for nights: a night is a single process")
+    limit = extract.max_line_mb * 1_000_000
+    news = collect_news(home.ledger, extract.logs, night.news, check_options(extract), limit)
+    if not news.night:
+        return ""
+    commit_news(home.ledger, night.news)
+    return f"{counted(news.records, 'new record')} in {counted(news.inputs, 'log')}"
+
+
+def finish(home: Home, night: Night, config: NightConfig) -> None:
+    """Do what is left of a night, and print on stdout how it ended. Raises what the stages raise."""
+    finish_steps = load_function("opdkit.commands.night.steps:finish")  # imported now: it brings torch
+    record = finish_steps(home, night, config, configurations(home, night, config))
+    stdout.print(f"night {night.number}: {record['decision']}. {record['sentence']}", markup=False, soft_wrap=True)
+
+
+def configurations(home: Home, night: Night, config: NightConfig) -> dict[str, StageConfig]:
+    """Return the configurations of extract, judge, teacher and train of a night, by name."""
+    judge_model = config.judge_model or (config.model if config.judge == "local" else None)
+    pipeline = PipelineConfig(
+        run=night.folder, logs=config.logs, model=student_of(home, night, config), judge=config.judge,
+        judge_model=judge_model, judge_url=config.judge_url, config=config.config, set=config.set,
+    )  # fmt: skip
+    stages = stages_of(pipeline)
+    # With each training a model follows hints less well, above all those that turn around what it was taught. So the
+    # first model stays the teacher.
+    teacher = vars(stages["teacher"])["teacher"] or ((config.model,) if pipeline.model != config.model else ())
+    return stages | {"teacher": replace(stages["teacher"], teacher=teacher),  # type: ignore[call-arg]
+                     "train": replace(stages["train"], holdout=config.holdout)}  # type: ignore[call-arg]  # fmt: skip
+
+
+def student_of(home: Home, night: Night, config: NightConfig) -> str:
+    """Return the model that a night trains: that of its parent."""
+    parent = night.record["parent"] if night.record else home.promoted()
+    return str(home.night(parent).model) if parent else config.model

@@ -1,0 +1,245 @@
+"""Choice of what a night trains and decides on: new sessions, some of earlier nights, those kept out of training.
+
+The chosen sessions become a run like any other: the stages `extract` and `judge` of the night, with the verdicts of the
+nights that judged them. So teacher, training and evaluation need not know of nights.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+from opdkit.commands.export.rules import contradicts
+from opdkit.commands.night.home import Home, Night
+from opdkit.config.extract import ExtractConfig
+from opdkit.config.fields import JSON
+from opdkit.config.judge import JudgeConfig
+from opdkit.config.night import NightConfig
+from opdkit.evaluate.bootstrap import FEWEST
+from opdkit.evaluate.log_prompts import COMPLAINT, NEUTRAL, PRAISE, is_alike, request_of
+from opdkit.judge.claims import claims_of, group_alike
+from opdkit.judge.hints import words
+from opdkit.store.joined_turns import JUDGED, JoinedTurn, joined_turns
+from opdkit.store.part_writer import Stage
+from opdkit.store.plans import fingerprint, manifest
+from opdkit.store.reading import has_stage, is_complete, part_count
+from opdkit.store.skip_reasons import READ_BEFORE
+from opdkit.store.stable_hash import stable_hash
+from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
+from opdkit.train.targets import is_held_out
+
+NIGHTS = 30  # earlier nights, the last ones, that sessions are drawn from: a night's cost does not grow with the home
+MOST_TESTS = 200  # sessions of earlier nights that are kept out of training, to decide with
+_COMPARED = 2_000  # turns that are compared, to find wishes that turned around
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """Reaction of a user to one reply: content, or not."""
+
+    turn_id: str
+    kind: str  # COMPLAINT, PRAISE or NEUTRAL
+    hint: str | None
+    request: frozenset[str]  # words
+    reply: frozenset[str]  # words that are not of the request
+
+
+@dataclass(frozen=True)
+class NightSession:
+    """Session as one night saw it, with the turns that were judged that night."""
+
+    night: int
+    part: int
+    session_id: str
+    is_held_out: bool
+    opinions: tuple[Opinion, ...]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Sessions of a night's run, and what they are there for."""
+
+    sessions: dict[str, list[NightSession]]  # id -> as each of its nights saw it, the last one first
+    new: int  # turns that train for the first time, or that the promoted model has not learned from
+    replayed: int  # turns of earlier nights that train again
+    kept_out: int  # sessions to decide with
+    turned: list[str]  # hints that turned around what users wanted before
+
+    @cached_property
+    def parts(self) -> list[tuple[int, int]]:
+        """(night, part) of each part: where its sessions lie."""
+        return sorted({(versions[0].night, versions[0].part) for versions in self.sessions.values()})
+
+
+def gather(home: Home, night: Night, config: NightConfig, seed: int) -> Gathered:
+    """Choose the sessions of a night. The same homes, options and seed give the same ones.
+
+    New ones are all that the promoted model has not learned from. Of the earlier nights come those without a complaint,
+    as many as `--replay` says, and those kept out of training. What users turned around since is left out.
+    """
+    learns = set(night.record["learns"])
+    earlier = [number for number in night.record["earlier"] if number not in learns][-NIGHTS:]
+    read = [one for number in (*earlier, *sorted(learns)) for one in read_sessions(home.night(number), config.holdout)]
+    turned, superseded = find_turned(read)
+    read = [one for one in read if superseded.isdisjoint(opinion.turn_id for opinion in one.opinions)]
+    new = [one for one in read if one.night in learns]
+    new_ids = {one.session_id for one in new}
+    count = sum(len(one.opinions) for one in new if not one.is_held_out)
+    old = [one for one in read if one.night not in learns and one.session_id not in new_ids]
+    blamed = {one.session_id for one in old if any(opinion.kind == COMPLAINT for opinion in one.opinions)}
+    drawn = sorted(old, key=lambda one: stable_hash(f"replay:{seed}:{night.number}:{one.session_id}"))
+    wanted, replay = round(count * config.replay / (1 - config.replay)), list[NightSession]()
+    for one in drawn:
+        is_calm = not one.is_held_out and one.session_id not in blamed
+        if is_calm and sum(len(each.opinions) for each in replay) < wanted:
+            replay.append(one)
+    tests = sorted((one for one in old if one.is_held_out), key=lambda one: -one.night)[:MOST_TESTS]
+    sessions: dict[str, list[NightSession]] = defaultdict(list)
+    for one in sorted([*new, *replay, *tests], key=lambda one: -one.night):
+        sessions[one.session_id].append(one)
+    kept_out = sum(versions[0].is_held_out for versions in sessions.values())
+    return Gathered(dict(sessions), count, sum(len(one.opinions) for one in replay), kept_out, turned)
+
+
+def read_sessions(night: Night, holdout: float) -> list[NightSession]:
+    """Return the sessions of a night with a turn that a user liked, accepted or complained about."""
+    found = []
+    for part in range(part_count(night.log, "judge") if has_stage(night.log, "judge") else 0):
+        for session_id, turns in groupby(joined_turns(night.log, part, JUDGED), lambda turn: turn.session_id):
+            if opinions := tuple(filter(None, map(opinion_of, turns))):
+                found.append(NightSession(night.number, part, session_id, is_held_out(session_id, holdout), opinions))
+    return found
+
+
+def opinion_of(turn: JoinedTurn) -> Opinion | None:
+    """Return what a user made of a turn; None where that is not known."""
+    verdict = turn.decided
+    if verdict is None or (verdict["reward"] is None and verdict["hint"] is None):
+        return None
+    is_complaint = verdict["hint"] is not None or verdict["reward"] == -1
+    kind = COMPLAINT if is_complaint else PRAISE if verdict["reward"] == 1 else NEUTRAL
+    request = frozenset(request_of(turn)) if turn.index else frozenset()
+    message = turn.session["messages"][turn.index]
+    said = " ".join([message["content"] or "", *(call["arguments"] for call in message["tool_calls"])])
+    return Opinion(turn.turn_id, kind, verdict["hint"], request, frozenset(words(said)) - request)
+
+
+def find_turned(sessions: Sequence[NightSession]) -> tuple[list[str], set[str]]:
+    """Return the hints that turned around what users wanted before, and the earlier turns that no longer count.
+
+    A hint turns something around where users reject now what they praised before. Opinions about replies like the
+    rejected ones decide, night by night: from some night on there are more complaints than praise, FEWEST at least, and
+    before it there is more praise. Then the praise before that night no longer counts, nor the complaints that asked
+    for what is rejected now, nor those about what users like now. A hint also turns around older ones that it
+    contradicts in words.
+    """
+    said = sample((one.night, opinion, one) for one in sessions for opinion in one.opinions)
+    hints = Counter(opinion.hint for _, opinion, _ in said if opinion.hint)
+    group_of = {text: members[0][0] for members in group_alike(hints.items()) for text, _ in members}
+    claims = {group: claims_of(group) for group in set(group_of.values())}
+    turned, superseded = list[str](), set[str]()
+    for group in sorted(claims):
+        rejected = [(night, one) for night, one, _ in said if one.hint and group_of[one.hint] == group]
+        asked_for = [(night, COMPLAINT) for night, _ in rejected]
+        others = [(night, one.turn_id) for night, one, _ in said
+                  if one.hint and contradicts(claims[group_of[one.hint]], claims[group])]  # fmt: skip
+        # Here the older hints stand for the praise: both say what users wanted.
+        since = find_turn([*asked_for, *((night, PRAISE) for night, _ in others)])
+        opposed = [turn_id for night, turn_id in others if since and night < since]
+        alike = [(night, one.kind) for night, one, _ in said
+                 if one.kind != NEUTRAL and any(is_alike(one.reply, other.reply) for _, other in rejected)]  # fmt: skip
+        if start := find_turn(alike):
+            about = [(night, one, session) for night, one, session in said
+                     if any(is_alike(one.request, other.request) for _, other in rejected)]  # fmt: skip
+            liked = [one for night, one, _ in about if night >= start and one.kind == PRAISE]
+            gone = [(one, session) for night, one, session in about if night < start and one.kind == PRAISE
+                    and any(is_alike(one.reply, other.reply) for _, other in rejected)]  # fmt: skip
+            asked = {group_of.get(str(one.hint)) for _, session in gone for one in session.opinions if one.hint}
+            opposed += [one.turn_id for one, _ in gone]
+            opposed += [one.turn_id for night, one, _ in about if night < start and one.kind == COMPLAINT
+                        and (group_of.get(str(one.hint)) in asked - {group}
+                             or any(is_alike(one.reply, other.reply) for other in liked))]  # fmt: skip
+        if opposed:
+            turned.append(group)
+            superseded.update(opposed)
+    return turned, superseded
+
+
+def find_turn(opinions: Sequence[tuple[int, str]]) -> int | None:
+    """Return the night from which on there are more complaints than praise, if there was more praise before; else None.
+
+    `opinions`: (night, kind). Nights without any say nothing.
+    """
+    start = None
+    for night in sorted({night for night, _ in opinions}, reverse=True):
+        kinds = Counter(kind for other, kind in opinions if other == night)
+        if kinds[COMPLAINT] <= kinds[PRAISE]:
+            break
+        start = night
+    before, after = (Counter(kind for night, kind in opinions if (night < (start or 0)) == side)
+                     for side in (True, False))  # fmt: skip
+    is_turn = before[PRAISE] > before[COMPLAINT] and after[COMPLAINT] >= FEWEST
+    return start if is_turn else None
+
+
+def sample(said: Iterable[tuple[int, Opinion, NightSession]]) -> list[tuple[int, Opinion, NightSession]]:
+    """Return at most _COMPARED of these opinions, drawn by a hash of their turns."""
+    return sorted(said, key=lambda one: stable_hash(one[1].turn_id))[:_COMPARED]
+
+
+def write_run(home: Home, night: Night, gathered: Gathered, extract: ExtractConfig, judge: JudgeConfig) -> None:
+    """Write the stages `extract` and `judge` of the night's run. What is there and complete stays."""
+    if all(is_complete(night.folder, stage) for stage in ("extract", "judge")):
+        return
+    used = {one.night for versions in gathered.sessions.values() for one in versions}
+    inputs: JSON = {
+        "nights": {str(number): manifest(home.night(number).log, "judge")["fingerprint"] for number in sorted(used)},
+        "sessions": fingerprint({name: [one.night for one in some] for name, some in gathered.sessions.items()}),
+    }
+    for config, tables, upstream in (
+        (extract, [SESSIONS, TURNS, REJECTED], []),
+        (judge, [VERDICTS], ["extract"]),
+    ):
+        own = replace(config, run=night.folder, overwrite=True)  # it is cheap, and a person may have reviewed since
+        stage = Stage.open(own, tables[0].stage, tables, parts=len(gathered.parts), inputs=inputs, upstream=upstream,
+                           command="night")  # fmt: skip
+        for part in range(len(gathered.parts)):
+            with stage.writing(part) as out:
+                for table, rows in read_rows(home, gathered, part).items():
+                    if table in {each.name for each in tables}:
+                        out.rows(table, rows)
+                out.counters.rows_in = len(out.arrow(tables[0]))
+
+
+def read_rows(home: Home, gathered: Gathered, part: int) -> dict[str, list[JSON]]:
+    """Return the rows of one part, by table. Only turns that count are trainable: others are part of prompts."""
+    number, source = gathered.parts[part]
+    mine = {name: versions for name, versions in gathered.sessions.items()
+            if (versions[0].night, versions[0].part) == (number, source)}  # fmt: skip
+    counting = {o.turn_id for versions in mine.values() for one in versions for o in one.opinions}
+    verdicts, judged_in = dict[str, JSON](), dict[str, int]()
+    for place in sorted({(one.night, one.part) for versions in mine.values() for one in versions}):
+        for turn in joined_turns(home.night(place[0]).log, place[1], JUDGED, turn_ids=counting):
+            if turn.decided is not None:  # the last night's counts, if a reaction came later
+                verdicts[turn.turn_id] = turn.decided
+                judged_in[turn.turn_id] = place[0]
+    rows: dict[str, list[JSON]] = {"sessions": [], "turns": [], "verdicts": []}
+    joined = joined_turns(home.night(number).log, source, JUDGED)
+    for session_id, turns in groupby(joined, lambda turn: turn.session_id):
+        for n, turn in enumerate(turns if session_id in mine else ()):
+            if n == 0:
+                rows["sessions"].append(turn.session)
+            # What an earlier night judged counts if the turn is still the same.
+            is_same = turn.turn["skip_reason"] == READ_BEFORE or judged_in.get(turn.turn_id) == number
+            counts = turn.turn_id in verdicts and is_same
+            skipped = None if counts else turn.turn["skip_reason"] or READ_BEFORE
+            rows["turns"].append(turn.turn | {"trainable": counts, "skip_reason": skipped})
+            rows["verdicts"] += [verdicts[turn.turn_id]] if counts else []
+    return rows
+
+
+def count_hints(nights: Sequence[Night], holdout: float) -> int:
+    """Return the replies with a hint in these nights' sessions, less those that are kept out of training."""
+    sessions = (one for night in nights for one in read_sessions(night, holdout) if not one.is_held_out)
+    return sum(opinion.hint is not None for one in sessions for opinion in one.opinions)

@@ -1,0 +1,191 @@
+"""Home of a series of nights: its folders, which model is promoted, and what each night decided.
+
+Its layout:
+
+    HOME/ledger.sqlite         what was read of the logs, so that each night reads what is new
+    HOME/nights/0001/          a run: what night 1 trained on, its model, its evaluation
+    HOME/nights/0001/log/      a run: what was new in the logs that night, judged
+    HOME/nights/0001/night.json
+    HOME/options.json          the options of the last night
+    HOME/forgotten.json        what `opdkit forget` took out
+    HOME/promoted              a link to the model that the next night begins with, and that a server serves
+    HOME/promotions.jsonl      a line for each time that the link was set
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from opdkit.config.fields import JSON, convert, fields_of
+from opdkit.config.night import NightConfig
+from opdkit.errors import OpdkitError
+from opdkit.store.atomic import owned_name, write_text
+from opdkit.store.disk import disk_errors_explained
+
+PROMOTED, KEPT, WAITS = "promoted", "kept", "waits"  # decisions of a night: its model, the one before, no training
+
+MOST_PENDING = 10  # nights that one training learns from; of those before, it replays a share
+
+
+@dataclass(frozen=True)
+class Night:
+    """Night of a series. Number 0 stands for the model before the first night; it has no folder."""
+
+    folder: Path
+    number: int
+
+    @property
+    def log(self) -> Path:
+        """Run with what was new in the logs."""
+        return self.folder / "log"
+
+    @property
+    def news(self) -> Path:
+        """Copy of what is new in the logs, until it is extracted."""
+        return self.folder / "news"
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "train" / "model"
+
+    @cached_property
+    def record(self) -> JSON:
+        """Content of night.json: `parent` (a night), `learns` (nights), `decision` and more; {} before it is written.
+
+        `decision` is null until the night is over.
+        """
+        path = self.folder / "night.json"
+        if not path.exists():
+            return {}
+        try:
+            record: JSON = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise OpdkitError(f"{path} is damaged ({error}): remove it, and run `opdkit night` again") from error
+        return record
+
+    def write(self, record: JSON) -> None:
+        """Write night.json."""
+        with disk_errors_explained(self.folder):
+            write_text(self.folder / "night.json", json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        self.__dict__["record"] = record
+
+    def forget_record(self) -> None:
+        """Remove night.json."""
+        (self.folder / "night.json").unlink(missing_ok=True)
+        self.__dict__.pop("record", None)
+
+
+@dataclass(frozen=True)
+class Home:
+    """Home of a series of nights."""
+
+    path: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.sqlite"
+
+    def night(self, number: int) -> Night:
+        return Night(self.path / "nights" / f"{number:04}", number)
+
+    def nights(self) -> list[Night]:
+        """Return all nights that have begun, in order: those that have read their news."""
+        folders = sorted(path for path in (self.path / "nights").glob("[0-9]*") if path.name.isdigit())
+        nights = [Night(folder, int(folder.name)) for folder in folders]
+        return [night for night in nights if night.news.exists() or night.log.exists()]
+
+    def write_options(self, config: NightConfig) -> None:
+        """Keep the options of the last night, for `opdkit forget`."""
+        with disk_errors_explained(self.path):
+            write_text(self.path / "options.json", json.dumps(config.effective(), indent=2) + "\n")
+
+    def read_options(self) -> NightConfig:
+        """Return the options of the last night."""
+        options = json.loads((self.path / "options.json").read_text(encoding="utf-8"))
+        fields = {field.name: field for field in fields_of(NightConfig)}
+        return NightConfig(**{name: convert(fields[name], value, name) for name, value in options.items()
+                              if value is not None})  # fmt: skip
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other night out. The lock goes with the process, so a kill leaves none behind.
+
+        Raises OpdkitError where another process holds it.
+        """
+        with disk_errors_explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OpdkitError(f"another `opdkit night` works in {self.path}: wait until it is done") from None
+            yield
+        finally:
+            os.close(handle)
+
+    def promotions(self) -> list[JSON]:
+        """Return the lines of promotions.jsonl: time, night, and by whom (night or hand)."""
+        path = self.path / "promotions.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]  # a kill cuts lines
+
+    def promoted(self) -> int:
+        """Return the number of the night whose model is promoted; 0 for the model before the first night."""
+        link = self.path / "promoted"
+        return int(link.readlink().parts[1]) if link.is_symlink() else 0
+
+    def promote(self, number: int, by: str) -> None:
+        """Promote the model of a night by one rename: whoever opens HOME/promoted finds the old model or the new one.
+
+        Raises OpdkitError for a night without a model.
+        """
+        link = self.path / "promoted"
+        if number and not (self.night(number).model / "config.json").exists():
+            raise OpdkitError(f"night {number} has no model: `opdkit models {self.path}` lists those that have one")
+        with disk_errors_explained(self.path):
+            if number:
+                temporary = self.path / owned_name(".promoted")
+                temporary.symlink_to(self.night(number).model.relative_to(self.path))
+                temporary.replace(link)
+            else:
+                link.unlink(missing_ok=True)
+            if (self.promotions() or [{"night": 0}])[-1]["night"] != number:
+                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "night": number, "by": by}
+                with (self.path / "promotions.jsonl").open("a", encoding="utf-8") as out:
+                    out.write(f"\n{json.dumps(line)}\n")  # after a line that a kill has cut, too
+
+    def lineage(self, number: int) -> list[int]:
+        """Return the nights that the model of a night has learned from, in order; none for night 0."""
+        learned: set[int] = set()
+        while number:
+            record = self.night(number).record
+            learned.update(record["learns"])
+            number = record["parent"]
+        return sorted(learned)
+
+    def pending(self, nights: Sequence[Night]) -> list[int]:
+        """Return those of `nights` that the promoted model has not learned from.
+
+        Of those that were trained on in vain, they are the last MOST_PENDING, and all that waited since the first of
+        these.
+        """
+        learned = self.lineage(self.promoted())
+        unknown = [night for night in nights if night.number not in learned]
+        tried = [night.number for night in unknown if night.record.get("decision") == KEPT]
+        first = tried[-MOST_PENDING] if len(tried) >= MOST_PENDING else 0
+        return [night.number for night in unknown if night.number >= first]
+
+    def go_back(self, number: int) -> None:
+        """Promote what the promoted model came from before a night: the last one that is still there, or none."""
+        before = self.promoted()
+        while before and (before >= number or not (self.night(before).model / "config.json").exists()):
+            before = self.night(before).record.get("parent", 0)
+        if before != self.promoted():
+            self.promote(before, by="forget")

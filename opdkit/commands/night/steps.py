@@ -1,0 +1,184 @@
+"""Steps of one night: extract and judge what is new, choose what to train on, train, evaluate, decide."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from opdkit.commands.gate import gate
+from opdkit.commands.night.forget import conditions, drop_sessions, reset
+from opdkit.commands.night.gather import count_hints, gather, write_run
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home, Night
+from opdkit.commands.report.command import run as write_report
+from opdkit.config.commands import configure
+from opdkit.config.fields import JSON, StageConfig
+from opdkit.config.gate import GateConfig
+from opdkit.config.night import NightConfig
+from opdkit.config.report import ReportConfig
+from opdkit.console import counted, say, stdout, warn
+from opdkit.errors import AnotherPlanError, ConfigError, NothingLearnedError, OpdkitError
+from opdkit.evaluate.checks import ALL, CORRECTED, UNCORRECTED
+from opdkit.evaluate.conclusion import WHERE, deciding_shares
+from opdkit.evaluate.stage import model_names, write_log_prompts
+from opdkit.extract.known_turns import record_turns
+from opdkit.extract.news import NEWS
+from opdkit.judge.criterion import judge_of_run
+from opdkit.store.atomic import find_left_overs, remove_entries, remove_folder, write_text
+from opdkit.store.counters import Summary
+from opdkit.store.reading import is_complete, part_count, read_arrow, read_part
+from opdkit.store.run_stage import run_stage
+
+
+def finish(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
+    """Do what is left of a night, and return what its night.json says. Raises what the stages raise."""
+    shares = {one.record["holdout"] for one in home.nights() if "holdout" in one.record}
+    if shares - {config.holdout}:
+        raise ConfigError(f"--holdout is {config.holdout:g}, but {min(shares):g} in the nights before; keep it: what "
+                          "has trained would become a test")  # fmt: skip
+    remove_entries(find_left_overs(night.folder, ".*"))  # of a night that was killed: news among them
+    if night.record and night.record["parent"] != home.promoted() != night.number:
+        say("another model was promoted since this night began: it begins again with that one")
+        reset(night)
+    if not night.record:
+        nights = [one for one in home.nights() if one.number <= night.number]
+        night.write({
+            "night": night.number, "began": now(), "parent": home.promoted(), "learns": home.pending(nights),
+            "earlier": [one.number for one in nights], "holdout": config.holdout, "decision": None,
+        })  # fmt: skip
+    read_log(home, night, stages)
+    night.write(night.record | learn(home, night, config, stages) | {"ended": now()})
+    return night.record
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_log(home: Home, night: Night, stages: Mapping[str, StageConfig]) -> None:
+    """Extract and judge what is new: the run in `night.log`."""
+    if not is_complete(night.log, "extract"):
+        extract = replace(stages["extract"], run=night.log, logs=(str(night.news),))  # type: ignore[call-arg]
+        try:
+            say(run_step("extract", extract, night.news / NEWS).line())
+        except OpdkitError as why:
+            if not is_complete(night.log, "extract"):
+                raise
+            warn(str(why))  # little or nothing of it can be trained on, which is no reason to read it again
+    drop_sessions(night, conditions(home))
+    record_turns(home.ledger, night.log)
+    if night.news.exists():
+        remove_folder(night.news)
+    if not is_complete(night.log, "judge"):
+        judge = replace(stages["judge"], run=night.log)
+        try:
+            say(run_step("judge", judge).line())
+        except OpdkitError as why:
+            options = judge.effective()
+            if has_trainable(night.log) or options["good"] or options["bad"]:
+                raise
+            warn(str(why))  # there is nothing to judge
+
+
+def has_trainable(run: Path) -> bool:
+    """Return True if a turn of a run can be trained on."""
+    tables = (read_arrow(run, "turns", part, ["trainable"]) for part in range(part_count(run, "extract")))
+    return any(any(table["trainable"].to_pylist()) for table in tables)
+
+
+def run_step(name: str, config: StageConfig, *more: Any) -> Summary:
+    """Run a stage of a night. One that was begun with other options, before a night failed, is begun again."""
+    try:
+        return run_stage(name, config, *more)
+    except AnotherPlanError:
+        return run_stage(name, replace(config, overwrite=True), *more)
+
+
+def learn(home: Home, night: Night, config: NightConfig, stages: Mapping[str, StageConfig]) -> JSON:
+    """Train on the nights that the promoted model has not learned from, and decide. Return what to write down."""
+    pending = [home.night(number) for number in night.record["learns"]]
+    hints = count_hints(pending, config.holdout)
+    if hints < config.least_hints:
+        return {"decision": WAITS,
+                "sentence": f"{counted(hints, 'new reply')} with a hint; a training begins at {config.least_hints:,} "
+                            "(--least-hints)."}  # fmt: skip
+    chosen = gather(home, night, config, vars(stages["train"])["seed"])
+    write_run(home, night, chosen, stages["extract"], stages["judge"])  # type: ignore[arg-type]
+    facts = {"turns": chosen.new, "replayed": chosen.replayed, "kept_out": chosen.kept_out, "turned": chosen.turned}
+    say(f"{counted(chosen.new, 'judged turn')} to learn from, {chosen.replayed:,} of earlier nights, "
+        f"{counted(chosen.kept_out, 'session')} kept out to decide with")  # fmt: skip
+    for hint in chosen.turned:
+        warn(f"users turned around what they wanted; from now on: {hint}")
+    served_as = config.served_as or names_in(night.folder)
+    if len(served_as) > 1 and not config.served_as:
+        warn(f"the logs name several models, which all count as the student: {', '.join(served_as)}; --served-as says "
+             "which of them it is")  # fmt: skip
+    try:
+        say(run_step("teacher", replace(stages["teacher"], served_as=served_as)).line())  # type: ignore[call-arg]
+        say(run_step("train", stages["train"]).line())
+    except NothingLearnedError as why:
+        return facts | {"decision": KEPT, "sentence": f"The model stays: {why}"}
+    return facts | decide(home, night, config, served_as)
+
+
+def names_in(run: Path) -> tuple[str, ...]:
+    """Return the names of models in the sessions of a run: those under which the nights' models were served."""
+    tables = (read_arrow(run, "sessions", part, ["model"]) for part in range(part_count(run, "extract")))
+    return tuple(sorted({name for table in tables for name in table["model"].to_pylist() if name}))
+
+
+def decide(home: Home, night: Night, config: NightConfig, served_as: tuple[str, ...]) -> JSON:
+    """Compare the trained model with its parent. Promote it if it is better, and no worse anywhere."""
+    tests = write_tests(night, config, served_as)
+    if tests is None:
+        return {"decision": KEPT, "sentence": "The model stays: no session kept out of training makes a test, and "
+                "there is no --prompts."}  # fmt: skip
+    with stdout.capture():
+        run_step("eval", configure("eval", {"run": night.folder, "prompts": str(tests)}, config.config))
+    decision = gate(GateConfig(run=night.folder, max_loss=config.max_loss))
+    scores = read_part(night.folder, "scores", 0)
+    # Small losses that no gate sees would add up over the nights. So a model that is merely as good stays out.
+    is_better = decision.ship and has_gained(deciding_shares(scores))
+    write_text(night.folder / "gate.md", decision.markdown() + "\n")
+    write_report(ReportConfig(run=night.folder))
+    if is_better:
+        home.promote(night.number, by="night")
+    shares = "; ".join(f"{WHERE[row['domain']]}, {row['after']:.0%} ({row['before']:.0%} before)"
+                       for row in deciding_shares(scores))  # fmt: skip
+    gain = "More replies are right" if is_better else "No gain beyond chance"
+    sentence = f"{gain}: {shares}." if decision.ship else decision.sentence
+    return {"decision": PROMOTED if is_better else KEPT, "sentence": sentence, "gate": asdict(decision)}
+
+
+def has_gained(shares: Sequence[JSON]) -> bool:
+    """Return True where right replies rose by more than chance, to what users corrected if the tests say what that is.
+
+    The limit is the lower end of the 90% interval, from that of 95%: 1.645 standard errors in place of 1.96.
+    """
+    row = min(shares, key=lambda row: (CORRECTED, ALL, UNCORRECTED).index(row["domain"]), default={"low": None})
+    return row["low"] is not None and row["difference"] > (row["difference"] - row["low"]) * 1.645 / 1.96
+
+
+def write_tests(night: Night, config: NightConfig, served_as: tuple[str, ...]) -> Path | None:
+    """Write tests.jsonl: prompts from the sessions that are kept out of training, then those of `--prompts`.
+
+    Return its path; None without any. Without a judge that is a model, only those with patterns to check by are used.
+    """
+    options = {"run": night.folder, "from_log": True, "overwrite": True, "served_as": served_as}
+    evaluation = configure("eval", options, config.config)
+    rows: list[str] = []
+    try:
+        path = write_log_prompts(evaluation, model_names(evaluation))
+        has_judge = bool(evaluation.judge_model or judge_of_run(night.folder))
+        rows = [line for line in path.read_text(encoding="utf-8").splitlines()
+                if has_judge or "judge" not in json.loads(line)["check"]]  # fmt: skip
+    except ConfigError:
+        raise
+    except OpdkitError as why:
+        say(str(why))
+    if config.prompts is not None:
+        rows += Path(config.prompts).read_text(encoding="utf-8").splitlines()
+    tests = night.folder / "tests.jsonl"
+    write_text(tests, "".join(f"{row}\n" for row in rows))
+    return tests if rows else None

@@ -1,0 +1,201 @@
+"""`opdkit night` on the sample log as it grows: nights one after the other, killed anywhere, and without news."""
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from night_logs import night_options as options
+from sample_world import DATA, MODEL
+
+from opdkit.commands.night import steps
+from opdkit.commands.night.command import run
+from opdkit.commands.night.home import PROMOTED, WAITS, Home
+from opdkit.errors import ConfigError, OpdkitError
+from opdkit.store.reading import read_all
+from opdkit.train.targets import is_held_out
+
+LOG = (DATA / "logs" / "openai.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def grow(folder: Path, upto: int) -> None:
+    (folder / "logs").mkdir(exist_ok=True)
+    (folder / "logs" / "chat.jsonl").write_bytes(b"".join(LOG[:upto]))
+
+
+def turns_of(home: Home) -> list[tuple[int, int]]:
+    """(night, trainable turns read) of every night."""
+    return [(night.number, sum(row["trainable"] for row in read_all(night.log, "turns"))) for night in home.nights()]
+
+
+@pytest.mark.slow
+def test_nights_follow_a_log_and_a_night_without_news_loads_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, home = options(tmp_path), Home(tmp_path / "home")
+    for upto in (60, 121):
+        grow(tmp_path, upto)
+        run(config)
+    first, second = home.nights()
+    whole = tmp_path / "whole"
+    from small_logs import run as extract
+
+    extract(whole, tmp_path / "logs" / "chat.jsonl")
+    trainable = sum(row["trainable"] for row in read_all(whole, "turns"))
+    assert sum(count for _, count in turns_of(home)) == trainable, "0 lost, 0 doubled"
+    printed = capsys.readouterr().out
+    for night in (first, second):
+        assert f"night {night.number}: {night.record['decision']}." in printed
+        assert (night.folder / "report.html").exists()
+        assert "**" in (night.folder / "gate.md").read_text()
+        trained = {name for row in read_all(night.folder, "metrics") for name in row["turn_ids"]}
+        assert trained
+        assert not any(is_held_out(name.rpartition(":")[0], config.holdout) for name in trained)
+    assert second.record["parent"] == (1 if first.record["decision"] == PROMOTED else 0)
+    assert home.promoted() == max(
+        [night.number for night in home.nights() if night.record["decision"] == PROMOTED] or [0]
+    )
+    script = ("import sys; from opdkit.cli import app; app(sys.argv[1:], standalone_mode=False); "
+              "assert not {'torch', 'transformers'} & sys.modules.keys()")  # fmt: skip
+    command = [str(config.home), str(tmp_path / "logs"), "--model", str(MODEL), "--judge", "rules"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, "night", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "night 3: nothing new in the logs\n"
+    assert len(home.nights()) == 2
+
+
+class Killed(BaseException):
+    """As a kill: nothing catches it."""
+
+
+@pytest.fixture
+def killed_often(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kill a night before and after each of its stages, once each; the list says where."""
+    really, killed = steps.run_stage, list[str]()
+
+    def run_stage(name: str, *args: object) -> object:
+        for place in (f"before {name}", f"after {name}"):
+            if place.startswith("after"):
+                done = really(name, *args)  # type: ignore[arg-type]
+            if place not in killed:
+                killed.append(place)
+                raise Killed
+        return done
+
+    monkeypatch.setattr(steps, "run_stage", run_stage)
+    return killed
+
+
+@pytest.mark.slow
+def test_a_night_that_is_killed_anywhere_ends_as_one_that_was_not(tmp_path: Path, killed_often: list[str]) -> None:
+    grow(tmp_path, 60)
+    config, calm = options(tmp_path), options(tmp_path, home=tmp_path / "calm")
+    for _ in range(30):
+        try:
+            run(config)
+            break
+        except Killed:
+            continue
+    assert len(killed_often) == 2 * 5, "two places in each of five stages"
+    run(calm)
+    ours, theirs = Home(config.home).nights(), Home(calm.home).nights()
+    assert [night.number for night in ours] == [1]
+    assert {**ours[0].record, "began": "", "ended": ""} == {**theirs[0].record, "began": "", "ended": ""}
+    for table in ("verdicts", "targets", "replies"):
+        assert list(read_all(ours[0].folder, table)) == list(read_all(theirs[0].folder, table))
+    assert (ours[0].model / "model.safetensors").read_bytes() == (theirs[0].model / "model.safetensors").read_bytes()
+    assert not ours[0].news.exists()
+
+
+def test_a_night_with_little_to_learn_waits_and_its_news_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grow(tmp_path, 6)
+    config, home = options(tmp_path, least_hints=1000), Home(tmp_path / "home")
+    run(config)
+    grow(tmp_path, 12)
+    run(config)
+    assert [night.record["decision"] for night in home.nights()] == [WAITS, WAITS]
+    assert home.pending(home.nights()) == [1, 2]
+    assert "--least-hints" in capsys.readouterr().out
+    assert all(count for _, count in turns_of(home))
+
+
+def test_a_log_that_is_cut_in_the_middle_of_a_line_loses_nothing(tmp_path: Path) -> None:
+    config, home = options(tmp_path, least_hints=1000), Home(tmp_path / "home")
+    (tmp_path / "logs").mkdir()
+    path = tmp_path / "logs" / "chat.jsonl"
+    path.write_bytes(b"".join(LOG[:5]) + LOG[5][:50])
+    run(config)
+    path.write_bytes(b"".join(LOG[:6]))
+    run(config)
+    sessions = [len(list(read_all(night.log, "sessions"))) for night in home.nights()]
+    assert sessions == [5, 1]
+    assert not any(list(read_all(night.log, "rejected")) for night in home.nights())
+
+
+def test_wrong_options_are_named(tmp_path: Path) -> None:
+    config = options(tmp_path)
+    for changed, flag in (({"judge": "batch"}, "--judge batch"), ({"logs": ("-",)}, "LOGS"), ({"holdout": 0.0},
+                          "--holdout")):  # fmt: skip
+        with pytest.raises(ConfigError, match=flag):
+            replace(config, **changed)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--prompts"):
+        replace(config, prompts=str(tmp_path / "gone.jsonl")).check_inputs()
+    with pytest.raises(OpdkitError, match="gone"):
+        run(replace(config, logs=(str(tmp_path / "gone"),)))
+    assert json.loads(json.dumps(Home(config.home).nights())) == []
+
+
+def test_what_would_lose_parts_of_a_log_is_refused(tmp_path: Path) -> None:
+    grow(tmp_path, 6)
+    for text in ("extract.limit=3", "extract.shard=0/2", "extract.dry_run=true"):
+        with pytest.raises(ConfigError, match=text.partition("=")[0].partition(".")[2]):
+            run(options(tmp_path, set=(text,)))
+    with pytest.raises(ConfigError, match="HOME"):
+        run(options(tmp_path, logs=(str(tmp_path),)))
+    assert not Home(tmp_path / "home").nights()
+
+
+def test_a_night_whose_folder_was_removed_is_not_done_again(tmp_path: Path) -> None:
+    config, home = options(tmp_path, least_hints=1000), Home(tmp_path / "home")
+    for upto in (6, 12, 18):
+        grow(tmp_path, upto)
+        run(config)
+    shutil.rmtree(home.night(1).folder)
+    grow(tmp_path, 24)
+    run(config)
+    assert [night.number for night in home.nights()] == [2, 3, 4]
+    assert len(list(read_all(home.night(4).log, "sessions"))) == 6
+
+
+def test_a_gain_is_more_than_chance_where_users_corrected_the_model() -> None:
+    def share(domain: str, difference: float, low: float | None) -> dict[str, object]:
+        return {"domain": domain, "difference": difference, "low": low}
+
+    assert steps.has_gained([share("corrected", 0.10, 0.02)])
+    assert steps.has_gained([share("corrected", 0.10, -0.01)]), "the 90% interval leaves out 0, the 95% one does not"
+    assert not steps.has_gained([share("corrected", 0.10, -0.03)])
+    assert not steps.has_gained([share("corrected", -0.10, -0.2), share("uncorrected", 0.2, 0.1)])
+    assert not steps.has_gained([share("corrected", 0.5, None)]), "too few"
+    assert not steps.has_gained([])
+    assert steps.has_gained([share("all", 0.10, 0.02)]), "tests that do not say what was corrected"
+
+
+def test_options_can_be_mended_after_a_night_failed(tmp_path: Path) -> None:
+    grow(tmp_path, 12)
+    wrong = {"judge": "endpoint", "judge_model": "m", "judge_url": "http://127.0.0.1:9/v1", "least_hints": 1000}
+    with pytest.raises(OpdkitError, match="127"):
+        run(options(tmp_path, **wrong))
+    run(options(tmp_path, least_hints=1000))
+    assert [night.record["decision"] for night in Home(tmp_path / "home").nights()] == [WAITS]
+    grow(tmp_path, 18)
+    with pytest.raises(ConfigError, match="--holdout"):
+        run(options(tmp_path, least_hints=1000, holdout=0.5))
+    run(options(tmp_path, least_hints=1000))
+    assert [night.record["decision"] for night in Home(tmp_path / "home").nights()] == [WAITS, WAITS]

@@ -1,0 +1,118 @@
+"""Home of a series of nights: which model is promoted, what it has learned from, and the lock."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from opdkit.commands.night.home import KEPT, PROMOTED, WAITS, Home
+from opdkit.commands.night.models import list_models
+from opdkit.commands.night.models import run as models
+from opdkit.config.night import ModelsConfig
+from opdkit.errors import ConfigError, OpdkitError
+
+
+def make_night(home: Home, number: int, decision: str, parent: int, learns: list[int], *, model: bool = True) -> None:
+    night = home.night(number)
+    night.log.mkdir(parents=True)
+    night.write({"night": number, "began": "2026-01-01", "parent": parent, "learns": learns, "earlier": [],
+                 "decision": decision, "sentence": "So it is."})  # fmt: skip
+    if model:
+        night.model.mkdir(parents=True)
+        (night.model / "config.json").write_text(json.dumps({"night": number}))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """Night 1 promoted; night 2 waited; night 3 learned from both and was kept; night 4 from 2 to 4, promoted."""
+    home = Home(tmp_path / "home")
+    make_night(home, 1, PROMOTED, 0, [1])
+    home.promote(1, by="night")
+    make_night(home, 2, WAITS, 1, [2], model=False)
+    make_night(home, 3, KEPT, 1, [2, 3])
+    make_night(home, 4, PROMOTED, 1, [2, 3, 4])
+    home.promote(4, by="night")
+    return home
+
+
+def test_the_link_is_a_model_folder_whatever_is_promoted(home: Home) -> None:
+    for number in (1, 4):
+        home.promote(number, by="hand")
+        assert json.loads((home.path / "promoted" / "config.json").read_text()) == {"night": number}
+        assert home.promoted() == number
+    home.promote(0, by="hand")
+    assert home.promoted() == 0
+    assert not (home.path / "promoted").exists()
+    assert [line["night"] for line in home.promotions()] == [1, 4, 1, 4, 0]
+
+
+def test_a_promotion_that_was_killed_is_done_again_and_noted_once(home: Home) -> None:
+    home.promote(4, by="night")
+    assert [line["night"] for line in home.promotions()] == [1, 4]
+    with (home.path / "promotions.jsonl").open("a") as out:
+        out.write('{"time": "2026-0')  # the disk was full
+    assert [line["night"] for line in home.promotions()] == [1, 4]
+
+
+def test_a_model_has_learned_from_its_parents_nights_too(home: Home) -> None:
+    assert home.lineage(4) == [1, 2, 3, 4]
+    assert home.pending(home.nights()) == []
+    home.promote(1, by="hand")
+    assert home.pending(home.nights()) == [2, 3, 4], "what a model that is gone has learned is to be learned again"
+    home.promote(0, by="hand")
+    assert home.pending(home.nights()) == [1, 2, 3, 4]
+
+
+def test_only_models_that_are_there_can_be_promoted(home: Home) -> None:
+    for number in (2, 9):
+        with pytest.raises(OpdkitError, match=f"night {number} has no model"):
+            home.promote(number, by="hand")
+    assert home.promoted() == 4
+
+
+def test_models_lists_promotes_and_goes_back(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    models(ModelsConfig(home=home.path, json=True))
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["night"], row["promoted"], row["model"] is None) for row in rows] == [
+        (1, False, False), (2, False, True), (3, False, False), (4, True, False)]  # fmt: skip
+    models(ModelsConfig(home=home.path, back=True))
+    assert home.promoted() == 1, "the parent of night 4, not the night before"
+    models(ModelsConfig(home=home.path, back=True))
+    assert home.promoted() == 0
+    with pytest.raises(OpdkitError, match="none before it"):
+        models(ModelsConfig(home=home.path, back=True))
+    models(ModelsConfig(home=home.path, promote=3))
+    assert [row["night"] for row in list_models(home) if row["promoted"]] == [3]
+    with pytest.raises(ConfigError, match="--back"):
+        ModelsConfig(home=home.path, back=True, promote=1)
+    with pytest.raises(OpdkitError, match="has no nights"):
+        models(ModelsConfig(home=home.path / "elsewhere"))
+
+
+def test_a_damaged_record_is_named(home: Home) -> None:
+    (home.night(3).folder / "night.json").write_text("{")
+    with pytest.raises(OpdkitError, match=r"0003/night\.json is damaged"):
+        _ = home.night(3).record
+
+
+def _hold(path: Path, held: "multiprocessing.synchronize.Event") -> None:
+    with Home(path).locked():
+        held.set()
+        multiprocessing.Event().wait(60)
+
+
+def test_two_nights_at_once_are_impossible_and_a_kill_leaves_no_lock(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    other = context.Process(target=_hold, args=(tmp_path, held))
+    other.start()
+    try:
+        assert held.wait(60)
+        with pytest.raises(OpdkitError, match="another `opdkit night`"), Home(tmp_path).locked():
+            pass
+    finally:
+        other.kill()
+        other.join()
+    with Home(tmp_path).locked():
+        pass
