@@ -7,8 +7,12 @@ gradient of a step are the same to rounding, however it is split.
 
 import math
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 from torch import nn
 
 from opdkit.chat.template import Chat
@@ -23,26 +27,46 @@ from opdkit.store.plans import check_options
 from opdkit.store.template_args import template_args_of
 from opdkit.store.turn_ids import first_branch
 from opdkit.train import checkpoints
-from opdkit.train.batches import optimizer_steps
+from opdkit.train.batches import Step, optimizer_steps
 from opdkit.train.best_state import best, check_better, describe_state, is_over, is_worse
 from opdkit.train.data_summary import check_signal, describe
 from opdkit.train.launch import check_launch, check_same_step, leave, open_stage, part_writer, start_accelerator
 from opdkit.train.metrics import metrics_line, metrics_row, report_movement
 from opdkit.train.model_card import model_card
+from opdkit.train.objective.terms import Objective
 from opdkit.train.policy import Policy
 from opdkit.train.reference import check_reference, with_reference
 from opdkit.train.schedule import objective_at, objectives, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
-from opdkit.train.targets import check_student, load_prompts
-from opdkit.train.training_set import load_training_set
+from opdkit.train.targets import Prompts, Turn, check_student, load_prompts
+from opdkit.train.training_set import TrainingSet, load_training_set
 from opdkit.train.trust_region import TrustRegion, make_trust_region
 from opdkit.train.validation import Validations, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
 BACK_RATE = 0.25  # of the learning rate, with which a training goes on from an earlier state
+
+
+@dataclass
+class Training:
+    """Training under way, in one process."""
+
+    config: TrainConfig
+    phases: Sequence[Objective]
+    turns: Sequence[Turn]
+    prompts: Prompts
+    steps: Sequence[Step]
+    accelerator: Accelerator
+    folder: Path  # of the checkpoints
+    student: nn.Module
+    model: nn.Module  # the student as the loss reads it; several processes share its gradients
+    optimizer: torch.optim.Optimizer
+    trust: TrustRegion
+    rows: list[JSON]  # of the table `metrics`, one per step that was done
+    validations: Validations | None
 
 
 def run(config: TrainConfig) -> Summary:
@@ -55,7 +79,6 @@ def run(config: TrainConfig) -> Summary:
     chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
     models |= check_reference(config, chat)
 
-    # Training set and steps.
     data, prompts = load_training_set(config, phases, chat)
     turns = data.turns
     sessions = [first_branch(turn.session_id) for turn in turns] if config.batch_by == "session" else None
@@ -81,54 +104,19 @@ def run(config: TrainConfig) -> Summary:
         leave(accelerator)
         return stage.summary()
     with stopping.stop_after_step(), part_writer(stage, accelerator) as out:
-        # Student and optimizer, from the newest checkpoint if there is one.
         prompts = prompts or load_prompts(config.run, turns, chat)
-        turns = with_reference(turns, prompts, config, accelerator)  # before the student takes its memory
-        student = load_student(config, on_cpu=config.sharding == "fsdp")
-        trust = make_trust_region(config, student)
-        model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
-        if config.sharding == "fsdp":
-            shard(model, resolve_device(config.device), compute_dtype(config))
-        optimizer = make_optimizer(student, config)
-        state = checkpoints.read_newest(folder)
-        rows: list[JSON] = state["rows"] if state else []
-        validations = None
-        if data.validation and config.sharding == "none":
-            validation = open_validation(data.validation, chat, config, accelerator)
-            checked = steps_to_check(len(steps), tokens_to_train(turns, data.epochs), validation.cost)
-            validations = Validations(validation, len(steps), folder, state["validations"] if state else [])
-            if not validations.rows:
-                validations.measure(student, 0)
-        check_same_step(len(rows))
-        if state:
-            checkpoints.restore(state, student, optimizer)
-            trust.factor = state["factor"]
-            say(f"resuming after step {len(rows)} of {len(steps)}")
-        if config.sharding == "none":
-            model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
-
-        # The loop. `done` counts turns, over all epochs.
-        done = sum(len(step.turns) for step in steps[: len(rows)])
+        training = start_training(config, phases, data, prompts, steps, chat, accelerator, folder)
+        rows, validations = training.rows, training.validations
+        done = sum(len(step.turns) for step in steps[: len(rows)])  # turns, over all epochs
         for number in progress(range(len(rows) + 1, len(steps) + 1), "train", len(steps) - len(rows), "steps"):
-            start = time.monotonic()
-            torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
-            step = steps[number - 1]
-            batch = [turns[i] for i in step.turns]
-            objective = objective_at(phases[step.phase], config, number, len(steps))
-            position = position_at(config, number, len(steps))
-            metrics = optimizer_step(model, optimizer, batch, prompts, objective, config, accelerator, position, trust)
-            done += len(batch)
-            seconds = time.monotonic() - start
-            rows.append({"step": number, "epoch": done / len(turns)} | metrics_row(metrics, objective, batch, seconds))
-            accelerator.log({k: v for k, v in rows[-1].items() if v is not None}, step=number)
-            if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
-                say(metrics_line(rows[-1], len(steps)))
+            done += len(steps[number - 1].turns)
+            metrics = take_step(training, number, done / len(turns))
             if config.keep_epochs and done % len(turns) == 0:
                 epoch_dir = checkpoints.epoch_dir(stage.home, done // len(turns))
                 card = model_card(config, data, done // len(turns), number)
-                checkpoints.save_student(student, chat, config, epoch_dir, card, main=main, continues=True)
-            if validations and number in checked:
-                row = validations.measure(student, number)
+                checkpoints.save_student(training.student, chat, config, epoch_dir, card, main=main, continues=True)
+            if validations and number in validations.checked:
+                row = validations.measure(training.student, number)
                 accelerator.log({f"validation_{k}": v for k, v in row.items() if v is not None}, step=number)
                 say(f"validation after step {number}: replies {describe_state(row)}")
                 if is_over(validations.rows) and number < len(steps):
@@ -136,55 +124,124 @@ def run(config: TrainConfig) -> Summary:
                     counters.count("steps left out", len(steps) - number)
                     break
                 if is_worse(validations.rows) and number < len(steps):
-                    optimizer = go_back(validations, student, optimizer, trust, config)
-            stop = metrics[STOP_REQUESTS] > 0 and number < len(steps)
-            if stop or (config.checkpoint_every and number % config.checkpoint_every == 0):
-                more = {"validations": validations.rows if validations else [], "factor": trust.factor}
-                checkpoints.save(folder, student, optimizer, rows, more, main=main)
-            if stop:
-                accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
-                stopping.count_finished()
-                say(f"stopping after step {number} of {len(steps)}")
-                leave(accelerator, model)
-                raise stopping.Stopped
+                    go_back(training, validations)
+            save_checkpoint(training, number, stop=metrics[STOP_REQUESTS] > 0 and number < len(steps))
 
-        kept = len(rows)
-        if validations:
-            check_better(validations.rows, rows)
-            if best(validations.rows)["step"] < len(rows):
-                kept = validations.restore_best(student)
-                say(f"the state after step {kept} of {len(rows)} is the best: it is the one that is handed out")
+        kept = restore_best(training, validations) if validations else len(rows)
         out.rows("metrics", rows)
         out.rows("validations", validations.rows if validations else [])
         counters.count("steps without a gradient", sum(row["skipped"] for row in rows))
         out.counters = counters
         card = model_card(config, data, math.ceil(rows[kept - 1]["epoch"]), kept)
-        checkpoints.save_student(student, chat, config, stage.home, card, main=main)
+        checkpoints.save_student(training.student, chat, config, stage.home, card, main=main)
     if main:
         checkpoints.clear(folder)
     report_movement(rows, config.run, validated=validations is not None)
     say(f"the trained model is in {stage.home / 'model'}")
     if len(turns) < FEW_TURNS:
         warn(f"{len(turns)} replies teach little: `opdkit report {quote(config.run)}` shows where turns were dropped")
-    leave(accelerator, model)
+    leave(accelerator, training.model)
     return stage.summary()
 
 
-def go_back(
-    validations: Validations,
-    student: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    trust: TrustRegion,
+def start_training(
     config: TrainConfig,
-) -> torch.optim.Optimizer:
-    """Load the best state so far into the student, lower the rate, and return a new optimizer.
+    phases: Sequence[Objective],
+    data: TrainingSet,
+    prompts: Prompts,
+    steps: Sequence[Step],
+    chat: Chat,
+    accelerator: Accelerator,
+    folder: Path,
+) -> Training:
+    """Load student, optimizer and validation, from the newest checkpoint in `folder` if there is one."""
+    turns = with_reference(data.turns, prompts, config, accelerator)  # before the student takes its memory
+    student = load_student(config, on_cpu=config.sharding == "fsdp")
+    trust = make_trust_region(config, student)
+    model: nn.Module = Policy(student)  # tries a few sequences, so it comes before sharding
+    if config.sharding == "fsdp":
+        shard(model, resolve_device(config.device), compute_dtype(config))
+    optimizer = make_optimizer(student, config)
+    state = checkpoints.read_newest(folder)
+    rows: list[JSON] = state["rows"] if state else []
+    validations = None
+    if data.validation and config.sharding == "none":
+        validation = open_validation(data.validation, chat, config, accelerator)
+        checked = steps_to_check(len(steps), tokens_to_train(turns, data.epochs), validation.cost)
+        validations = Validations(validation, checked, len(steps), folder, state["validations"] if state else [])
+        if not validations.rows:
+            validations.measure(student, 0)
+    check_same_step(len(rows))
+    if state:
+        checkpoints.restore(state, student, optimizer)
+        trust.factor = state["factor"]
+        say(f"resuming after step {len(rows)} of {len(steps)}")
+    if config.sharding == "none":
+        model = accelerator.prepare_model(model)  # several processes: DistributedDataParallel
+    return Training(
+        config, phases, turns, prompts, steps, accelerator, folder, student, model, optimizer, trust, rows, validations
+    )
+
+
+def take_step(training: Training, number: int, epoch: float) -> dict[str, float]:
+    """Do step `number`, from 1, and add its row to those of the training. Return its metrics."""
+    config, steps, accelerator = training.config, training.steps, training.accelerator
+    start = time.monotonic()
+    torch.manual_seed(config.seed + number)  # a function of the step: a resumed step draws the same numbers
+    step = steps[number - 1]
+    batch = [training.turns[i] for i in step.turns]
+    objective = objective_at(training.phases[step.phase], config, number, len(steps))
+    position = position_at(config, number, len(steps))
+    metrics = optimizer_step(
+        training.model, training.optimizer, batch, training.prompts, objective, config, accelerator, position,
+        training.trust
+    )  # fmt: skip
+    row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
+    training.rows.append(row)
+    accelerator.log({k: v for k, v in row.items() if v is not None}, step=number)
+    if number % math.ceil(len(steps) / LINES) == 0 or number == len(steps):
+        say(metrics_line(row, len(steps)))
+    return metrics
+
+
+def go_back(training: Training, validations: Validations) -> None:
+    """Go on from the best state so far, with a new optimizer, at a lower rate.
 
     Its epsilon stays: gradients are as small as before, and as noisy.
     """
-    step, epsilon = validations.restore_best(student), optimizer.param_groups[0]["eps"]
-    optimizer = make_optimizer(student, config)
-    for parameters in optimizer.param_groups:
+    step, epsilon = validations.restore_best(training.student), training.optimizer.param_groups[0]["eps"]
+    training.optimizer = make_optimizer(training.student, training.config)
+    for parameters in training.optimizer.param_groups:
         parameters["eps"] = epsilon
-    trust.factor *= BACK_RATE
+    training.trust.factor *= BACK_RATE
     say(f"two broken states in a row: on from step {step}, at {BACK_RATE:g} of the rate")
-    return optimizer
+
+
+def save_checkpoint(training: Training, number: int, *, stop: bool) -> None:
+    """Write a checkpoint after step `number` when one is due. Raises Stopped after it with `stop`."""
+    every, accelerator = training.config.checkpoint_every, training.accelerator
+    if stop or (every and number % every == 0):
+        more = {"validations": training.validations.rows if training.validations else [],
+                "factor": training.trust.factor}  # fmt: skip
+        main = accelerator.is_main_process
+        checkpoints.save(training.folder, training.student, training.optimizer, training.rows, more, main=main)
+    if stop:
+        accelerator.wait_for_everyone()  # until the checkpoint is written: a launcher kills all when one ends
+        stopping.count_finished()
+        say(f"stopping after step {number} of {len(training.steps)}")
+        leave(accelerator, training.model)
+        raise stopping.Stopped
+
+
+def restore_best(training: Training, validations: Validations) -> int:
+    """Load the best state into the student, if it is not the last. Return the number of its steps.
+
+    Raises NothingLearnedError when no state is better than the student before training.
+    """
+    check_better(validations.rows, training.rows)
+    steps = len(training.rows)
+    if best(validations.rows)["step"] == steps:
+        return steps
+    kept = validations.restore_best(training.student)
+    say(f"the state after step {kept} of {steps} is the best: it is the one that is handed out")
+    return kept

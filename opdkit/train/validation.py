@@ -175,6 +175,7 @@ class Validations:
     """Measurements of a training so far, and the file of its best state."""
 
     validation: Validation
+    checked: set[int]  # steps after which to measure
     steps: int  # of the whole training
     folder: Path  # of the checkpoints
     rows: list[JSON]
