@@ -91,7 +91,7 @@ def generate(
             for k, reply in zip(numbers, samples, strict=True):
                 if reply.finish_reason == "memory":
                     raise TooLargeError(f"held-out prompt {prompt.id} with its reply", "try a lower --max-new-tokens")
-                text = chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
+                text = chat.text(reply.text_ids)
                 seen, sequence = visible(text, thinking), PromptResponse(ids, reply.ids)
                 calls = bool(split_calls(seen)[1])
                 hollow = None if calls else hollow_kind(seen, prompt.messages[-1]["content"] or "")

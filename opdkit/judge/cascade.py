@@ -7,18 +7,14 @@ writes all hints, and gives the rewards on which the first one's votes differ. A
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts
-from opdkit.judge.costs import Measured, measure
 from opdkit.judge.parse import parse_hint, parse_reward
 from opdkit.judge.rounds import ask_in_rounds
-from opdkit.judge.votes import USAGE, Answer, Ask, Question, Votes
+from opdkit.judge.votes import USAGE, Answer, Answers, Ask, Question, Votes
 from opdkit.store.counters import Counters
-
-Answers = dict[tuple[str, str], list[Answer]]  # by the key of their question
 
 # Counters of a cascade beside those of the tokens, and their labels.
 DECIDED, GIVEN, UNREAD = "questions decided", "votes given", "failed votes of the first judge"
@@ -80,25 +76,3 @@ def leaves_open(question: str, answers: Sequence[Answer], texts: Texts) -> bool:
         return any(parse_hint(answer, texts["hint"]).decision != -1 for answer in answers)
     scores = {parse_reward(answer, texts["reward"]).score for answer in answers}
     return len(scores) != 1 or None in scores
-
-
-def measure_first(
-    first: Any, turns: Sequence[Sequence[Question]], texts: Texts
-) -> tuple[Measured, list[list[Question]]]:
-    """Ask the first judge all questions about some turns, as `measure` does; return also those that it leaves open."""
-    answers = Answers()
-
-    def ask(questions: Sequence[Question]) -> list[list[Answer]]:
-        given: list[list[Answer]] = first.ask(questions)
-        answers.update(zip([question.key for question in questions], given, strict=True))
-        return given
-
-    measured = measure(first, ask, turns)
-    left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in turns]
-    return measured, [turn for turn in left if turn]
-
-
-def usage_by_judge(counters: Counters) -> JSON:
-    """Return what the manifest says of each judge: the questions that it decided, its votes and their tokens."""
-    names = (DECIDED, GIVEN, *USAGE)
-    return {who: {name: counters.labels(name)[who] for name in names} for who in (FIRST, SECOND)}

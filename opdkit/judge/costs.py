@@ -16,7 +16,7 @@ from opdkit.chat.openai_messages import Message
 from opdkit.config.fields import JSON
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
-from opdkit.judge.votes import Answer, Ask, Question
+from opdkit.judge.votes import Answers, Ask, Question
 from opdkit.store.dry_run import describe_costs
 
 Prompt = list[int] | bytes  # token ids, or UTF-8 where no tokenizer is known
@@ -52,23 +52,25 @@ class Measured(NamedTuple):
     completion: float | None  # tokens per vote
 
 
-def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> Measured:
+def measure(judge: Any, ask: Ask, turns: Sequence[Sequence[Question]]) -> tuple[Measured, Answers]:
     """Ask all questions about some turns. Where there are several, the first one only warms up and is not timed.
 
     `ask` asks `judge`, and no more votes than are needed.
     """
-    answers, seconds, expected = list[Answer](), 0.0, Counter[str]()
+    given, seconds, expected = Answers(), 0.0, Counter[str]()
     for questions in ([q for turn in some for q in turn] for some in (turns[:1], turns[1:]) if some):
         expected += judge.count_work(questions)
         begin = time.monotonic()
-        votes = [answer for of_question in ask(questions) for answer in of_question]
-        answers, seconds = answers + votes, (time.monotonic() - begin) / len(votes)
+        votes = ask(questions)
+        seconds = (time.monotonic() - begin) / sum(map(len, votes))
+        given.update(zip([question.key for question in questions], votes, strict=True))
+    answers = [answer for votes in given.values() for answer in votes]
     share = len(answers) / expected[VOTES]
     if not (usages := [answer.usage for answer in answers if answer.usage]):
-        return Measured(len(answers), share, seconds, None, None)
+        return Measured(len(answers), share, seconds, None, None), given
     prompt, _, completion = (sum(column) / len(usages) for column in zip(*usages, strict=True))
     asked = expected[VOTES] - expected[UNASKED] * judge.config.votes
-    return Measured(len(answers), share, seconds, prompt * asked / expected[COLD], completion)
+    return Measured(len(answers), share, seconds, prompt * asked / expected[COLD], completion), given
 
 
 def describe_work(

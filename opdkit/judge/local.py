@@ -135,9 +135,8 @@ class LocalJudge:
         if drawn.finish_reason == "memory":
             tokens = f"{len(prompt_ids):,} tokens, and its answer"
             return Answer("", error=f"the prompt {TOO_LARGE}: {tokens}; lower --max-section-chars")
-        ids = drawn.ids[:-1] if drawn.finish_reason == "stop" else drawn.ids
-        answer = Answer(self.chat.text(ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
+        answer = Answer(self.chat.text(drawn.text_ids), drawn.finish_reason, self.chat.opens_thinking(prompt_ids))
         if span := decision_span(answer, question):
-            decisive = self.chat.tokens_between(ids, *span)
+            decisive = self.chat.tokens_between(drawn.text_ids, *span)
             answer = replace(answer, confidence=confidence_of([drawn.logprobs[i] for i in decisive]))
         return answer

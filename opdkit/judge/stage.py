@@ -20,7 +20,7 @@ from opdkit.config.wording import Texts, judge_texts, wording_inputs
 from opdkit.console import counted, progress, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.cascade import FIRST, GIVEN, UNREAD, ask_judges, measure_first, usage_by_judge, votes_on
+from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, UNREAD, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
@@ -140,7 +140,10 @@ def run(config: JudgeConfig) -> Summary:
                 out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
     summary = stage.summary()
     usage: JSON = {name: n for name in USAGE if (n := summary.counters.total(name))}
-    if usage := usage | (usage_by_judge(summary.counters) if first_config else {}):
+    if first_config:
+        usage |= {who: {name: summary.counters.labels(name)[who] for name in (DECIDED, GIVEN, *USAGE)}
+                  for who in (FIRST, SECOND)}  # fmt: skip
+    if usage:
         record_usage(config.run, "judge", usage)
     for text in warnings(config, summary.counters):
         warn(text)
@@ -176,14 +179,16 @@ def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
             drawn = nsmallest(config.measure, drawn + by_turn, key=lambda one: stable_hash(config.seed, one[0].turn_id))
     costs, left = dict[str, int | str](), drawn
     if first_config:
-        measured, left = measure_first(first, drawn, texts) if drawn else (None, [])
+        measured, answers = measure(first, first.ask, drawn) if drawn else (None, {})
+        left = [[one for one in turn if leaves_open(one.name, answers[one.key], texts)] for turn in drawn]
+        left = [turn for turn in left if turn]
         first_work[LEAST] = first_work[VOTES]  # all are asked for
         lines = describe_work(first_config, first, first_work, measured)
         costs = {f"first: {name.strip()}": value for name, value in lines.items()}
         costs["left to the second judge"] = (
             f"{sum(map(len, left)):,} of {counted(sum(map(len, drawn)), 'question')}, as measured" if drawn
             else "not measured: --measure 50 tries 50 turns")  # fmt: skip
-    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left) if left else None
+    measured = measure(judge, lambda asked: ask_in_rounds(judge.ask, asked, config, texts), left)[0] if left else None
     if first_config and drawn:  # what the first judge decided is not asked, and not read
         share = sum(map(len, left)) / sum(map(len, drawn))
         measured = measured._replace(share=measured.share * share) if measured else Measured(0, 0.0, 0.0, None, 0.0)

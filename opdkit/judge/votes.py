@@ -61,6 +61,8 @@ class Answer:
     usage: Usage | None = None  # None where the server does not say
 
 
+Answers = dict[tuple[str, str], list[Answer]]  # by the key of their question
+
 # The answers to each question, one per vote, in order. Raises rather than make up an answer that was never given.
 Ask = Callable[[Sequence[Question]], list[list[Answer]]]
 

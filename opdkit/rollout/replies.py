@@ -137,7 +137,7 @@ def session_row(student: Student, turn: JoinedTurn, number: int, reply: Sample) 
 
     The metadata stay as they are, since `--teacher-route` reads them; the id says which turn is answered.
     """
-    text = student.chat.text(reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids)
+    text = student.chat.text(reply.text_ids)
     return turn.session | {
         "session_id": rollout_session_id(turn.turn_id, number),
         "format": "rollout",

@@ -29,10 +29,6 @@ class Claim:
     host: str
     pid: int
 
-    def is_dead(self) -> bool:
-        """Return True if the process was one of this host and is gone."""
-        return is_gone(self.host, self.pid)
-
 
 def claim_name(table: str, part: int, suffix: str) -> str:
     """Return a new name for a file of this process: "verdicts-00003-5f3a9c1e-node7-4711.running"."""
@@ -73,6 +69,6 @@ def live_claims(folder: Path) -> list[Claim]:
     for path in folder.glob("*.running"):
         with contextlib.suppress(FileNotFoundError):  # it has just ended
             claim, age = read_claim(path), time.time() - path.stat().st_mtime
-            if claim is not None and age < STALE and not claim.is_dead():
+            if claim is not None and age < STALE and not is_gone(claim.host, claim.pid):
                 claims.append(claim)
     return claims

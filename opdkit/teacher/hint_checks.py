@@ -139,8 +139,10 @@ def check_hints(config: TeacherConfig, scorer: Scorer, ask: Ask, sessions: Seque
 
 
 def _visible_text(scorer: Scorer, prompt_ids: list[int], reply: Sample) -> Text:
-    chat, ids = scorer.student.chat, reply.ids[:-1] if reply.finish_reason == "stop" else reply.ids
-    return None if reply.finish_reason == "memory" else visible(chat.text(ids), chat.opens_thinking(prompt_ids))
+    if reply.finish_reason == "memory":
+        return None
+    chat = scorer.student.chat
+    return visible(chat.text(reply.text_ids), chat.opens_thinking(prompt_ids))
 
 
 def sessions_without_dropped(sessions: Sequence[JudgedSession], rows: Iterable[Row]) -> list[JudgedSession]:

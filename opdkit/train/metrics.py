@@ -23,9 +23,7 @@ def metrics_row(metrics: Mapping[str, float], objective: Objective, batch: Seque
     has_tokens = {name for name in terms if metrics.get(f"{name}_tokens")}
     return {
         **{name: metrics[name] for name in ("loss", "approx_kl", "shift", "entropy", "grad_norm")},
-        **{
-            f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in (*TERMS, "anchor", "kl")
-        },
+        **{f"{name}_loss": metrics[f"{name}_loss"] if name in has_tokens else None for name in terms},
         **{f"{name}_advantage": metrics[f"{name}_advantage"] if name in has_tokens else None for name in ADVANTAGES},
         "length_penalty": sum(penalties) / len(penalties) if penalties else None,
         **{f"{name}_tokens": int(metrics.get(f"{name}_tokens", 0)) for name in TERMS},

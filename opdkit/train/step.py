@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
-from opdkit.model.load import resolve_device
 from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
 from opdkit.store import stopping
@@ -22,7 +21,7 @@ from opdkit.train.forwards import Forward, Tree, plan_forwards
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.schedule import Position
 from opdkit.train.sharding import gather, trained_parameters
-from opdkit.train.student import compute_dtype
+from opdkit.train.student import autocast
 from opdkit.train.targets import Prompts, Turn
 from opdkit.train.trust_region import TrustRegion, bound_step, raise_epsilon
 
@@ -136,8 +135,7 @@ def add_gradients(
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
     ids_N1 = torch.tensor([[t] for tree in trees for i in tree.turns for t in sequences[i].response_ids], device=device)
-    half = compute_dtype(config) == torch.bfloat16
-    with torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half):
+    with autocast(config):
         logprobs_NK, entropy_N = model(
             [[sequences[i] for i in tree.turns] for tree in trees], torch.cat([ids_N1, tokens.support_ids_NK], -1)
         )

@@ -53,6 +53,12 @@ def compute_dtype(config: TrainConfig) -> torch.dtype:
     return resolve_dtype(config.dtype, resolve_device(config.device))
 
 
+def autocast(config: TrainConfig) -> torch.autocast:
+    """Return the context in which the forward computes in `compute_dtype`."""
+    half = compute_dtype(config) == torch.bfloat16
+    return torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
+
+
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """Return AdamW with weight decay on matrices, not on norms and biases. Each step sets the learning rate."""
     parameters = trained_parameters(model).values()

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
 from opdkit.config.train import TrainConfig
-from opdkit.model.load import resolve_device
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.stable_hash import stable_hash
 from opdkit.train.batches import tokens_of
 from opdkit.train.objective.losses import divergence
 from opdkit.train.schedule import Position, first_rate
 from opdkit.train.sharding import release_weights
-from opdkit.train.student import compute_dtype
+from opdkit.train.student import autocast
 from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold at least so many
@@ -182,8 +181,7 @@ def measure_movement(
     device = next(model.parameters()).device
     ids_N1 = torch.tensor([[i] for turn in turns for i in turn.response_ids.tolist()])
     ids = torch.cat([ids_N1, tokens.support_ids_NK], -1).to(device)
-    half = compute_dtype(config) == torch.bfloat16
-    with torch.no_grad(), torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half):
+    with torch.no_grad(), autocast(config):
         now_NK, _ = accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
     release_weights(model)
     width = min(x_RK.shape[1] for x_RK in [now_NK, *before])

@@ -25,7 +25,7 @@ from opdkit.chat.markup import split_calls
 from opdkit.chat.template import Chat
 from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
-from opdkit.model.load import context_length, load_model, resolve_device, token_generator
+from opdkit.model.load import context_length, load_model, token_generator
 from opdkit.model.loops import ends_in_loop
 from opdkit.model.sampling import Request, Sample, reply_room, sample
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
@@ -37,7 +37,7 @@ from opdkit.store.turn_ids import conversation_id
 from opdkit.train import checkpoints
 from opdkit.train.best_state import best
 from opdkit.train.objective.losses import divergence
-from opdkit.train.student import compute_dtype
+from opdkit.train.student import autocast
 from opdkit.train.targets import Turn, prompt_messages
 
 # Shares and counts, beside the limit of --validate.
@@ -89,12 +89,10 @@ class Validation:
         accelerator, config = self.accelerator, self.config
         hinted = [prompt for prompt in self.prompts if prompt.hinted]
         prompts = hinted if hinted and not step else self.prompts
-        half = compute_dtype(config) == torch.bfloat16
-        autocast = torch.autocast(resolve_device(config.device).type, dtype=torch.bfloat16, enabled=half)
-        mine = prompts[accelerator.process_index :: accelerator.num_processes]
-        with _evaluating(student) as model, autocast:
-            results, tokens = self._answer(model, mine, 0)
-            lost = [p for p in mine if not p.hinted and results.get(p, {}).get("lost")]
+        own = prompts[accelerator.process_index :: accelerator.num_processes]
+        with _evaluating(student) as model, autocast(config):
+            results, tokens = self._answer(model, own, 0)
+            lost = [p for p in own if not p.hinted and results.get(p, {}).get("lost")]
             again, more = self._answer(model, lost, 1)
         for prompt in lost:  # one reply can be odd by chance: of two, both have to be lost
             results[prompt]["lost"] = again.get(prompt, {}).get("lost", True)

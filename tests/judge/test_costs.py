@@ -163,5 +163,5 @@ def test_the_first_turn_only_warms_up(monkeypatch) -> None:
         ask=lambda questions: [[Answer("")] * 2] * len(questions),
         config=SimpleNamespace(votes=2, judge="endpoint"),
     )
-    measured = measure(model, model.ask, [[Question(f"s:{n}", "hint", [])] for n in range(4)])
+    measured, _ = measure(model, model.ask, [[Question(f"s:{n}", "hint", [])] for n in range(4)])
     assert (measured.votes, measured.seconds, measured.completion) == (8, 1.0, None)

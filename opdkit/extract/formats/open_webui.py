@@ -162,7 +162,8 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
             messages.append(message("tool", text, tool_call_id=first_text(piece.get("call_id"))))
             continue
         only_text = only_text and kind in ("message", "reasoning", "function_call")
-        text = _text_of(piece) if kind in ("message", "reasoning") else None
+        is_text = kind in ("message", "reasoning")  # thinking may have a summary
+        text = content_text(piece.get("summary") or piece.get("content"), between="") if is_text else None
         if kind != "function_call" and (not text or text.isspace()):
             continue
         if messages[-1]["role"] == "tool":
@@ -178,11 +179,6 @@ def _join_pieces(pieces: Any) -> tuple[list[JSON], bool]:
         else:
             reply["reasoning"] = "\n".join(filter(None, (reply["reasoning"], text)))
     return messages, only_text
-
-
-def _text_of(piece: JSON) -> str | None:
-    """Return the text of a message, or the summary of a piece of thinking where it has one. Raises Unreadable."""
-    return content_text(piece.get("summary") or piece.get("content"), between="")
 
 
 READER = tree_reader("open_webui", recognises, id_of, read_record)

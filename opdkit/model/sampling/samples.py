@@ -28,6 +28,11 @@ class Sample:
     top_ids: list[list[int]] = field(default_factory=list)  # [R, K] the most likely tokens at each position, if asked
     top: list[list[float]] = field(default_factory=list)  # [R, K] their log-probs
 
+    @property
+    def text_ids(self) -> list[int]:
+        """Token ids without the stop token."""
+        return self.ids[:-1] if self.finish_reason == "stop" else self.ids
+
 
 @dataclass(eq=False)
 class Sampling:
