@@ -13,10 +13,14 @@ from collections import Counter
 from typing import Any
 
 from http_server import Reply, completion
+from runs import talk
 
 FAULTS = ("429", "429, Retry-After", "500", "reset", "hang", "HTML", "half JSON", "half a body", "another model",
           "no choices", "null")  # fmt: skip
 MODEL = "judge-model"
+SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(12)}
+VOTES = len(SESSIONS) * 2 * 2 * 5  # turns, questions, votes
+USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 60}}
 
 
 def text_of(body: dict[str, Any]) -> str:

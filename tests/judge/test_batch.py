@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 import pytest
-from chaos_server import MODEL, text_of
+from chaos_server import MODEL, SESSIONS, USAGE, VOTES, text_of
 from http_server import Reply, completion, serving
 from openai.types.batch_create_params import BatchCreateParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
@@ -30,9 +30,6 @@ from opdkit.judge.stage import run
 from opdkit.store.counters import Summary
 from opdkit.store.reading import part_path, read_all
 
-SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(12)}
-VOTES = 12 * 2 * 2 * 5  # sessions, turns, questions, votes
-USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 60}}
 EXPIRED = {"code": "batch_expired", "message": "This request could not be executed before the window expired."}
 TOO_LONG = {"message": "This model's maximum context length is 4096 tokens.", "type": "BadRequestError", "code": 400}
 

@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from chaos_server import MODEL, text_of
+from chaos_server import MODEL, SESSIONS, USAGE, VOTES, text_of
 from http_server import Reply, completion, serving, unused_address
-from runs import snapshot, talk, write_extract
+from runs import snapshot, write_extract
 
 from opdkit.config.judge import JudgeConfig
 from opdkit.errors import OpdkitError
@@ -22,10 +22,6 @@ from opdkit.judge.stage import run
 from opdkit.judge.votes import Answer, Question, Request, Usage
 from opdkit.store.plans import manifest
 from opdkit.store.reading import part_path, read_all
-
-SESSIONS = {f"s{n}": talk("Hi", "Hello", f"Use Celsius, number {n}", "Done", "thanks") for n in range(12)}
-VOTES = 12 * 2 * 2 * 5  # sessions, turns, questions, votes
-USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 60}}
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
