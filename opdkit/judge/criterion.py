@@ -34,7 +34,7 @@ class FreshReply:
     seen: str
     criterion: str
     hint: str | None = None
-    praised: str | None = None  # a reply to the same request that a user praised
+    praised: str | None = None  # a reply to the same request that a user praised or accepted
 
 
 def visible(reply: str, thinking: bool) -> str:
@@ -65,7 +65,7 @@ def criterion_messages(
     """
     common = turn_text([*messages, message("assistant", reply)], len(messages), 0, _SECTION_CHARS)
     common = common.rpartition("\n\n## What came next\n")[0]  # nothing did
-    for title, text in (("Hint", hint), ("Praised reply", praised)):
+    for title, text in (("Hint", hint), ("Good reply", praised)):
         if text is not None:
             common += f"\n\n## {title}\n{quote(defuse(text[:_SECTION_CHARS]))}"
     ask = texts["question"].replace("{criterion}", criterion)

@@ -354,7 +354,7 @@ def evaluate_with(run: Path, url: str, **options: Any) -> EvalConfig:
 @pytest.mark.slow
 def test_the_untrained_model_fails_and_the_file_gives_the_same_scores(run, tmp_path, capsys) -> None:
     run = Path(shutil.copytree(run, tmp_path / "run"))
-    with serving(judge_with(lambda asked: "praised reply" in asked)) as server:
+    with serving(judge_with(lambda asked: "good reply" in asked)) as server:
         evaluate_with(run, server.url, from_log=True)
         file, scores = run / "from-log.jsonl", list(read_all(run, "scores"))
         found = {row["domain"]: row for row in scores if row["metric"] == "passed_greedy"}
@@ -403,7 +403,7 @@ def test_criteria_need_a_judge_and_the_judge_of_the_run_is_one(run, tmp_path) ->
     document = json.loads((run / "judge/manifest.json").read_text())
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"prompt": "Who?", "check": {"judge": "It is kind.", "praised": "You!"}}))
-    with serving(judge_with(lambda asked: "## Praised reply\n| You!" in asked)) as server:
+    with serving(judge_with(lambda asked: "## Good reply\n| You!" in asked)) as server:
         document["configuration"] |= {"judge": "endpoint", "judge_model": "m", "judge_url": server.url}
         (run / "judge/manifest.json").write_text(json.dumps(document))
         evaluate.run(

@@ -61,12 +61,12 @@ def verdict(question: str) -> int:
     topic, item = asked[1]
     parts = {title: "\n".join(line.removeprefix("|").removeprefix(" ") for line in text.splitlines())
              for title, text in _SECTION.findall(question)}  # fmt: skip
-    styles = wanted_styles(topic, item, parts.get("Hint"), parts.get("Praised reply"))
+    styles = wanted_styles(topic, item, parts.get("Hint"), parts.get("Good reply"))
     return 1 if any(passes(topic, item, style, parts["Reply"].strip()) for style in styles) else -1
 
 
 def wanted_styles(topic: Topic, item: str, hint: str | None, praised: str | None) -> list[str]:
-    """Return the styles that a hint asks for, or that a praised reply has; else the topic's first."""
+    """Return the styles that a hint asks for, or that a good reply has; else the topic's first."""
     if praised is not None:
         return [style.name for style in topic.styles if passes(topic, item, style.name, praised.strip())]
     hinted = [style.name for style in topic.styles if hint in {hint_of(words) for words in style.wordings()}]
