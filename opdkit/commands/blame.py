@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opdkit.chat.template import Chat
 from opdkit.config.blame import BlameConfig
 from opdkit.config.command_line import command_line, quote
 from opdkit.config.commands import COMMANDS
 from opdkit.config.conditions import SESSION, USERS, find_rejection, logged_value, parse_session_filters
 from opdkit.config.evaluate import EvalConfig
-from opdkit.config.fields import JSON, convert, did_you_mean, fields_of, parse_pairs
+from opdkit.config.fields import JSON, convert, did_you_mean, fields_of
 from opdkit.config.shared import TRAINING
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, markdown_table, printable, say
@@ -25,12 +24,13 @@ from opdkit.evaluate.checks import HeldOutPrompt, evaluated_prompts
 from opdkit.evaluate.conclusion import is_evaluated
 from opdkit.evaluate.replies import prompt_ids
 from opdkit.evaluate.stage import load_chat, model_names
-from opdkit.model.load import load_model, load_tokenizer
+from opdkit.model.load import load_model, load_template
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.logged_fields import read_logged_fields
 from opdkit.store.plans import check_upstream, manifest
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.template_args import template_args_of
+from opdkit.store.turn_ids import session_of
 from opdkit.train.schedule import objectives
 from opdkit.train.targets import load_prompts
 from opdkit.train.training_set import load_training_set
@@ -96,8 +96,7 @@ def blame(config: BlameConfig) -> Blame:
         return Blame(f"Nothing to blame: the share of right replies did not fall in {where}.", [], by, [], [], [])
 
     # The training set again, and the gradient of what was lost.
-    template_args = parse_pairs(template_args_of(run, "teacher", trained.template_arg), "--template-arg")
-    chat = Chat(load_tokenizer(trained.model), template_args)
+    chat = load_template(trained.model, template_args_of(run, "teacher", trained.template_arg))
     phases = objectives(trained)
     data, prompts = load_training_set(trained, phases, chat)
     known_prompts = evaluated_prompts(run, f"run `opdkit eval {quote(run)} --prompts FILE --overwrite`")
@@ -113,7 +112,7 @@ def blame(config: BlameConfig) -> Blame:
     blame_of = Counter[str]()
     for turn, score in zip(data.turns, scores.tolist(), strict=True):
         blame_of[turn.turn_id] += score
-    rows = [{"turn_id": turn_id, "value": session_groups[turn_id.rpartition(":")[0]], "share": score,
+    rows = [{"turn_id": turn_id, "value": session_groups[session_of(turn_id)], "share": score,
              "hint": hints.get(turn_id)} for turn_id, score in blame_of.items()]  # fmt: skip
     groups, worse = sum_groups(rows), [row for row in domains if row["after"] < row["before"]]
     left_out = count_left_out(run, write_filter(by, groups), rows)
@@ -191,7 +190,7 @@ def sum_groups(rows: list[JSON]) -> list[JSON]:
         hints = Counter[str]()
         for row in members[value]:
             hints.update({row["hint"]: row["share"]} if row["hint"] else {})
-        sessions = {row["turn_id"].rpartition(":")[0] for row in members[value]}
+        sessions = {session_of(row["turn_id"]) for row in members[value]}
         groups.append({
             "value": value, "sessions": len(sessions), "turns": len(members[value]), "share": sums[value] / total,
             "hints": [hint for hint, share in hints.most_common(_HINTS) if share > 0],
@@ -224,7 +223,7 @@ def write_filter(by: str, groups: Sequence[JSON]) -> str:
 
 def count_left_out(run: Path, condition: str, rows: Sequence[JSON]) -> Counter[str | None]:
     """Return how many sessions of each value, of those with turns in `rows`, a condition leaves out."""
-    values = {row["turn_id"].rpartition(":")[0]: row["value"] for row in rows}
+    values = {session_of(row["turn_id"]): row["value"] for row in rows}
     filters = parse_session_filters([condition] if condition else [])
     return Counter(values[session.session_id] for session in read_logged_fields(run)
                    if session.session_id in values and find_rejection(filters, session, session.format))  # fmt: skip

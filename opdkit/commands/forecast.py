@@ -43,6 +43,7 @@ from opdkit.store.reading import part_count, summary_of
 from opdkit.store.reviews import reviews_in_force
 from opdkit.store.stable_hash import stable_hash
 from opdkit.store.template_args import template_args_of
+from opdkit.store.turn_ids import session_of
 from opdkit.teacher import hint_checks
 from opdkit.teacher.examples import Row, reply_of
 from opdkit.teacher.models import load_scorer
@@ -148,7 +149,7 @@ def expect(rows: Sequence[Row], judge: Judge, turns: float) -> tuple[float, floa
     by_session = defaultdict[str, list[float]](list)
     for row in (row for row in rows if row["status"] == hint_checks.KEPT):
         difference = (row["with_hint"] - row["without_hint"]) / max(LEAST_SKILL, skill_of(judge))
-        by_session[row["turn_id"].rpartition(":")[0]].append(min(1.0, difference))
+        by_session[session_of(row["turn_id"])].append(min(1.0, difference))
     sums = np.array([[sum(values), len(values)] for values in by_session.values()] or [[0.0, 1.0]])
     halves = (UNSURE * HALF_LEARNED, HALF_LEARNED, HALF_LEARNED / UNSURE)
     least, learned, most = (turns**2 / (turns**2 + half**2) for half in halves)

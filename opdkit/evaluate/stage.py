@@ -40,7 +40,7 @@ from opdkit.evaluate.streak import MOST_SESSIONS, logged_sessions, streak_scores
 from opdkit.judge.criterion import judge_of_run
 from opdkit.model.behavior_policy import student_names
 from opdkit.model.comparison import kl_shifts
-from opdkit.model.folder import check_model_folder
+from opdkit.model.folder import pin_model
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_skeleton, load_tokenizer
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.atomic import write_text
@@ -263,16 +263,14 @@ def write_log_prompts(config: EvalConfig, names: dict[str, str]) -> Path:
 
 def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction | None) -> Stage:
     """Pin the plan: both models, the prompts, the check, the neutral text, the judge, and the run's stages."""
-    for name in (*names.values(), *([config.judge_model] if config.judge_model and not config.judge_url else [])):
-        check_model_folder(name)
-    inputs: JSON = {label: model_identity(name) for label, name in names.items()}
+    inputs: JSON = {label: pin_model(name) for label, name in names.items()}
     texts = read_wording(config.wording)
     inputs |= wording_inputs({table: texts[table] for table in ("criterion", "probe")})
     inputs |= {"prompts": file_digest(Path(str(config.prompts)))} | ({"check": check} if check else {})
     if config.neutral_text:
         inputs["neutral"] = file_digest(Path(config.neutral_text))
     if config.judge_model and not config.judge_url:
-        inputs["judge"] = model_identity(config.judge_model)
+        inputs["judge"] = pin_model(config.judge_model)
     if has_stage(config.run, "teacher"):
         inputs |= plan_inputs(decided_in(config.run, "targets"))
     upstream = [stage for stage in ("extract", "judge", "teacher", "train") if has_stage(config.run, stage)]

@@ -30,12 +30,12 @@ from opdkit.judge.parse import CUT_OFF
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
 from opdkit.judge.votes import TOO_LONG, USAGE, HintVote, Question, Reward, RewardVote, Votes, confidences_of, reward_of
-from opdkit.model.folder import check_model_folder
+from opdkit.model.folder import pin_model
 from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import find_outdated_upstream, model_identity, record_usage, stage_dir
+from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
 from opdkit.store.stable_hash import stable_hash
@@ -90,8 +90,7 @@ def run(config: JudgeConfig) -> Summary:
     first_config = config.first
     for name, one in (("model", config), ("first model", first_config)):
         if one and one.judge == "local" and one.judge_model:
-            check_model_folder(one.judge_model)
-            inputs[name] = model_identity(one.judge_model)
+            inputs[name] = pin_model(one.judge_model)
     judge: Any = None
     first: Any = None
     if config.overwrite and not config.dry_run:  # old votes are removed only for judges that are there

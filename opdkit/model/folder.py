@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opdkit.config.fields import JSON
 from opdkit.errors import OpdkitError
-from opdkit.store.plans import check_model_path
+from opdkit.store.plans import check_model_path, model_identity
 
 _FORMAT = "a model is a folder in Hugging Face format: config.json, tokenizer.json, *.safetensors"
 MERGE = "merge it into its model first (peft: merge_and_unload, then save_pretrained with the tokenizer)"
@@ -34,6 +34,12 @@ def check_model_folder(name: str) -> None:
         weights += map(str, named.values()) if isinstance(named, dict) else ["no file"]
     if not weights or any(not file.endswith(".safetensors") for file in weights):
         raise OpdkitError(f"{name} holds no weights as *.safetensors{_pickle_advice(path)}")
+
+
+def pin_model(name: str) -> JSON:
+    """Return the identity of a model, for a plan. Raises OpdkitError unless it is a model folder or on the hub."""
+    check_model_folder(name)
+    return model_identity(name)
 
 
 def read_config(folder: Path) -> JSON:

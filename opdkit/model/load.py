@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import find_adapter_config_file
 from transformers.utils import logging as transformers_logging
 
+from opdkit.chat.template import Chat
+from opdkit.config.fields import parse_pairs
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.model.folder import MERGE, check_model_folder, read_config
@@ -56,6 +59,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {name} is not a fast one; save it once with a tokenizer.json beside it")
     return tokenizer
+
+
+def load_template(name: str, template_args: Sequence[str]) -> Chat:
+    """Load the chat template of a model, with the arguments of `--template-arg`. Raises what `load_tokenizer` does."""
+    return Chat(load_tokenizer(name), parse_pairs(template_args, "--template-arg"))
 
 
 def load_model(

@@ -10,23 +10,22 @@ So no prompt is answered twice after a kill in between, and the student is relea
 from dataclasses import replace
 from functools import partial
 
-from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.rollout import RolloutConfig
 from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge
 from opdkit.judge.stage import equal_rewards
-from opdkit.model.folder import check_model_folder
-from opdkit.model.load import load_tokenizer
+from opdkit.model.folder import pin_model
+from opdkit.model.load import load_template
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies
 from opdkit.rollout.rewards import write_verdicts
 from opdkit.store.counters import Counters, Summary, mostly_dropped
 from opdkit.store.dropped_hints import has_hint_checks
 from opdkit.store.part_writer import Stage
-from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
+from opdkit.store.plans import manifest, recorded_hint_text, stage_dir
 from opdkit.store.reading import part_count
 from opdkit.store.reviews import Reviews, decisions, plan_inputs, reviews_in_force
 from opdkit.store.tables import REJECTED, SESSIONS, TURNS, VERDICTS
@@ -55,7 +54,7 @@ def run(config: RolloutConfig) -> Summary:
     if todo := verdicts.todo():
         judge = None
         if config.judge_model:
-            chat = Chat(load_tokenizer(config.model), parse_pairs(config.template_arg, "--template-arg"))
+            chat = load_template(config.model, config.template_arg)
             judge = open_criterion_judge(config, stage_dir(config.run, "judge")), chat
         for part in todo:
             with verdicts.writing(part) as out:
@@ -88,11 +87,9 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     The judge is not part of the replies' plan, and `--overwrite` leaves replies whose plan is the same: another judge
     costs no second sampling.
     """
-    for name in (config.model, *([config.judge_model] if config.judge_model and not config.judge_url else [])):
-        check_model_folder(name)
     source = (*_SOURCE, "teacher") if has_hint_checks(config.from_run) else _SOURCE
     inputs: JSON = {
-        "model": model_identity(config.model),
+        "model": pin_model(config.model),
         "from": {stage: manifest(config.from_run, stage)["fingerprint"] for stage in source}
         | plan_inputs({turn: decision["hint"] for turn, decision in decisions(reviews).items() if "hint" in decision}),
     }
@@ -100,7 +97,7 @@ def open_stages(config: RolloutConfig, parts: int, reviews: Reviews) -> tuple[St
     inputs |= wording_inputs({"teacher": {"hint": recorded_hint_text(config.from_run)}})
     texts = read_wording(config.wording)["criterion"]
     judge: JSON = wording_inputs({"criterion": texts}) if config.judge_model else {}
-    judge |= {"judge": model_identity(config.judge_model)} if config.judge_model and not config.judge_url else {}
+    judge |= {"judge": pin_model(config.judge_model)} if config.judge_model and not config.judge_url else {}
     sampling = replace(config, judge_model=None, judge_url=None, overwrite=False)
     open_replies = partial(Stage.open, name="extract", tables=[SESSIONS, TURNS, REJECTED], parts=parts, inputs=inputs,
                            command="rollout", drawn=bool(config.sample_url))  # fmt: skip

@@ -17,6 +17,11 @@ def turn_id(session_id: str, message_index: int) -> str:
     return f"{session_id}:{message_index}"
 
 
+def session_of(turn: str) -> str:
+    """Return the session that a turn is in."""
+    return turn.rpartition(":")[0]
+
+
 def rollout_session_id(answered: str, sample: int) -> str:
     """Return the session of reply number `sample`, from 0, to the prompt of turn `answered`."""
     return f"{answered}{_SAMPLED}{sample}"

@@ -16,7 +16,7 @@ from opdkit.config.wording import DEFAULTS, read_wording, wording_inputs
 from opdkit.console import say
 from opdkit.errors import ConfigError
 from opdkit.model.behavior_policy import student_names
-from opdkit.model.folder import check_model_folder, weights_digest
+from opdkit.model.folder import pin_model, weights_digest
 from opdkit.model.load import (
     check_same_tokenizer,
     context_length,
@@ -76,15 +76,14 @@ class Scorer:
 
 def model_inputs(config: TeacherConfig) -> JSON:
     """Return models and words of one's own for the stage's plan. Raises OpdkitError for a path that is not a model."""
-    paths = parse_teachers(config.teacher)
-    judge = {"judge": config.judge_model} if config.judge_model and not config.judge_url else {}
-    for path in (config.model, *paths.values(), *judge.values()):
-        check_model_folder(path)
-    teachers = {name: model_identity(path) for name, path in paths.items()}
-    models: JSON = {"model": model_identity(config.model)} | ({"teachers": teachers} if teachers else {})
-    models |= {name: model_identity(path) for name, path in judge.items()}
+    models: JSON = {"model": pin_model(config.model)}
+    if teachers := {name: pin_model(path) for name, path in parse_teachers(config.teacher).items()}:
+        models["teachers"] = teachers
+    if config.judge_model and not config.judge_url:
+        models["judge"] = pin_model(config.judge_model)
     texts = read_wording(config.wording)["criterion"]
-    models |= {} if not config.check_hints or texts == DEFAULTS["criterion"] else {"criterion": texts}
+    if config.check_hints and texts != DEFAULTS["criterion"]:
+        models["criterion"] = texts
     return models | wording_inputs({"teacher": {"hint": hint_text_of(config)}})
 
 

@@ -16,6 +16,7 @@ from opdkit.model.memory import TOO_LARGE
 from opdkit.model.sampling import Request, Sample, reply_room
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.counters import Counters
+from opdkit.store.turn_ids import session_of
 from opdkit.teacher.examples import Example
 from opdkit.teacher.models import Scorer, Teacher
 from opdkit.teacher.scores import ReplyReadings
@@ -64,7 +65,7 @@ def sample_replies(
         )
         samples |= zip(requests, sampled, strict=True)
     sessions = []
-    for _, group in groupby(sorted(samples), key=lambda i: turns[i].example.verdict["turn_id"].rpartition(":")[0]):
+    for _, group in groupby(sorted(samples), key=lambda i: session_of(turns[i].example.verdict["turn_id"])):
         members = list(group)
         examples = [e for i in members for e in _make_examples(scorer, turns[i], samples[i], counters)]
         sessions.append((turns[members[0]].teacher, examples))

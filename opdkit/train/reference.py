@@ -16,12 +16,11 @@ from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import counted, progress, say
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import check_model_folder
+from opdkit.model.folder import pin_model
 from opdkit.model.load import check_same_tokenizer, context_length, load_model, load_tokenizer
 from opdkit.model.memory import TooLargeError, budget_of
 from opdkit.model.scoring import LogprobQuery, Mixture, PromptResponse, logprobs_of
 from opdkit.model.tree_reading import read_trees
-from opdkit.store.plans import model_identity
 from opdkit.train.forwards import plan_forwards
 from opdkit.train.targets import Prompts, Turn
 
@@ -33,9 +32,9 @@ def check_reference(config: TrainConfig, chat: Chat) -> JSON:
     """
     if config.reference is None:
         return {}
-    check_model_folder(config.reference)
+    identity = pin_model(config.reference)
     check_same_tokenizer(chat.tokenizer, load_tokenizer(config.reference))
-    return {"reference": model_identity(config.reference)}
+    return {"reference": identity}
 
 
 def with_reference(turns: list[Turn], prompts: Prompts, config: TrainConfig, accelerator: Accelerator) -> list[Turn]:

@@ -17,10 +17,10 @@ from torch import nn
 
 from opdkit.chat.template import Chat
 from opdkit.config.command_line import quote
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.config.train import TrainConfig
 from opdkit.console import is_main_process, progress, say, warn
-from opdkit.model.load import load_tokenizer, resolve_device
+from opdkit.model.load import load_template, resolve_device
 from opdkit.store import stopping
 from opdkit.store.counters import Counters, Summary
 from opdkit.store.plans import check_options
@@ -75,8 +75,7 @@ def run(config: TrainConfig) -> Summary:
     phases = objectives(config)
     models = {"model": check_student(config.run, config.model, load_in_4bit=config.load_in_4bit)}
     check_options(config, "train")  # before anything is said of a training that is refused
-    template_args = template_args_of(config.run, "teacher", config.template_arg)
-    chat = Chat(load_tokenizer(config.model), parse_pairs(template_args, "--template-arg"))
+    chat = load_template(config.model, template_args_of(config.run, "teacher", config.template_arg))
     models |= check_reference(config, chat)
 
     data, prompts = load_training_set(config, phases, chat)

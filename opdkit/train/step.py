@@ -83,15 +83,7 @@ def optimizer_step(
         accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
     )
     metrics = sum_shares(shares, accelerator) | {"grad_norm": float(grad_norm)}
-    if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
-        suspects = [batch[i].turn_id for trees, share in zip(forwards, shares, strict=True)
-                    if not torch.isfinite(share["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
-        suspects = gather_object(suspects) or [turn.turn_id for turn in batch]
-        raise OpdkitError(
-            f"the loss is {metrics['loss']:g} and the gradient norm {metrics['grad_norm']:g}: stopped before the step, "
-            f"at turns {', '.join(suspects[:8])}{f' and {len(suspects) - 8} more' if len(suspects) > 8 else ''}. Look "
-            "at their rows in the targets; a lower --learning-rate or --dtype float32 may help"
-        )
+    check_finite(metrics, forwards, shares, batch)
     weights = sum(parameter.numel() for parameter in trained_parameters(model).values())
     raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], config.max_grad_norm or math.inf), weights)
     rate = position.rate * trust.factor
@@ -110,6 +102,25 @@ def optimizer_step(
         metrics |= bounded
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
     return metrics | counts | {"tokens_read": tokens_read}
+
+
+def check_finite(
+    metrics: Mapping[str, float],
+    forwards: Sequence[Forward],
+    shares: Sequence[Mapping[str, Tensor]],
+    batch: Sequence[Turn],
+) -> None:
+    """Raise OpdkitError in all processes, naming turns, when the loss or the gradient norm is not finite."""
+    if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
+        return
+    suspects = [batch[i].turn_id for trees, share in zip(forwards, shares, strict=True)
+                if not torch.isfinite(share["loss"]) for tree in trees for i in tree.turns]  # fmt: skip
+    suspects = gather_object(suspects) or [turn.turn_id for turn in batch]
+    raise OpdkitError(
+        f"the loss is {metrics['loss']:g} and the gradient norm {metrics['grad_norm']:g}: stopped before the step, "
+        f"at turns {', '.join(suspects[:8])}{f' and {len(suspects) - 8} more' if len(suspects) > 8 else ''}. Look "
+        "at their rows in the targets; a lower --learning-rate or --dtype float32 may help"
+    )
 
 
 def add_gradients(

@@ -19,12 +19,12 @@ from opdkit.config.command_line import quote
 from opdkit.config.fields import JSON
 from opdkit.console import counted, verb
 from opdkit.errors import ConfigError, OpdkitError
-from opdkit.model.folder import check_model_folder
-from opdkit.store.plans import is_same_path, manifest, model_identity
+from opdkit.model.folder import pin_model
+from opdkit.store.plans import is_same_path, manifest
 from opdkit.store.reading import part_count, read_arrow, read_part, sessions_within
 from opdkit.store.reviews import check_targets_current
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.turn_ids import conversation_id
+from opdkit.store.turn_ids import conversation_id, session_of
 
 Prompts = Mapping[str, NDArray[np.int32]]  # turn_id -> token ids
 
@@ -72,7 +72,7 @@ class Turn:
     @property
     def session_id(self) -> str:
         """Session that the turn is in."""
-        return self.turn_id.rpartition(":")[0]
+        return session_of(self.turn_id)
 
 
 def load_turns(run: Path, limit: int | None = None, supports: str = "none") -> list[Turn]:
@@ -148,8 +148,7 @@ def check_student(run: Path, model: str, *, load_in_4bit: bool) -> JSON:
     The ratios divide by its log-probs (the old policy): with those of another model every ratio would be wrong. A model
     with quantized weights is another model, too.
     """
-    check_model_folder(model)
-    identity = model_identity(model)
+    identity = pin_model(model)
     plan = manifest(run, "teacher")["plan"]
     if load_in_4bit != plan["config"].get("load_in_4bit", False):
         raise ConfigError(

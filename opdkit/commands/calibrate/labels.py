@@ -17,6 +17,7 @@ from opdkit.store.plans import manifest
 from opdkit.store.reading import part_count, read_arrow, sessions_within, summary_of
 from opdkit.store.reviews import GROUP, RANDOM, order_of_draw, reviews_in_force
 from opdkit.store.spreadsheet import csv_rows, read_utf8
+from opdkit.store.turn_ids import session_of
 
 T = TypeVar("T")
 
@@ -247,7 +248,7 @@ def match_verdicts(run: Path, labels: list[Label], file: Path | None) -> tuple[l
             if row["reward_status"] in (OUTCOME, CONFLICT):  # not of the judge
                 continue
             votes, first = _votes_on_reward(row), votes_of_first.get(row["turn_id"])
-            session_id, scores = row["turn_id"].rpartition(":")[0], tuple(score for score, _ in votes)
+            session_id, scores = session_of(row["turn_id"]), tuple(score for score, _ in votes)
             weights = confidences_of(first) if first and is_weighed else None
             first_reward = reward_of([score for score, _ in first], weights).reward if first else row["reward"]
             judged = Judged(session_id, scores, confidences_of(votes), row["reward"], row["reward_status"],
@@ -290,7 +291,7 @@ def reasons_missing(run: Path, labels: list[Label]) -> Iterator[str]:
     left_out = [flag for flag, given in (("--limit", most and read >= most),
                                          ("--filter", extract["config"].get("filter"))) if given]  # fmt: skip
     for label in labels:
-        session = label.id if label.kind == "session_id" else label.id.rpartition(":")[0]
+        session = label.id if label.kind == "session_id" else session_of(label.id)
         if label.id in (sessions if label.kind == "session_id" else turns):
             yield "not judged" if sessions[session] else "not judged (--limit)"
         elif left_out and session not in sessions and session.partition(":")[0] in extract["inputs"]:

@@ -16,7 +16,7 @@ from opdkit.commands.export.rules import merge_hints, prompt_and_evidence
 from opdkit.commands.export.targets import ANY, FEWEST_LINES, MESSAGES, PLAIN, TARGETS
 from opdkit.commands.review.spreadsheet import Imported, read_csv, write_csv
 from opdkit.config.export import REVIEW, RULES, ExportConfig
-from opdkit.config.fields import JSON, parse_pairs
+from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.decisions import WANTED_REPLIES
@@ -75,11 +75,10 @@ def chat_of_teacher(config: ExportConfig) -> "Chat | None":
     if config.to != "trl-dpo":
         return None
     part_count(config.run, "teacher")  # raises OpdkitError where nothing is scored
-    from opdkit.chat.template import Chat  # no other target needs a tokenizer
-    from opdkit.model.load import load_tokenizer
+    from opdkit.model.load import load_template  # no other target needs a tokenizer
 
-    args = parse_pairs(template_args_of(config.run, "teacher"), "--template-arg")
-    return Chat(load_tokenizer(manifest(config.run, "teacher")["plan"]["config"]["model"]), args)
+    model = manifest(config.run, "teacher")["plan"]["config"]["model"]
+    return load_template(model, template_args_of(config.run, "teacher"))
 
 
 def write_rules(config: ExportConfig, temporary: Path, path: Path, counters: Counters) -> None:

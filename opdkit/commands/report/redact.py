@@ -12,7 +12,7 @@ from typing import Any
 
 from opdkit.config.commands import COMMANDS
 from opdkit.config.fields import JSON, fields_of
-from opdkit.store.turn_ids import logged_session_id
+from opdkit.store.turn_ids import logged_session_id, session_of
 
 _ORDINAL = re.compile(r"(?::\d+(?:/rollout-\d+)?)+")  # what follows the name of a log's session in a turn's id
 _NUMBERED = ("source", "session", "domain")
@@ -35,7 +35,7 @@ class Names:
 
     def turn(self, turn_id: str) -> str:
         """Return "session N:INDEX"."""
-        session = logged_session_id(turn_id.rpartition(":")[0])
+        session = logged_session_id(session_of(turn_id))
         ordinal = turn_id.removeprefix(session)
         return self.number("session", session) + (ordinal if _ORDINAL.fullmatch(ordinal) else ":0")
 
