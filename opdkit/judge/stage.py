@@ -15,26 +15,36 @@ from opdkit.config.command_line import quote
 from opdkit.config.commands import load_function
 from opdkit.config.conditions import parse_filters
 from opdkit.config.fields import JSON, PythonFunction
-from opdkit.config.judge import WARNINGS, JudgeConfig
+from opdkit.config.judge import JudgeConfig
 from opdkit.config.wording import Texts, judge_texts, wording_inputs
-from opdkit.console import counted, progress, verb, warn
+from opdkit.console import counted, progress, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge import hints, rules
-from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, UNREAD, ask_judges, leaves_open, votes_on
+from opdkit.judge.cascade import DECIDED, FIRST, GIVEN, SECOND, ask_judges, leaves_open, votes_on
 from opdkit.judge.costs import LEAST, VOTES, WARM, Measured, describe_work, measure
 from opdkit.judge.decisions import WANTED_REPLIES, hint_of_decision, resolve, reward_of_decision
 from opdkit.judge.flags import flags
 from opdkit.judge.kept_answers import KeptAnswers, answers_file, kept_answers, remove_answers_of_done_parts
 from opdkit.judge.outcomes import session_outcomes
-from opdkit.judge.parse import CUT_OFF
 from opdkit.judge.prompts import judge_messages, turn_text
 from opdkit.judge.rounds import ask_in_rounds, votes_missing
-from opdkit.judge.votes import TOO_LONG, USAGE, HintVote, Question, Reward, RewardVote, Votes, confidences_of, reward_of
+from opdkit.judge.votes import (
+    USAGE,
+    Ask,
+    HintVote,
+    Question,
+    Reward,
+    RewardVote,
+    Votes,
+    confidences_of,
+    reward_of,
+)
+from opdkit.judge.warnings import NO_REWARD, warnings
 from opdkit.model.folder import pin_model
-from opdkit.store.counters import Counters, Summary, check_rows_left, mostly_dropped
+from opdkit.store.counters import Counters, Summary, check_rows_left
 from opdkit.store.dry_run import print_dry_run
 from opdkit.store.joined_turns import LOGGED, JoinedTurn, joined_turns
-from opdkit.store.part_writer import Stage
+from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import find_outdated_upstream, record_usage, stage_dir
 from opdkit.store.reading import part_count, part_path
 from opdkit.store.skip_reasons import NO_NEXT
@@ -47,8 +57,6 @@ JUDGES = {"local": "opdkit.judge.local:LocalJudge", "endpoint": "opdkit.judge.en
           "batch": "opdkit.judge.batch:Batch"}  # fmt: skip
 FIRST_JUDGES = JUDGES | {"endpoint": "opdkit.judge.endpoint:FirstEndpoint"}  # of a cascade
 SERVED = ("endpoint", "batch")  # those whose answers are kept as they come, and may be others the next time
-
-NO_REWARD = "the function gave no reward"
 
 
 @dataclass(frozen=True)
@@ -123,20 +131,8 @@ def run(config: JudgeConfig) -> Summary:
             kept_answers(stage, part, ESCALATED.name) as kept_first,
             stage.writing(part) as out,
         ):
-            turns = list(turns_to_judge(config, part, out.counters))
-            if judge:
-                ask, ask_first = partial(judge.ask, kept=kept), first and partial(first.ask, kept=kept_first)
-                questions = questions_about(turns, config, texts)
-                answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
-                votes = [votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
-                if first:
-                    out.rows("escalated", escalated)
-            elif isinstance(config.judge, PythonFunction):
-                votes = [judge_by_function(config.judge, turn) for turn in turns]
-            else:
-                votes = judge_by_rules(turns, out.counters) if config.judge == "rules" else [([], [])] * len(turns)
-            for turn, votes_on_turn in zip(turns, votes, strict=True):
-                out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
+            ask, ask_first = judge and partial(judge.ask, kept=kept), first and partial(first.ask, kept=kept_first)
+            judge_part(config, part, ask, ask_first, texts, out)
     summary = stage.summary()
     usage: JSON = {name: n for name in USAGE if (n := summary.counters.total(name))}
     if first_config:
@@ -149,6 +145,27 @@ def run(config: JudgeConfig) -> Summary:
     check_rows_left(summary, f"no turn was judged, since none of {summary.counters.rows_in:,} is trainable")
     summary.next = judge.next if config.judge == "batch" else ""
     return summary
+
+
+def judge_part(
+    config: JudgeConfig, part: int, ask: Ask | None, ask_first: Ask | None, texts: Texts, out: PartWriter
+) -> None:
+    """Write the verdicts on the turns of one part. `ask` is a model's; `ask_first` that of a cascade's first judge."""
+    turns = list(turns_to_judge(config, part, out.counters))
+    if ask:
+        questions = questions_about(turns, config, texts)
+        answers, escalated = ask_judges(questions, config, ask, texts, out.counters, ask_first)
+        votes = [votes_on(turn.joined.turn_id, answers, texts) for turn in turns]
+        if ask_first:
+            out.rows("escalated", escalated)
+    elif isinstance(config.judge, PythonFunction):
+        votes = [judge_by_function(config.judge, turn) for turn in turns]
+    elif config.judge == "rules":
+        votes = judge_by_rules(turns, out.counters)
+    else:
+        votes = [([], [])] * len(turns)  # what came next is the hint
+    for turn, votes_on_turn in zip(turns, votes, strict=True):
+        out.rows("verdicts", [verdict_row(config, turn, votes_on_turn, texts, out.counters)])
 
 
 def report_work(config: JudgeConfig, stage: Stage, texts: Texts) -> Summary:
@@ -331,63 +348,3 @@ def count_votes(counters: Counters, votes: Sequence[HintVote | RewardVote], rewa
         counters.count("no reward")
     else:
         counters.count("rewards", label=f"{reward.reward:+d}" if reward.reward else "0")
-
-
-def warnings(config: JudgeConfig, counters: Counters) -> list[str]:
-    """Return what looks wrong with a stage's verdicts as a whole."""
-    if not counters.rows_out:
-        return []
-    messages = mostly_dropped("judge", counters) + ([WARNINGS["reaction"]] if config.judge == "reaction" else [])
-    votes, failed = counters.total("votes"), counters.total("failed votes")
-    kind = next((kind for kind, _ in counters.labels("failed votes").most_common(1)), "")
-    remedy = _REMEDIES.get(kind, "Is it the right model? A judge must be a chat model that follows instructions.")
-    if 2 * failed > votes:
-        share = "all" if failed == votes else f"{failed:,} of"
-        messages.append(f"{share} {counted(votes, 'vote')} failed, most often: {kind}. {remedy}")
-    elif failed and 2 * counters.total("no reward") > counters.rows_out:  # the other question went well
-        messages.append(f"{counters.total('no reward'):,} of {counted(counters.rows_out, 'turn')} got no reward: too "
-                        f"many votes failed, most often: {kind}. {remedy}")  # fmt: skip
-    given, lost = counters.labels(GIVEN)[FIRST], counters.labels(UNREAD)
-    if 2 * lost.total() > given:
-        ((why, _),) = lost.most_common(1)
-        messages.append(f"{lost.total():,} of {counted(given, 'vote')} of the first judge failed, most often: {why}. "
-                        f"{_REMEDIES.get(why, '')}".strip())  # fmt: skip
-    if not counters.total("hints"):
-        messages.append("no turn got a hint: the teacher has nothing to tell the student, only rewards can train it")
-    if unweighed := counters.total("questions not weighed"):
-        messages.append(f"--weigh-votes: {counted(unweighed, 'question')} had a vote without a confidence; there each "
-                        "vote counted as one")  # fmt: skip
-    messages += equal_rewards(counters)
-    unread, sessions = (counters.total(f"{things} not in English") for things in ("turns", "sessions"))
-    if 20 * unread > counters.rows_out:
-        messages.append(f"the rules know English alone: {counted(unread, 'reaction')} in "
-                        f"{counted(sessions, 'session')} {verb(unread, 'is', 'are')} in another language, which gave "
-                        "reward 0 and no hint. A model reads them: --judge local or endpoint")  # fmt: skip
-    for flag, words in _FLAGGED.items():
-        rewarded, shown = counters.labels("flags on turns rewarded +1")[flag], counters.labels("flags")[flag]
-        if 2 * rewarded > shown:
-            messages.append(f"{rewarded:,} of {counted(shown, 'turn')} {words} {verb(rewarded, 'was', 'were')} "
-                            "rewarded +1: look at examples before training on them")  # fmt: skip
-    conditions = [*(f"--good {text}" for text in config.good), *(f"--bad {text}" for text in config.bad)]
-    if conditions and not counters.total("outcomes"):  # a misspelt field is the usual reason
-        messages.append(f"{' and '.join(conditions)}: true of no turn, so that votes decide everywhere. What logs say "
-                        "is in the column metadata of the table sessions")  # fmt: skip
-    return messages
-
-
-def equal_rewards(counters: Counters) -> list[str]:
-    """Return a warning when 10 rewards or more have one value; of fewer, that means nothing."""
-    rewards = counters.labels("rewards")
-    if len(rewards) != 1 or rewards.total() < 10:
-        return []
-    return [f"all {rewards.total():,} rewards are {next(iter(rewards))}: they do not tell one reply from another"]
-
-
-_REMEDIES = {CUT_OFF: "Raise --max-new-tokens.", TOO_LONG: "Lower --max-section-chars.",
-             NO_REWARD: "None is for turns that it cannot judge."}  # fmt: skip
-_FLAGGED = {
-    "tool_error": "after which a tool failed",
-    "truncation": "that were cut off",
-    "duplicate_call": "that repeat a tool call",
-    "loop": "that end in a loop",
-}

@@ -17,7 +17,7 @@ from opdkit.config.wording import read_wording, wording_inputs
 from opdkit.console import counted, progress, say, verb, warn
 from opdkit.errors import OpdkitError
 from opdkit.judge.criterion import open_criterion_judge
-from opdkit.judge.stage import equal_rewards
+from opdkit.judge.warnings import equal_rewards
 from opdkit.model.folder import pin_model
 from opdkit.model.load import load_template
 from opdkit.rollout.replies import CUT_OFF, NO_ROOM, hinted_turns, load_student, write_replies

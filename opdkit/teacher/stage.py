@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from heapq import nsmallest
 from itertools import groupby
 from typing import Any
@@ -71,8 +71,10 @@ def run(config: TeacherConfig) -> Summary:
     group, config = join(replace(config, template_arg=template_args, **hint_checks.judge_of(config)))
     # Read once: decisions that people make from now on are for the next run of this command.
     inputs_of_part = part_inputs(config.run, group.broadcast(reviews_in_force(config.run)))
-    # `--overwrite` deletes the old targets: only for models that can be loaded.
-    scorer = load_scorer(config) if config.overwrite and not config.dry_run else None
+    scorer = cache(partial(load_scorer, config))  # loaded when it is needed first
+    judge = cache(lambda: hint_checks.open_judge(config, scorer()))
+    if config.overwrite and not config.dry_run:  # it deletes the old targets: only for models that can be loaded
+        scorer()
     with group.main_first():
         stage = Stage.open(
             replace(config, overwrite=config.overwrite and group.rank == 0),
@@ -89,7 +91,6 @@ def run(config: TeacherConfig) -> Summary:
         group.leave()
         return report_work(config, stage, inputs_of_part)
     remove_answers_of_done_parts(stage)
-    ask: Any = None  # an Ask; that of a server takes the answers that are kept
     tested = list[Row]()
     for part in progress(todo, "teacher", len(todo), "parts"):
         group.stop_if_asked()
@@ -101,19 +102,17 @@ def run(config: TeacherConfig) -> Summary:
                 if is_written(config.run, "hint_checks", part):  # decisions of people do not change them
                     checks = read_part(config.run, "hint_checks", part)
                 else:
-                    scorer = scorer or load_scorer(config)
-                    ask = ask or hint_checks.open_judge(config, scorer)
-                    asking = partial(ask, kept=kept) if config.judge_url else ask
-                    checks = hint_checks.check_hints(config, scorer, asking, sessions)
+                    ask: Any = judge()  # that of a server takes the answers that are kept
+                    ask = partial(ask, kept=kept) if config.judge_url else ask
+                    checks = hint_checks.check_hints(config, scorer(), ask, sessions)
                 out.rows("hint_checks", checks)
                 sessions = hint_checks.sessions_without_dropped(sessions, checks)
             table = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
             if table is None:
-                scorer = scorer or load_scorer(config)
+                tested += checks
                 for row in checks:
-                    tested.append(row)
                     out.counters.count(CHECKED, label=row["status"])
-                results = score_part(config, scorer, sessions, decided, out.counters)
+                results = score_part(config, scorer(), sessions, decided, out.counters)
                 table = targets_table(results, sessions, decided)
             else:
                 out.counters.merge(read_counters(part_path(config.run, "targets", part)))
@@ -187,17 +186,17 @@ def report_work(config: TeacherConfig, stage: Stage, inputs_of_part: Callable[[i
 
     All of it follows from token ids. Only `--measure` loads weights, for the time and for what the models write.
     """
-    counters, scorer, tests = Counters(), None, Counter[str]()
+    counters, tests = Counters(), Counter[str]()
     drawn: list[JudgedSession] = []  # with one hinted turn each
+    scorer = cache(partial(load_scorer, config))  # without weights
     for part in stage.todo():
-        scorer = scorer or load_scorer(config)  # without weights
         sessions = list(judged_sessions(config.run, part, config.limit))
         if config.check_hints:
-            tests += hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer, sessions))
+            tests += hint_checks.count_tests(config, hint_checks.turns_to_check(config, scorer(), sessions))
         decided = inputs_of_part(part).get("reviews", {})
         rewarded = with_decided_rewards(config.run, part, sessions, decided, config.teacher_hint)
         if rewarded is None or config.overwrite:
-            results = score_part(config, scorer, sessions, decided, counters)
+            results = score_part(config, scorer(), sessions, decided, counters)
             counters.rows_out += sum(len(result.rows) for result in results.values())
             hinted_turns = [(one, [pair]) for one, judged in sessions for pair in judged if pair[1]["hint"]]
             drawn = nsmallest(config.measure, drawn + hinted_turns,
