@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -31,6 +30,7 @@ from torch.nn.functional import pad
 
 from opdkit.config.fields import JSON
 from opdkit.console import progress
+from opdkit.evaluate.gate import measured_replies
 from opdkit.model.scoring import PromptResponse
 from opdkit.store.turn_ids import first_branch
 from opdkit.train.batches import tokens_of
@@ -66,14 +66,10 @@ class WeightedReply:
 def find_losses(replies: pa.Table, domain: str | None = None) -> tuple[list[JSON], list[Loss]]:
     """Return each domain with its share of right replies before and after, and the losses in those that got worse.
 
-    The replies are the sampled ones, or the greedy ones where there are no others. Prompts that lack a verdict on one
-    model do not count, nor do probes, whose prompts are made of replies.
+    They are of the gate's `measured_replies`. Prompts that lack a verdict on one model do not count.
     """
-    replies = replies.filter(pc.is_null(replies["probe"]))
-    is_sampled = pc.greater(replies["sample"], 0)
-    measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
     sides: dict[str, dict[str, list[JSON]]] = {}
-    for row in measured.to_pylist():
+    for row in measured_replies(replies).to_pylist():
         if row["passed"] is not None and domain in (None, row["domain"]):
             sides.setdefault(row["prompt_id"], {}).setdefault(row["model"], []).append(row)
     losses, shares = list[Loss](), dict[str, list[tuple[float, float]]]()

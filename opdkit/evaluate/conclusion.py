@@ -63,7 +63,7 @@ def read_conclusion(run: Path) -> Conclusion | None:
 
 def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     """Return the conclusion on the rows of the table `scores`."""
-    rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    rows = by_name(scores)
     measured = deciding_shares(scores)
     drift = [rows[key] for key in [("kl_replies", ALL)] if key in rows]
     if not measured:
@@ -88,9 +88,14 @@ def conclude(scores: Sequence[JSON], run: Path) -> Conclusion:
     return Conclusion(word, sentence, [*measured, *drift], find_unusual(rows), then)
 
 
+def by_name(scores: Sequence[JSON]) -> dict[tuple[str, str], JSON]:
+    """Return (metric, domain) -> row, of the rows of `scores` that something was measured for."""
+    return {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+
+
 def deciding_shares(scores: Sequence[JSON]) -> list[JSON]:
     """Return the rows of `scores` that decide: right replies to what users corrected and did not, or to all."""
-    rows = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    rows = by_name(scores)
     passed = next((metric for metric in PASSED if (metric, ALL) in rows), "")
     split = [rows[passed, domain] for domain in (CORRECTED, UNCORRECTED) if (passed, domain) in rows]
     return split or [rows[key] for key in [(passed, ALL)] if key in rows]

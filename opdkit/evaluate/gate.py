@@ -29,7 +29,7 @@ from opdkit.config.gate import CHECKS
 from opdkit.console import counted, markdown_table, printable, with_sign
 from opdkit.evaluate.bootstrap import FEWEST
 from opdkit.evaluate.checks import ALL, UNCORRECTED
-from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, has_unusual_length
+from opdkit.evaluate.conclusion import MUCH_DRIFT, PASSED, by_name, has_unusual_length
 from opdkit.evaluate.probes import CONFIRMATION, QUESTION
 from opdkit.judge.flags import loops
 
@@ -97,7 +97,7 @@ def decide(
     faults = {name: rows for name, rows in measures.items() if len(rows) >= FEWEST and rows.any()}
     comparisons = sum(len(rows) >= FEWEST for rows in shares.values()) + len(faults)
     limit = NormalDist().inv_cdf(1 - FALSE_STOPS / max(1, comparisons))
-    stored = {(row["metric"], row["domain"]): row for row in scores if row["count"]}
+    stored = by_name(scores)
     metric = next((metric for metric in PASSED if (metric, ALL) in stored), "")
     domains = [{"domain": domain} | compare_shares(rows, limit)
                | {side: stored.get((metric, domain), {}).get(side) for side in ("low", "high")}
@@ -152,16 +152,23 @@ def has_room_to_fall(row: JSON, loss: float) -> bool:
     return row["worse"] is None or row["before"] >= loss
 
 
-def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
-    """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
+def measured_replies(replies: pa.Table) -> pa.Table:
+    """Return the sampled replies, or the greedy ones where there are no others, without those to probes.
 
-    They are of the sampled replies, or of the greedy ones where there are no others. Faults leave out prompts without a
-    value: of calls, those without tools. A right reply needs no call. Probes are left out: their prompts are those that
-    the model before got right, so some of its luck is in them.
+    The prompts of probes are those that the model before got right, so some of its luck is in them.
     """
     replies = replies.filter(pc.is_null(replies["probe"]))
     is_sampled = pc.greater(replies["sample"], 0)
-    measured = replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
+    return replies.filter(is_sampled) if pc.any(is_sampled).as_py() else replies
+
+
+def measure_shares(replies: pa.Table) -> tuple[NDArray[np.str_], dict[str, Shares]]:
+    """Return the domain of each prompt, and the shares of right and of faulty replies; NaN without a verdict.
+
+    They are of `measured_replies`. Faults leave out prompts without a value: of calls, those without tools. A right
+    reply needs no call.
+    """
+    measured = measured_replies(replies)
     texts = measured["reply"].combine_chunks().dictionary_encode()
     shown = [faults_of(text) for text in texts.dictionary.to_pylist()]
     not_right = pc.invert(pc.fill_null(measured["passed"], False))

@@ -46,10 +46,10 @@ from opdkit.model.scoring import PromptResponse
 from opdkit.store.atomic import write_text
 from opdkit.store.counters import Summary
 from opdkit.store.digests import file_digest
-from opdkit.store.part_writer import Stage
+from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import manifest, model_identity, recorded_hint_text, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, read_arrow, read_part
-from opdkit.store.reviews import check_targets_current, decided_in, plan_inputs, reviews_in_force
+from opdkit.store.reviews import check_targets_current, decisions_in_targets, plan_inputs, reviews_in_force
 from opdkit.store.tables import REPLIES, SCORES
 from opdkit.store.template_args import template_args_of
 from opdkit.train.model_card import add_scores
@@ -85,32 +85,7 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
     if stage.todo():
         with stage.writing(0) as out:
             models, chat, prompts_with_ids = loaded or load_models(config, names, prompts)
-            replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts_with_ids, config)]
-            before = [r for r in replies if r.model == "before"]
-            texts = read_wording(config.wording)
-            probes = make_probes(right_replies(before), len(before), texts["probe"])
-            one_each = replace(config, samples=min(1, config.samples))
-            probed = further_replies("probes", probes, models, chat, one_each, greedy=not config.samples)
-            own = sampled_replies(before)
-            say(f"drift on {counted(len(own), 'reply')} of the model before")
-            shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
-            drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
-            # The judged sessions of the run; the models answer those held out of training, if any are.
-            judged_run = (run_dir, config.max_prompts, held_out_share(run_dir))
-            sessions = list(logged_sessions(*judged_run, texts["criterion"])) if has_stage(run_dir, "judge") else []
-            hinted = [s.prompt for s in sessions if s.prompt and config.judge_model]
-            greedy = replace(config, samples=0)
-            to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
-            models.clear()  # a local judge may need the memory
-            count = len(replies) + len(probed)
-            checked = check_replies([*replies, *probed, *to_log], config)
-            streaks = streak_scores(sessions, checked[count:])
-            replies = mark_echoes(checked[:count], hints, recorded_hint_text(run_dir))
-            kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
-            out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
-            out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
-            out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
-            out.counters.count("replies", len(replies))
+            compare_models(config, models, chat, prompts_with_ids, passages, hints, out)
     summary = stage.summary()
     if is_main_process() and stage.is_done(0):
         scores = read_part(run_dir, "scores", 0)
@@ -124,6 +99,44 @@ def run(config: EvalConfig, check: PythonFunction | None = None) -> Summary:
             add_scores(Path(names["after"]), scores_markdown(scores))
         summary.next = conclusion.next
     return summary
+
+
+def compare_models(
+    config: EvalConfig,
+    models: dict[str, Any],
+    chat: Chat,
+    prompts: Sequence[tuple[HeldOutPrompt, list[int]]],
+    passages: Sequence[str],
+    hints: set[str],
+    out: PartWriter,
+) -> None:
+    """Write the replies of both models, and their scores. Empties `models`: a local judge may need the memory."""
+    replies = [r for label in MODELS for r in generate(label, models[label], chat, prompts, config)]
+    before = [r for r in replies if r.model == "before"]
+    texts = read_wording(config.wording)
+    probes = make_probes(right_replies(before), len(before), texts["probe"])
+    one_each = replace(config, samples=min(1, config.samples))
+    probed = further_replies("probes", probes, models, chat, one_each, greedy=not config.samples)
+    own = sampled_replies(before)
+    say(f"drift on {counted(len(own), 'reply')} of the model before")
+    shifts = kl_shifts(models["before"], models["after"], [r.sequence for r in own], config.batch_tokens)
+    drift = reply_kl_scores(own, shifts, config.seed) + drift_scores(models, chat, passages, config)
+    # The judged sessions of the run; the models answer those held out of training, if any are.
+    judged_run = (config.run, config.max_prompts, held_out_share(config.run))
+    sessions = list(logged_sessions(*judged_run, texts["criterion"])) if has_stage(config.run, "judge") else []
+    hinted = [s.prompt for s in sessions if s.prompt and config.judge_model]
+    greedy = replace(config, samples=0)
+    to_log = further_replies("hinted turns of the log", hinted, models, chat, greedy, most=MOST_SESSIONS)
+    models.clear()
+    count = len(replies) + len(probed)
+    checked = check_replies([*replies, *probed, *to_log], config)
+    streaks = streak_scores(sessions, checked[count:])
+    replies = mark_echoes(checked[:count], hints, recorded_hint_text(config.run))
+    kl_of = {(r.model, r.prompt.id, r.sample): s.mean_kl for r, s in zip(own, shifts, strict=True)}
+    out.rows("replies", [r.row() | {"kl": kl_of.get((r.model, r.prompt.id, r.sample))} for r in replies])
+    out.rows("scores", reply_scores(replies, config.seed) + drift + streaks)
+    out.counters.rows_in, out.counters.rows_out = len(prompts), len(replies)
+    out.counters.count("replies", len(replies))
 
 
 def further_replies(
@@ -272,6 +285,6 @@ def open_stage(config: EvalConfig, names: dict[str, str], check: PythonFunction 
     if config.judge_model and not config.judge_url:
         inputs["judge"] = pin_model(config.judge_model)
     if has_stage(config.run, "teacher"):
-        inputs |= plan_inputs(decided_in(config.run, "targets"))
+        inputs |= plan_inputs(decisions_in_targets(config.run))
     upstream = [stage for stage in ("extract", "judge", "teacher", "train") if has_stage(config.run, stage)]
     return Stage.open(config, "eval", [REPLIES, SCORES], parts=1, inputs=inputs, upstream=upstream)

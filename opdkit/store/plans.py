@@ -18,6 +18,7 @@ from opdkit.store.atomic import remove_folder, write_text
 from opdkit.store.digests import file_digest
 from opdkit.store.disk import disk_errors_explained
 
+_BLOCKS, _BLOCK_BYTES = 64, 1 << 16  # of a large file of weights, which are digested
 DRAW = "draw"  # key of a plan: a random id for each time it was begun; ignored when plans are compared
 
 
@@ -235,14 +236,14 @@ def model_identity(name: str) -> JSON:
     return {"name": name, "files": {p.name: file_identity(p) for p in files}}
 
 
-def file_identity(path: Path, blocks: int = 64, block: int = 1 << 16) -> str:
+def file_identity(path: Path) -> str:
     """Return size and digest of one of a model's files, as `model_identity` pins it."""
     size = path.stat().st_size
-    if size <= blocks * block:
+    if size <= _BLOCKS * _BLOCK_BYTES:
         return f"{size}:{file_digest(path)[:16]}"
     digest = hashlib.sha256()
     with path.open("rb") as handle:
-        for i in range(blocks):
-            handle.seek(i * (size - block) // (blocks - 1))
-            digest.update(handle.read(block))
+        for i in range(_BLOCKS):
+            handle.seek(i * (size - _BLOCK_BYTES) // (_BLOCKS - 1))
+            digest.update(handle.read(_BLOCK_BYTES))
     return f"{size}:{digest.hexdigest()[:16]}"

@@ -33,7 +33,7 @@ from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import fingerprint, stage_dir
 from opdkit.store.reading import has_stage, part_count, part_path, parts_of_turns
 from opdkit.store.stable_hash import stable_hash
-from opdkit.store.tables import REVIEWS, TABLES
+from opdkit.store.tables import REVIEWS
 
 REVIEWED = "reviewed"  # reward_status and hint_status of what a person decided
 FILE, TORN = "decisions.jsonl", "torn.jsonl"  # the second has what a kill cut off
@@ -265,9 +265,9 @@ def part_inputs(run: Path, reviews: Reviews) -> Callable[[int], JSON]:
     return lambda part: {"reviews": dict(sorted(by_part[part].items()))} if part in by_part else {}
 
 
-def decided_in(run: Path, table: str) -> JSON:
-    """Return turn_id -> the decided values that the existing parts of a table were computed from."""
-    paths = (part_path(run, table, part) for part in range(part_count(run, TABLES[table].stage)))
+def decisions_in_targets(run: Path) -> JSON:
+    """Return turn_id -> the decided values that the existing parts of the targets were computed from."""
+    paths = (part_path(run, "targets", part) for part in range(part_count(run, "teacher")))
     return {k: v for path in paths if path.exists() for k, v in read_inputs(path).get("reviews", {}).items()}
 
 

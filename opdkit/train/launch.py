@@ -21,7 +21,7 @@ from opdkit.store import stopping
 from opdkit.store.part_writer import PartWriter, Stage
 from opdkit.store.plans import check_upstream, stage_dir
 from opdkit.store.progress_marks import live_claims
-from opdkit.store.reviews import decided_in, plan_inputs
+from opdkit.store.reviews import decisions_in_targets, plan_inputs
 from opdkit.store.tables import METRICS, VALIDATIONS
 
 
@@ -75,7 +75,7 @@ def open_stage(config: TrainConfig, accelerator: Accelerator, models: JSON) -> S
 
     `models` are the identities of the student and of a reference, by option.
     """
-    inputs = models | plan_inputs(decided_in(config.run, "targets"))
+    inputs = models | plan_inputs(decisions_in_targets(config.run))
     for main in (True, False):
         if main == accelerator.is_main_process:
             # Only the main process overwrites.

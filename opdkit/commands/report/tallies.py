@@ -148,7 +148,7 @@ class Advantages:
         }
 
 
-def moved_tokens(run: Path, finished: Mapping[str, Summary], most: int = 12) -> list[JSON]:
+def moved_tokens(run: Path, finished: Mapping[str, Summary]) -> list[JSON]:
     """Return the tokens that the hinted teacher finds clearly less likely, what it would say instead, and how often.
 
     Of the stored likeliest tokens at a position; the commonest pairs of tokens come first.
@@ -171,7 +171,7 @@ def moved_tokens(run: Path, finished: Mapping[str, Summary], most: int = 12) -> 
         return []
     texts = texts_of(run)
     return [{"token": texts([a])[0], "instead": texts([b])[0], "count": number}
-            for (a, b), number in pairs.most_common(most)]  # fmt: skip
+            for (a, b), number in pairs.most_common(12)]  # fmt: skip
 
 
 class RewardsByLength:
