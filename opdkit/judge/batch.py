@@ -31,7 +31,7 @@ from opdkit.judge.endpoint import Endpoint
 from opdkit.judge.kept_answers import KeptAnswers, answers_file
 from opdkit.judge.votes import NO_ANSWER, Answer, Question, Request
 from opdkit.model.server.traffic import FailedAttemptError
-from opdkit.store.atomic import move_into_place, temporary_file
+from opdkit.store.atomic import replaced_file
 from opdkit.store.disk import disk_errors_explained
 from opdkit.store.part_writer import Stage
 from opdkit.store.stable_hash import stable_hash
@@ -68,7 +68,9 @@ class Batch(Endpoint):
         with contextlib.ExitStack() as files:
             answers = [files.enter_context(Path(path).open("rb")) for path in self.config.in_]
             places = self._find_lines(stage, parts, answers)
-            out = files.enter_context(_replace_file(self.config.out)) if self.config.out else None
+            out = None
+            if self.config.out:
+                out = files.enter_context(files.enter_context(replaced_file(self.config.out)).open("wb"))
             for part in progress(parts, "batch", len(parts), "parts"):
                 raise_if_requested()
                 lines = list(self._lines(part, questions_of(part)))
@@ -81,7 +83,10 @@ class Batch(Endpoint):
                 if not missing:
                     complete.append(part)
                 elif out:
-                    size += sum(out.write(_request_line(*line)) for line in missing)
+                    for custom_id, request, body in missing:
+                        line = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions",
+                                "body": body | {"seed": request.seed}}  # fmt: skip
+                        size += out.write(json.dumps(line).encode() + b"\n")
             if answers:
                 self._report()
         self._advise(left, size, len(parts) - len(complete))
@@ -230,12 +235,6 @@ class Batch(Endpoint):
             self.next = f"Without an answer: {counted(left, 'vote')} in {counted(parts, 'part')}; {then}."
 
 
-def _request_line(custom_id: str, request: Request, body: JSON) -> bytes:
-    document = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions",
-                "body": body | {"seed": request.seed}}  # fmt: skip
-    return json.dumps(document).encode() + b"\n"
-
-
 def read_record(line: bytes) -> JSON:
     """Return the record in a line of answers: custom_id, response, error. Raises ValueError for anything else."""
     try:
@@ -250,14 +249,3 @@ def read_record(line: bytes) -> JSON:
     if not (isinstance(known["response"], dict | None) and (known["response"] or known["error"])):
         raise ValueError("neither a response nor an error")
     return known
-
-
-@contextlib.contextmanager
-def _replace_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is moved to `path` when the block ends well."""
-    with disk_errors_explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_file(path) as temporary:
-            with temporary.open("wb") as file:
-                yield file
-            move_into_place(temporary, path)

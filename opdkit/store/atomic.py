@@ -14,6 +14,9 @@ import uuid
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from opdkit.errors import ConfigError
+from opdkit.store.disk import disk_errors_explained
+
 _OWNED = re.compile(r".+-[0-9a-f]{8}-(?P<host>.+)-(?P<pid>\d+)(?:\.\w+)?")
 _OWNED_BY_NOBODY = re.compile(r"\..+-[0-9a-f]{32}")  # as version 0.1.0 named them
 _ABANDONED = 3600.0  # seconds without a change after which a file of another host counts as left
@@ -82,6 +85,26 @@ def move_into_place(temporary: Path, final: Path, *, replace: bool = True) -> bo
             temporary.replace(final)
     sync(final.parent)
     return True
+
+
+@contextlib.contextmanager
+def replaced_file(final: Path, *, replace: bool = True) -> Iterator[Path]:
+    """Yield a path to write to, and move the file to `final` when the block ends well; else what was there stays.
+
+    Raises ConfigError without `replace` when a file is there by then, OpdkitError when the disk is full or read-only.
+    """
+    missing = [folder for folder in final.parents if not folder.exists()]
+    try:
+        with disk_errors_explained(final), temporary_file(final) as temporary:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            if not move_into_place(temporary, final, replace=replace):
+                raise ConfigError(f"{final} already exists; name another file, or pass --overwrite to replace it")
+    except BaseException:
+        for folder in missing:  # created in vain, unless another process has put something there
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def write_text(path: Path, text: str, *, replace: bool = True) -> bool:

@@ -1,7 +1,7 @@
 """Training set: the turns to train on, with their shaped rewards, phases and strengths."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +50,8 @@ def load_training_set(config: TrainConfig, phases: Sequence[Objective], chat: Ch
     epochs = config.epochs or epochs_over(len(turns), config.batch_turns)
     inside = [turn for turn in left if not is_held_out(turn.session_id, config.holdout)]
     validation = choose_turns(inside, config.validate, epochs)
-    turns, kept_out = keep_out(turns, validation)
+    apart = {conversation_id(turn.session_id) for turn in validation}
+    turns, kept_out = drop_turns(turns, lambda t: FOR_VALIDATION if conversation_id(t.session_id) in apart else None)
     prompts = {} if config.group_normalise == "off" else load_prompts(config.run, turns, chat)
     turns = shape_rewards(turns, config, prompts)
     data = build_training_set(turns, phases, len(scored), filtered + dropped + kept_out + over_limit)
@@ -63,22 +64,19 @@ def filter_turns(turns: Sequence[Turn], config: TrainConfig) -> tuple[list[Turn]
     sessions = read_logged_fields(config.run) if filters else ()
     rejected = {session.session_id: reason for session in sessions
                 if (reason := find_rejection(filters, session, session.format)) is not None}  # fmt: skip
-    left = [turn for turn in turns if turn.session_id not in rejected]
-    return left, Counter(rejected[turn.session_id] for turn in turns if turn.session_id in rejected)
+    return drop_turns(turns, lambda turn: rejected.get(turn.session_id))
 
 
-def keep_out(turns: Sequence[Turn], validation: Sequence[Turn]) -> tuple[list[Turn], Counter[str]]:
-    """Return the turns outside the sessions of the validation, and the number of the others by reason."""
-    sessions = {conversation_id(turn.session_id) for turn in validation}
-    inside = [turn for turn in turns if conversation_id(turn.session_id) not in sessions]
-    return inside, Counter({FOR_VALIDATION: len(turns) - len(inside)} if validation else {})
+def drop_turns(turns: Sequence[Turn], find_reason: Callable[[Turn], str | None]) -> tuple[list[Turn], Counter[str]]:
+    """Return the turns without a reason to drop them, in their order, and the number of the others by reason."""
+    reasons = [find_reason(turn) for turn in turns]
+    kept = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
+    return kept, Counter(reason for reason in reasons if reason is not None)
 
 
 def select_turns(turns: Sequence[Turn], terms: Collection[str], holdout: float) -> tuple[list[Turn], Counter[str]]:
     """Return the turns that at least one of the objective's terms can use, and the number of others by reason."""
-    reasons = [_drop_reason(turn, terms, holdout) for turn in turns]
-    selected = [turn for turn, reason in zip(turns, reasons, strict=True) if reason is None]
-    return selected, Counter(reason for reason in reasons if reason)
+    return drop_turns(turns, lambda turn: _drop_reason(turn, terms, holdout))
 
 
 def _drop_reason(turn: Turn, terms: Collection[str], holdout: float) -> str | None:
@@ -116,8 +114,7 @@ def limit_turns_per_session(turns: Sequence[Turn], limit: int | None, seed: int)
     kept: set[str] = set()
     for turn_ids in sessions.values():
         kept.update(sorted(turn_ids, key=lambda i: stable_hash(f"max-turns-per-session:{seed}:{i}"))[:limit])
-    inside = [turn for turn in turns if turn.turn_id in kept]
-    return inside, Counter({OVER_LIMIT: len(turns) - len(inside)} if len(inside) < len(turns) else {})
+    return drop_turns(turns, lambda turn: None if turn.turn_id in kept else OVER_LIMIT)
 
 
 def shape_rewards(turns: Sequence[Turn], config: TrainConfig, prompts: Mapping[str, NDArray[np.int32]]) -> list[Turn]:

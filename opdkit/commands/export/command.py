@@ -1,6 +1,5 @@
 """Loop of `opdkit export`: judged turns in, the rows that the target makes of them out, to a complete file or none."""
 
-import contextlib
 import time
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -20,9 +19,8 @@ from opdkit.config.fields import JSON
 from opdkit.console import counted, warn
 from opdkit.errors import ConfigError, OpdkitError
 from opdkit.judge.decisions import WANTED_REPLIES
-from opdkit.store.atomic import move_into_place, temporary_file, write_text
+from opdkit.store.atomic import replaced_file, write_text
 from opdkit.store.counters import Counters, Summary
-from opdkit.store.disk import disk_errors_explained
 from opdkit.store.plans import manifest, stage_dir
 from opdkit.store.reading import part_count, read_arrow
 from opdkit.store.template_args import template_args_of
@@ -48,7 +46,7 @@ def run(config: ExportConfig) -> Summary | Imported:
     if path.suffix not in suffixes:
         raise ConfigError(f"OUT is {str(path)!r}; --to {config.to} writes {' or '.join(suffixes)}")
     check_output(path, overwrite=config.overwrite)  # before anything is read
-    with replaced_file(path, overwrite=config.overwrite) as temporary:
+    with replaced_file(path, replace=config.overwrite) as temporary:
         if config.to == REVIEW:
             counters.rows_in = counters.rows_out = write_csv(config.run, temporary)
         elif config.to == RULES:
@@ -127,27 +125,6 @@ def write_rows(path: Path, rows: Iterator[JSON], schema: pa.Schema, *, jsonl: bo
                 else:
                     columns.append(pa.array(values, field.type))
             file.write_table(pa.Table.from_arrays(columns, schema=schema))
-
-
-@contextlib.contextmanager
-def replaced_file(path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary path, and move it to `path` when the block ends well; else what was there before stays.
-
-    Raises ConfigError when it exists by then and is not to be overwritten, OpdkitError when the disk is full or
-    read-only.
-    """
-    missing = [folder for folder in path.parents if not folder.exists()]
-    try:
-        with disk_errors_explained(path), temporary_file(path) as temporary:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            if not move_into_place(temporary, path, replace=overwrite):
-                check_output(path, overwrite=False)
-    except BaseException:
-        for folder in missing:  # created in vain, unless another process has put something there
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def check_output(path: Path, *, overwrite: bool) -> None:

@@ -112,24 +112,17 @@ def check_control_tokens(text: str) -> None:
         raise NotExportedError(CONTROL_TOKENS)
 
 
-def wanted_completion(turn: JudgedTurn) -> list[Message]:
-    """Return the reply that should have been, as a list of one. Raises NotExportedError where there is none."""
-    if turn.wanted is None:
-        raise NotExportedError("no reply that ends, of a person or the teacher")
-    return [_exported_message(turn.wanted)]
-
-
 def prompt_of(turn: JudgedTurn) -> list[Message]:
     """Return all messages before the reply. Raises NotExportedError."""
     if not turn.index:
         raise NotExportedError("no prompt")
-    return [_exported_message(each) for each in turn.session["messages"][: turn.index]]
+    return [exported_message(each) for each in turn.session["messages"][: turn.index]]
 
 
 def completion_of(turn: JudgedTurn) -> list[Message]:
     """Return the reply, as a list of one. Raises NotExportedError, also for a reply that was cut off."""
     check_not_cut_off(turn)
-    return [_exported_message(turn.session["messages"][turn.index])]
+    return [exported_message(turn.session["messages"][turn.index])]
 
 
 def tools_of(turn: JudgedTurn) -> str | None:
@@ -143,7 +136,8 @@ def dump_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _exported_message(logged: Message) -> Message:
+def exported_message(logged: Message) -> Message:
+    """Return a message in OpenAI's form. Raises NotExportedError for text or numbers that readers would take wrong."""
     calls = [call[key] for call in logged["tool_calls"] for key in ("name", "arguments")]
     check_control_tokens("\n".join([logged[key] or "" for key in ("content", "reasoning", "name")] + calls))
     check: JSON = dict.fromkeys(("parse_constant", "parse_int", "parse_float"), _check_number)

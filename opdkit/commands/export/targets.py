@@ -19,9 +19,9 @@ from opdkit.commands.export.messages import (
     check_not_cut_off,
     check_reward,
     completion_of,
+    exported_message,
     prompt_of,
     tools_of,
-    wanted_completion,
 )
 from opdkit.config.fields import JSON
 from opdkit.store.counters import Counters
@@ -96,7 +96,9 @@ def trl_dpo(turn: JudgedTurn, _rewards: Rewards, _number: int) -> JSON:
     """
     if turn.verdict["hint"] is None:
         raise NotExportedError(f"no hint ({turn.verdict['hint_status']})")
-    chosen, rejected = wanted_completion(turn), completion_of(turn)
+    if turn.wanted is None:
+        raise NotExportedError("no reply that ends, of a person or the teacher")
+    chosen, rejected = [exported_message(turn.wanted)], completion_of(turn)
     if chosen == rejected:
         raise NotExportedError("the same reply")
     return {"prompt": prompt_of(turn), "chosen": chosen, "rejected": rejected, "tools": tools_of(turn),
