@@ -8,7 +8,6 @@ gradient of a step are the same to rounding, however it is split.
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -40,33 +39,15 @@ from opdkit.train.schedule import objective_at, objectives, position_at
 from opdkit.train.sharding import shard
 from opdkit.train.step import STOP_REQUESTS, optimizer_step
 from opdkit.train.student import compute_dtype, load_student, make_optimizer
-from opdkit.train.targets import Prompts, Turn, check_student, load_prompts
+from opdkit.train.targets import Prompts, check_student, load_prompts
+from opdkit.train.training import Training
 from opdkit.train.training_set import TrainingSet, load_training_set
-from opdkit.train.trust_region import TrustRegion, make_trust_region
+from opdkit.train.trust_region import make_trust_region
 from opdkit.train.validation import Validations, open_validation, steps_to_check, tokens_to_train
 
 FEW_TURNS = 10
 LINES = 20  # lines of progress in a run
 BACK_RATE = 0.25  # of the learning rate, with which a training goes on from an earlier state
-
-
-@dataclass
-class Training:
-    """Training under way, in one process."""
-
-    config: TrainConfig
-    phases: Sequence[Objective]
-    turns: Sequence[Turn]
-    prompts: Prompts
-    steps: Sequence[Step]
-    accelerator: Accelerator
-    folder: Path  # of the checkpoints
-    student: nn.Module
-    model: nn.Module  # the student as the loss reads it; several processes share its gradients
-    optimizer: torch.optim.Optimizer
-    trust: TrustRegion
-    rows: list[JSON]  # of the table `metrics`, one per step that was done
-    validations: Validations | None
 
 
 def run(config: TrainConfig) -> Summary:
@@ -190,11 +171,7 @@ def take_step(training: Training, number: int, epoch: float) -> dict[str, float]
     step = steps[number - 1]
     batch = [training.turns[i] for i in step.turns]
     objective = objective_at(training.phases[step.phase], config, number, len(steps))
-    position = position_at(config, number, len(steps))
-    metrics = optimizer_step(
-        training.model, training.optimizer, batch, training.prompts, objective, config, accelerator, position,
-        training.trust
-    )  # fmt: skip
+    metrics = optimizer_step(training, batch, objective, position_at(config, number, len(steps)))
     row = {"step": number, "epoch": epoch} | metrics_row(metrics, objective, batch, time.monotonic() - start)
     training.rows.append(row)
     accelerator.log({k: v for k, v in row.items() if v is not None}, step=number)

@@ -1,16 +1,19 @@
-"""Optimizer step: gradients of its turns, over all forwards and processes, and its metrics."""
+"""Optimizer step: gradients of its turns, over all forwards and processes, its metrics, and its size.
+
+Shapes: R response tokens of a turn, N those of several turns, K tokens of a support.
+"""
 
 import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 
-from opdkit.config.train import TrainConfig
 from opdkit.errors import OpdkitError
 from opdkit.model.memory import Attempt, Budget, TooLargeError, budget_of
 from opdkit.model.scoring import PromptResponse
@@ -18,26 +21,20 @@ from opdkit.store import stopping
 from opdkit.store.turn_ids import first_branch
 from opdkit.train.batches import tokens_of
 from opdkit.train.forwards import Forward, Tree, plan_forwards
+from opdkit.train.objective.losses import divergence
 from opdkit.train.objective.terms import Objective, step_loss, step_totals, terms_of, trained_positions
 from opdkit.train.schedule import Position
-from opdkit.train.sharding import gather, trained_parameters
+from opdkit.train.sharding import gather, release_weights, trained_parameters
 from opdkit.train.student import autocast
-from opdkit.train.targets import Prompts, Turn
-from opdkit.train.trust_region import TrustRegion, bound_step, raise_epsilon
+from opdkit.train.targets import Turn
+from opdkit.train.training import Training
+from opdkit.train.trust_region import change_rate, choose_probe, raise_epsilon
 
 STOP_REQUESTS = "stop_requests"  # metric: the number of processes that were asked to stop
 
 
 def optimizer_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[Turn],
-    prompts: Prompts,
-    objective: Objective,
-    config: TrainConfig,
-    accelerator: Accelerator,
-    position: Position,
-    trust: TrustRegion,
+    training: Training, batch: Sequence[Turn], objective: Objective, position: Position
 ) -> dict[str, float]:
     """Do one step on `batch`, of which this process reads its share. Return the metrics of the whole step.
 
@@ -46,9 +43,10 @@ def optimizer_step(
     rounding. Raises OpdkitError before the step, naming turns, when the loss or the gradient is not finite, or when a
     turn does not fit into memory.
     """
+    config, accelerator, model, optimizer = training.config, training.accelerator, training.model, training.optimizer
     tokens = tokens_of(batch)
     totals = step_totals(terms_of(objective, tokens), tokens, objective.aggregation)
-    sequences = [PromptResponse(prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
+    sequences = [PromptResponse(training.prompts[turn.turn_id].tolist(), turn.response_ids.tolist()) for turn in batch]
     shortest = min(range(len(batch)), key=lambda i: len(batch[i]))
     idle = [Tree((shortest,), len(batch[shortest]))]  # a process without a turn reads this one, which does not count
     budget, policy = budget_of(model, "training"), accelerator.unwrap_model(model)
@@ -70,15 +68,14 @@ def optimizer_step(
             exchange = contextlib.nullcontext() if n == len(forwards) else accelerator.no_sync(model)
             with Attempt() as attempt, exchange:
                 shares.append(add_gradients(
-                    model, trees or idle, batch, sequences, totals, objective, config, accelerator, logprobs,
-                    counts=bool(trees)
+                    training, trees or idle, batch, sequences, totals, objective, logprobs, counts=bool(trees)
                 ))  # fmt: skip
             if attempt.failed:
                 break
         if len(shares) == len(forwards):
             break
         optimizer.zero_grad(set_to_none=True)
-        lower_budget(budget, forwards[len(shares)] or idle, batch, config, accelerator)
+        lower_budget(training, budget, forwards[len(shares)] or idle, batch)
     grad_norm = gather(
         accelerator.clip_grad_norm_(trained_parameters(model).values(), config.max_grad_norm or math.inf)
     )
@@ -86,7 +83,7 @@ def optimizer_step(
     check_finite(metrics, forwards, shares, batch)
     weights = sum(parameter.numel() for parameter in trained_parameters(model).values())
     raise_epsilon(optimizer, config.epsilon, min(metrics["grad_norm"], config.max_grad_norm or math.inf), weights)
-    rate = position.rate * trust.factor
+    rate = position.rate * training.trust.factor
     for parameters in optimizer.param_groups:
         parameters["lr"] = rate
     with Attempt() as attempt:
@@ -96,8 +93,8 @@ def optimizer_step(
     if attempt.failed:  # perhaps halfway: training cannot continue
         raise TooLargeError("the optimizer's state, two numbers per weight,", "try --lora-rank")
     metrics |= {"learning_rate": rate}
-    if metrics["grad_norm"] and trust.is_measured(position.step):
-        bounded = bound_step(model, optimizer, batch, sequences, logprobs, config, accelerator, position, trust)
+    if metrics["grad_norm"] and training.trust.is_measured(position.step):
+        bounded = bound_step(training, batch, sequences, logprobs, position)
         tokens_read += int(bounded.pop("tokens_read"))
         metrics |= bounded
     counts = {name: count for name, count in totals.items() if name.endswith("_tokens")}
@@ -124,14 +121,12 @@ def check_finite(
 
 
 def add_gradients(
-    model: nn.Module,
+    training: Training,
     trees: Forward,
     batch: Sequence[Turn],
     sequences: Sequence[PromptResponse],
     totals: Mapping[str, int],
     objective: Objective,
-    config: TrainConfig,
-    accelerator: Accelerator,
     logprobs: dict[int, Tensor],
     *,
     counts: bool,
@@ -141,42 +136,42 @@ def add_gradients(
     The log-probs of its turns [R, 1 + K], of the sampled tokens and the supports, are added to `logprobs`. Without
     `counts` all of these are 0: the process only takes part in the exchange of gradients.
     """
-    device = next(model.parameters()).device
-    tokens = tokens_of([batch[i] for tree in trees for i in tree.turns]).to(device)
+    device = next(training.model.parameters()).device
+    members = [i for tree in trees for i in tree.turns]
+    tokens = tokens_of([batch[i] for i in members]).to(device)
     if not counts:
         tokens = dataclasses.replace(tokens, sampled_N=torch.zeros_like(tokens.sampled_N))
-    ids_N1 = torch.tensor([[t] for tree in trees for i in tree.turns for t in sequences[i].response_ids], device=device)
-    with autocast(config):
-        logprobs_NK, entropy_N = model(
+    ids_N1 = torch.tensor([[token] for i in members for token in sequences[i].response_ids], device=device)
+    with autocast(training.config):
+        logprobs_NK, entropy_N = training.model(
             [[sequences[i] for i in tree.turns] for tree in trees], torch.cat([ids_N1, tokens.support_ids_NK], -1)
         )
     if counts:
-        members = [i for tree in trees for i in tree.turns]
         by_turn = logprobs_NK.detach().split([len(batch[i].response_ids) for i in members])
         logprobs |= zip(members, by_turn, strict=True)
     terms = terms_of(objective, tokens)
     loss, metrics = step_loss(logprobs_NK[:, 0], logprobs_NK[:, 1:], tokens, terms, totals, objective)
     metrics["entropy"] = entropy_N[trained_positions(terms)].sum() / totals["trained_tokens"]
-    (loss * accelerator.num_processes).backward()  # gradients are averaged over processes, and the loss is a sum
+    (
+        loss * training.accelerator.num_processes
+    ).backward()  # gradients are averaged over processes, and the loss is a sum
     return {"loss": loss.detach(), **metrics}
 
 
-def lower_budget(
-    budget: Budget, trees: Forward, batch: Sequence[Turn], config: TrainConfig, accelerator: Accelerator
-) -> None:
+def lower_budget(training: Training, budget: Budget, trees: Forward, batch: Sequence[Turn]) -> None:
     """Halve the budget, since `trees` did not fit into memory. Raises OpdkitError where that cannot help.
 
     A turn that is too large cannot be left out: the step would have another objective. With several processes, the
     others already wait to exchange gradients.
     """
     tokens, longest = sum(tree.tokens for tree in trees), max((batch[i] for t in trees for i in t.turns), key=len)
-    remedy = "" if config.gradient_checkpointing else "--gradient-checkpointing, "
+    remedy = "" if training.config.gradient_checkpointing else "--gradient-checkpointing, "
     if tokens <= len(longest):
         raise TooLargeError(
             f"turn {longest.turn_id} of {len(longest):,} tokens, in training,",
             f"try {remedy}--lora-rank, --dtype bfloat16, or leave it out with --max-tokens of the teacher stage",
         )
-    if accelerator.num_processes > 1:
+    if training.accelerator.num_processes > 1:
         raise OpdkitError(
             f"{tokens:,} tokens in one forward do not fit into the memory of this process, and the others wait for it: "
             f"start again with --overwrite and {remedy}--micro-batch-tokens {tokens // 2}"
@@ -193,3 +188,48 @@ def sum_shares(shares: Sequence[Mapping[str, Tensor]], accelerator: Accelerator)
     sums = torch.stack([torch.stack([share[name].float() for name in names]) for share in shares]).sum(0)
     sums = torch.cat([sums, sums.new_tensor([float(stopping.is_requested())])])
     return dict(zip([*names, STOP_REQUESTS], accelerator.reduce(sums, "sum").tolist(), strict=True))
+
+
+def bound_step(
+    training: Training,
+    batch: Sequence[Turn],
+    sequences: Sequence[PromptResponse],
+    logprobs: Mapping[int, Tensor],
+    position: Position,
+) -> dict[str, float]:
+    """Keep the step that was just done within the trust region. Return `step_kl`, `learning_rate` and `tokens_read`.
+
+    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
+    """
+    probe = choose_probe(batch)
+    own = {i: logprobs[i].cpu() for i in probe if i in logprobs}
+    before = {i: x_RK for share in gather_object([own]) for i, x_RK in share.items()}
+    turns, read, known = [batch[i] for i in probe], [sequences[i] for i in probe], [before[i] for i in probe]
+    move, measure = partial(change_rate, training.optimizer), partial(measure_movement, training, turns, read, known)
+    bounded = training.trust.bound(position, move, measure)
+    return bounded | {"tokens_read": bounded.pop("measured") * sum(map(len, read))}
+
+
+def measure_movement(
+    training: Training, turns: Sequence[Turn], sequences: Sequence[PromptResponse], before: Sequence[Tensor]
+) -> float:
+    """Return the mean KL(before || now) of the replies of `turns`, over supports and the rest (nats per reply).
+
+    It is the sum over a reply's positions: most tokens of a long reply follow from the ones before and never move.
+
+    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. Without
+    supports, the two bins are the sampled token and the rest. All processes read the same turns.
+    """
+    model, tokens = training.model, tokens_of(turns)
+    device = next(model.parameters()).device
+    ids_N1 = torch.tensor([[i] for turn in turns for i in turn.response_ids.tolist()])
+    ids = torch.cat([ids_N1, tokens.support_ids_NK], -1).to(device)
+    with torch.no_grad(), autocast(training.config):
+        now_NK, _ = training.accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
+    release_weights(model)
+    width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
+    bins = slice(1, width) if width > 1 else slice(0, 1)
+    # In float64: the terms of a small KL nearly cancel, and a rate that is found carries the rounding of its root.
+    now, then = (x_NK.cpu().double() for x_NK in (now_NK[:, bins], torch.cat([x_RK[:, bins] for x_RK in before])))
+    kl = divergence(now, then, 0.0).sum() / len(turns)
+    return float(training.accelerator.reduce(kl.to(device, torch.float32), "mean"))

@@ -4,29 +4,19 @@ The same learning rate moves one model a little and destroys another. So the lim
 step are read again after it, and a step that moved them too far is made smaller, as in TRPO (Schulman et al. 2015),
 which backtracks along one direction until a KL holds. Where no learning rate is given, the first step finds it: the
 rate that moves the replies by the limit.
-
-Shapes: N positions of the turns that are read again, K tokens of a support.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import nn
 from transformers.integrations.bitsandbytes import dequantize_bnb_weight
 
 from opdkit.config.train import TrainConfig
-from opdkit.model.scoring import PromptResponse
 from opdkit.store.stable_hash import stable_hash
-from opdkit.train.batches import tokens_of
-from opdkit.train.objective.losses import divergence
 from opdkit.train.schedule import Position, first_rate
-from opdkit.train.sharding import release_weights
-from opdkit.train.student import autocast
 from opdkit.train.targets import Turn
 
 PROBE_SHARE = 0.05  # of a step's tokens: the turns that are read again after it hold at least so many
@@ -96,33 +86,6 @@ def make_trust_region(config: TrainConfig, student: nn.Module) -> TrustRegion:
     return TrustRegion(config.step_limit, min(start, most), most)
 
 
-def bound_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Sequence[Turn],
-    sequences: Sequence[PromptResponse],
-    logprobs: Mapping[int, Tensor],
-    config: TrainConfig,
-    accelerator: Accelerator,
-    position: Position,
-    trust: TrustRegion,
-) -> dict[str, float]:
-    """Keep the step that was just done within the trust region. Return `step_kl`, `learning_rate` and `tokens_read`.
-
-    `logprobs` [R, 1 + K] are those of the turns that this process read, before the step.
-    """
-    probe = choose_probe(batch)
-    mine = {i: logprobs[i].cpu() for i in probe if i in logprobs}
-    before = {i: x_RK for share in gather_object([mine]) for i, x_RK in share.items()}
-    turns, read, known = [batch[i] for i in probe], [sequences[i] for i in probe], [before[i] for i in probe]
-    bounded = trust.bound(
-        position,
-        partial(change_rate, optimizer),
-        lambda: measure_movement(model, turns, read, known, config, accelerator),
-    )
-    return bounded | {"tokens_read": bounded.pop("measured") * sum(map(len, read))}
-
-
 @torch.no_grad()
 def change_rate(optimizer: torch.optim.Optimizer, before: float, after: float) -> None:
     """Turn the weights after a step of AdamW at rate `before` into those after the same step at rate `after`.
@@ -160,33 +123,3 @@ def choose_probe(batch: Sequence[Turn]) -> list[int]:
     while sum(len(batch[i]) for i in chosen) < wanted:
         chosen.append(order[len(chosen)])
     return chosen
-
-
-def measure_movement(
-    model: nn.Module,
-    turns: Sequence[Turn],
-    sequences: Sequence[PromptResponse],
-    before: Sequence[Tensor],
-    config: TrainConfig,
-    accelerator: Accelerator,
-) -> float:
-    """Return the mean KL(before || now) of the replies of `turns`, over supports and the rest (nats per reply).
-
-    It is the sum over a reply's positions: most tokens of a long reply follow from the ones before and never move.
-
-    `before` [R, 1 + K] are each turn's log-probs before the step: of the sampled token, then of the support. Without
-    supports, the two bins are the sampled token and the rest. All processes read the same turns.
-    """
-    tokens = tokens_of(turns)
-    device = next(model.parameters()).device
-    ids_N1 = torch.tensor([[i] for turn in turns for i in turn.response_ids.tolist()])
-    ids = torch.cat([ids_N1, tokens.support_ids_NK], -1).to(device)
-    with torch.no_grad(), autocast(config):
-        now_NK, _ = accelerator.unwrap_model(model)([[sequence] for sequence in sequences], ids)
-    release_weights(model)
-    width = min(x_RK.shape[1] for x_RK in [now_NK, *before])
-    bins = slice(1, width) if width > 1 else slice(0, 1)
-    # In float64: the terms of a small KL nearly cancel, and a rate that is found carries the rounding of its root.
-    now, then = (x_NK.cpu().double() for x_NK in (now_NK[:, bins], torch.cat([x_RK[:, bins] for x_RK in before])))
-    kl = divergence(now, then, 0.0).sum() / len(turns)
-    return float(accelerator.reduce(kl.to(device, torch.float32), "mean"))

@@ -145,9 +145,9 @@ def test_a_step_without_advantages_changes_no_weight(tmp_path, plain_model_dir, 
     run = write_run(tmp_path / "run", plain_model_dir, [Toy(f"t{n}", [Said("red blue", n % 2)]) for n in range(8)])
     step, kept = train.optimizer_step, []
 
-    def recorded(model, *args):
-        kept.append([p.detach().clone() for p in model.parameters()])
-        return step(model, *args)
+    def recorded(training, *args):
+        kept.append([p.detach().clone() for p in training.model.parameters()])
+        return step(training, *args)
 
     monkeypatch.setattr(train, "optimizer_step", recorded)
     options = {"objective": "binary", "batch_turns": 1, "weight_decay": 0.1, "epochs": 2, "learning_rate": 1e-4}

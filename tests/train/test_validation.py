@@ -407,11 +407,11 @@ def test_after_two_states_that_are_worse_the_best_goes_on_at_a_quarter_of_the_ra
     """With an optimizer that remembers nothing."""
     weights, begins, step = scored_as(scores), [], train.optimizer_step
 
-    def watched(model, optimizer, *args):
-        before = {name: p.detach().clone() for name, p in model.model.named_parameters()}
-        begins.append((before, len(optimizer.state), args[-1].factor))
-        done = step(model, optimizer, *args)
-        begins[-1] += (args[-1].factor,)
+    def watched(training, *args):
+        before = {name: p.detach().clone() for name, p in training.student.named_parameters()}
+        begins.append((before, len(training.optimizer.state), training.trust.factor))
+        done = step(training, *args)
+        begins[-1] += (training.trust.factor,)
         return done
 
     monkeypatch.setattr(train, "optimizer_step", watched)
